@@ -9,9 +9,9 @@ and return token ids. The second writes `runs/quickstart/export_text/STEP`,
 whose signatures take and return strings. The folder above STEP is the
 `--model_base_path` of TensorFlow Serving. The third writes
 `runs/quickstart/export_openvino/STEP`, which reads token by token and needs
-only OpenVINO. `export`, `export_text` and `export_openvino` of
-`txl_keras.serving` describe inputs and outputs. `assets/` holds the tokenizer
-and the configuration of the run.
+only OpenVINO. `export` and `export_openvino` of `txl_keras.serving` describe
+inputs and outputs. `assets/` holds the tokenizer and the configuration of the
+run.
 """
 
 import os
@@ -74,18 +74,20 @@ trained_model.TrainedModel.define(
 trained_model.define_memory_flag()
 
 
-# The options of each function of `txl_keras.serving`.
+# The flag that chooses each kind of export, and those that only it has.
 _LIMITS = "max_segment_length", "max_batch_size", "max_generate_length"
-_OPTIONS = {
-    "export": (*_LIMITS, "num_slots"),
-    "export_text": _LIMITS,
-    "export_openvino": ("num_rows",),
+_KINDS = {
+    "export": ("--format=saved_model", (*_LIMITS, "num_slots")),
+    "export_text": ("--raw_text", _LIMITS),
+    "export_openvino": ("--format=openvino", ("num_rows",)),
 }
 
 
 def main(_):
-    kind = _kind()
-    options = {name: FLAGS[name].value for name in _OPTIONS[kind]}
+    is_saved_model, kind = FLAGS.format == "saved_model", "export_openvino"
+    if is_saved_model:
+        kind = "export_text" if FLAGS.raw_text else "export"
+    names = _check_flags(*_KINDS[kind])
     workdir = Workdir(FLAGS.workdir)
     model, step = workdir.load_model(FLAGS.checkpoint)
     path = export_run(
@@ -96,35 +98,30 @@ def main(_):
         kind,
         memory_length=FLAGS.memory_length,
         weights_dtype=FLAGS.weights_dtype,
-        **options,
+        **{name: FLAGS[name].value for name in names},
     )
-    is_saved_model = FLAGS.format == "saved_model"
     what = "SavedModel" if is_saved_model else "OpenVINO model"
     note = loading_note(workdir.load_tokenizer()) if FLAGS.raw_text else ""
     print(f"{what} of step {step} written to {path}{note}")
 
 
-def _kind():
-    """Returns the function that exports; refuses flags that it lacks."""
-    kind, used = "export", "--format=saved_model"
-    unused = set()
-    if FLAGS.format == "openvino":
-        kind, used = "export_openvino", "--format=openvino"
-        unused = {"raw_text"}
-    elif FLAGS.raw_text:
-        kind, used = "export_text", "--raw_text"
-    if FLAGS.weights_dtype == "int8" and kind != "export_openvino":
+def _check_flags(used, names):
+    """Refuses flags that have no effect; returns the names of the others."""
+    if FLAGS.weights_dtype == "int8" and FLAGS.format == "saved_model":
         raise ValueError(
             "`weights_dtype` must be float32 or bfloat16 without "
             "--format=openvino. Received: --weights_dtype=int8"
         )
-    for name in sorted(unused.union(*_OPTIONS.values()) - {*_OPTIONS[kind]}):
-        if FLAGS[name].present and FLAGS[name].value is not False:
+    unused = {*_LIMITS, "num_slots", "num_rows"} - {*names}
+    if FLAGS.format == "openvino" and FLAGS.raw_text:
+        unused.add("raw_text")
+    for name in sorted(unused):
+        if FLAGS[name].present:
             raise ValueError(
                 f"`{name}` must be left out with {used}, which has no use for "
                 f"it. Received: --{name}={FLAGS[name].value}"
             )
-    return kind
+    return names
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def test_text_may_look_like_json_or_opcodes(tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        (b"a\nb\nc\nb 3\n", "line 4 has the symbol 'b' of line 2 again"),
+        (b"a\nb\nc\nb 3\n", "distinct.*'b' more than once"),
         (b"a\n \nb\n", "line 2 has no symbol"),
         (b"", "line 1 has no symbol"),
         (b"a\n\n", "line 2 has no symbol"),
@@ -172,7 +172,7 @@ def test_the_tokenizer_of_a_run_has_its_vocabulary(tmp_path):
     "content, message",
     [
         ('["a", "b"', "Expecting ',' delimiter"),
-        ('["a", "b", "a"]', "3 symbols, 2 of them distinct"),
+        ('["a", "b", "a"]', "distinct.*'a' more than once"),
         ('["a", ""]', "at least one character.*''"),
         ('["a", 3]', "Received: 3"),
         ("[]", "must not be empty"),
@@ -328,7 +328,7 @@ def test_cuts_of_a_pickle_are_refused(path):
         (pickle.dumps({"idx2sym": "ab"}), "it holds something else"),
         (pickle.dumps(TORCH_MAGIC + 1), "it holds something else"),
         (pickle.dumps([b"\xff"]), "'utf-8' codec"),
-        (pickle.dumps([b"a", "a"]), "2 symbols, 1 of them distinct"),
+        (pickle.dumps([b"a", "a"]), "distinct.*'a' more than once"),
         (b"\x80\x02c__main__\nVocab\n)\x81.", "it holds something else"),
         # A record that is its own vocabulary.
         (

@@ -18,7 +18,6 @@ from txl_keras.models.text_scoring import TextScorer
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
-from txl_keras.serving import export_text
 
 V, M = 29, 7
 SEGMENTS = 3
@@ -164,7 +163,7 @@ def test_tensorflow_alone_takes_text(tmp_path):
     )
     texts = ["né à côté", "to be"]
     path, outputs = tmp_path / "text" / "1", tmp_path / "outputs.npz"
-    export_text(model, ByteTokenizer(), str(path), memory_length=20)
+    export(model, str(path), ByteTokenizer(), memory_length=20)
     run_python(TEXT_BY_TENSORFLOW, path, outputs, *texts)
     answers = np.load(outputs)
     scorer = TextScorer(model, ByteTokenizer(), memory_length=20)

@@ -120,7 +120,6 @@ def prepare_both(corpus, name, folder, runner="DirectRunner", **options):
         ("separated", "characters", {"drop_newlines": True}),
         ("folder", "bytes", {}),
         ("folder", "sentencepiece", {"vocabulary_size": 290}),
-        ("records", "wordpiece", {"vocabulary_size": 36}),
         ("dataset", "words", {"min_count": 2}),
     ],
 )

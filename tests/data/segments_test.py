@@ -380,8 +380,8 @@ def test_positions_of_targets_are_of_evaluation_alone():
     ("arguments", "message"),
     [
         ({"order": "random"}, r"`order` must be one of.*order='random'"),
-        ({"order": "roll", "drop_remainder": False}, "`order` .* training"),
-        ({"varlen": True, "drop_remainder": False}, "`varlen` .* training"),
+        ({"order": "roll", "drop_remainder": False}, "`order`.* training"),
+        ({"varlen": True, "drop_remainder": False}, "`varlen`.* training"),
         ({"warmup_segments": 2}, "`warmup_segments` .*drop_remainder=True"),
         (
             {"half_loss": True, "drop_remainder": False},

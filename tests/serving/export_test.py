@@ -17,6 +17,7 @@ from txl_keras.serving import Sampler
 from txl_keras.serving import export
 from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import export_folder
+from txl_keras.serving.graph_checks import traced
 from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.signatures import FunctionalSignatures
 from txl_keras.serving.slots import Slots
@@ -59,8 +60,8 @@ class Signatures:
             self._slots._initialize()  # as loading does
             endpoints |= self._slots.endpoints()
         self._functions = {
-            name: tf.function(function, input_signature=specs, autograph=False)
-            for name, (function, specs) in endpoints.items()
+            name: traced(*endpoint, MAX_B)
+            for name, endpoint in endpoints.items()
         }
 
     def __contains__(self, name):
@@ -643,7 +644,7 @@ def test_settings_and_other_files_lie_beside(model, tmp_path):
 def test_a_path_may_be_an_object(tmp_path):
     path = tmp_path / "1"
     check_path(path)
-    with export_folder(path, {"num_slots": 0}):
+    with export_folder(path, {"num_slots": 0}, None, None):
         pass
     assert json.loads((path / "assets/settings.json").read_text())
     for wrong in (None, "", "~/model"):

@@ -7,9 +7,11 @@ from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.models.text_scoring import TextScorer
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
+from txl_keras.serving.graph_checks import traced
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
 from txl_keras.serving.served_model import ServedModel
-from txl_keras.serving.text_signatures import TextSignatures
+from txl_keras.serving.signatures import SAMPLING
+from txl_keras.serving.signatures import TextSignatures
 
 TEXTS = ["né à côté", "o", "être ou ne pas être, non"]
 TOKENIZER = CharacterTokenizer(sorted(set("".join(TEXTS))))
@@ -24,8 +26,8 @@ def signatures_of(model, max_segment_length):
     served = ServedModel(model, 6, max_segment_length)
     endpoints = TextSignatures(served, graph_tokenizer(TOKENIZER)).endpoints()
     return {
-        name: tf.function(function, input_signature=specs, autograph=False)
-        for name, (function, specs) in endpoints.items()
+        name: traced(*endpoint, 9, SAMPLING)
+        for name, endpoint in endpoints.items()
     }
 
 

@@ -6,7 +6,6 @@ error: see `safe_pickle`.
 """
 
 import codecs
-import io
 import itertools
 import math
 import pathlib
@@ -18,7 +17,7 @@ from txl_keras.checkpoints.safe_pickle import Record
 from txl_keras.checkpoints.safe_pickle import load
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import decode_text
-from txl_keras.data.vocabulary import WordVocabulary
+from txl_keras.data.vocabulary import Vocabulary
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
@@ -103,7 +102,7 @@ def _check_count(count):
 
 def _checked(symbols):
     _check_count(len(symbols))
-    symbols = list(WordVocabulary(symbols).symbols)
+    symbols = list(Vocabulary(symbols))
     for symbol in symbols:
         if not symbol.isascii():
             symbol.encode("utf-8")  # raises an error for a lone surrogate
@@ -131,20 +130,13 @@ def _read(path):
 def _read_lines(data):
     if b"\n" not in data:  # "\r" alone ends the lines of some programs
         data = data.replace(b"\r", b"\n")
-    lines = {}  # by symbol
-    for number, line in enumerate(io.BytesIO(data or b"\n"), 1):
-        words = line.decode("utf-8").split(None, 1)
-        if not words:
-            raise ValueError(f"line {number} has no symbol. {_FORMATS}")
-        _check_count(number)
-        symbol = words[0]
-        if symbol in lines:
-            raise ValueError(
-                f"line {number} has the symbol {shown(symbol)} of line "
-                f"{lines[symbol]} again."
-            )
-        lines[symbol] = number
-    return list(lines)
+    _check_count(data.count(b"\n"))
+    lines = data.decode("utf-8").removesuffix("\n").split("\n")
+    words = [line.split(None, 1) for line in lines]
+    if [] in words:
+        number = words.index([]) + 1
+        raise ValueError(f"line {number} has no symbol. {_FORMATS}")
+    return [word for word, *_ in words]
 
 
 # -------------------------------- Symbols ---------------------------------

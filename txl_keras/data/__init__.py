@@ -45,13 +45,11 @@ from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.data.tokenizers import IdTokenizer
 from txl_keras.data.tokenizers import SentencePieceTokenizer
-from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.data.vocabulary import Vocabulary
-from txl_keras.data.vocabulary import WordVocabulary
 from txl_keras.data.vocabulary import choose_cutoffs
 
 __all__ = [
@@ -67,9 +65,7 @@ __all__ = [
     "SlidingWindows",
     "TextBatches",
     "Vocabulary",
-    "WordPieceTokenizer",
     "WordTokenizer",
-    "WordVocabulary",
     "build_tokenizer",
     "choose_cutoffs",
     "load_corpus",

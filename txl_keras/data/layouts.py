@@ -37,19 +37,15 @@ class Sequential:
     [4, 15]
     """
 
-    def __init__(self, num_tokens, batch_size, segment_length):
-        needed = batch_size * self._shortest_row(segment_length) + 1
+    def __init__(self, num_tokens, batch_size, segment_length, shortest=None):
+        # A row needs `shortest` predictions, by default those of one step.
+        needed = batch_size * (shortest or segment_length) + 1
         _check_enough(num_tokens, "tokens", needed, batch_size, segment_length)
         self.lengths = (segment_length,)
         self._bounds = _split(num_tokens - 1, batch_size)
         self._row_length = (num_tokens - 1) // batch_size  # shortest row
         self._scored = np.full(batch_size, True)
         self.steps_per_epoch = self._row_length // segment_length
-
-    @staticmethod
-    def _shortest_row(segment_length):
-        """Returns the number of predictions that a row needs for one step."""
-        return segment_length
 
     def rows(self, epoch, step):
         """Returns the `Rows` of a step, counted from 0 within its epoch."""
@@ -82,14 +78,11 @@ class Roll(Sequential):
     """
 
     def __init__(self, num_tokens, batch_size, segment_length, seed):
-        super().__init__(num_tokens, batch_size, segment_length)
-        self._seed = seed
         spare = segment_length - 1  # largest offset
+        shortest = segment_length + spare
+        super().__init__(num_tokens, batch_size, segment_length, shortest)
+        self._seed = seed
         self.steps_per_epoch = (self._row_length - spare) // segment_length
-
-    @staticmethod
-    def _shortest_row(segment_length):
-        return 2 * segment_length - 1
 
     def rows(self, epoch, step):
         (length,) = self.lengths
@@ -118,33 +111,21 @@ class VaryingLength(Sequential):
     [40, 36, 24, 32, 32, 28, 32, 16]
     """
 
-    _SHORTEST = 5
-    _DEVIATION = 5
-    _ROUNDED_TO = 4
-    _NUM_NORMAL = 19  # plus one of half the length: a cycle of 20 steps
-
     def __init__(self, num_tokens, batch_size, segment_length, seed):
-        super().__init__(num_tokens, batch_size, segment_length)
+        # Quantiles of a normal distribution with standard deviation 5, rounded
+        # to multiples of 4, and half the length: a cycle of 20 steps.
+        normal = statistics.NormalDist(0, 5 / 4)
+        shares = (np.arange(19) + 0.5) / 19
+        rounded = np.round([normal.inv_cdf(share) for share in shares])
+        lengths = segment_length + 4 * rounded.astype(int)
+        lengths = np.append(lengths, segment_length // 2)
+        self._cycle = np.maximum(lengths, 5)
+        longest = int(self._cycle.max())
+        super().__init__(num_tokens, batch_size, segment_length, longest)
         self._seed = seed
-        self._cycle = self._cycle_lengths(segment_length)
         self.lengths = tuple(sorted(set(self._cycle.tolist())))
         cycles, rest = divmod(self._row_length, int(self._cycle.sum()))
-        self.steps_per_epoch = (
-            cycles * len(self._cycle) + rest // self.lengths[-1]
-        )
-
-    @classmethod
-    def _shortest_row(cls, segment_length):
-        return int(cls._cycle_lengths(segment_length).max())
-
-    @classmethod
-    def _cycle_lengths(cls, segment_length):
-        normal = statistics.NormalDist(0, cls._DEVIATION / cls._ROUNDED_TO)
-        middles = (np.arange(cls._NUM_NORMAL) + 0.5) / cls._NUM_NORMAL
-        rounded = np.round([normal.inv_cdf(share) for share in middles])
-        lengths = segment_length + cls._ROUNDED_TO * rounded.astype(int)
-        lengths = np.append(lengths, segment_length // 2)
-        return np.maximum(lengths, cls._SHORTEST)
+        self.steps_per_epoch = cycles * len(self._cycle) + rest // longest
 
     def rows(self, epoch, step):
         cycle, step_of_cycle = divmod(step, len(self._cycle))

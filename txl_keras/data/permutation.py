@@ -171,36 +171,31 @@ class PermutedSegments(StepBatches):
 
     def _target_places(self, step):
         """Returns the target positions of all rows, `(B, P)`, ascending."""
-        length = self.segments.segment_length
-        places = [
-            length * part + self._places_of_part(step, part)
-            for part in range(self._num_parts)
-        ]
-        return np.concatenate(places, axis=1)
-
-    def _places_of_part(self, step, part):
         num_targets, factor = self._part_targets, self.context_factor
         spans = np.arange(num_targets)
-        rows = np.arange(self.batch_size)[:, None]
+        parts = np.arange(self._num_parts)[:, None]
+        rows = np.arange(self.batch_size)[:, None, None]
 
         def drawn(stream, index):
-            return draw(self.seed, step, rows, part, stream, index)
+            return draw(self.seed, step, rows, parts, stream, index)
 
-        # Span i has targets [starts[i], ends[i]); empty once there are P.
+        # Span i has targets [starts[i], ends[i]); empty once there are enough.
         sizes = _draw_sizes(drawn(_SIZE, spans), self.max_span)
-        ends = np.minimum(np.cumsum(sizes, axis=1), num_targets)  # [B, P]
-        starts = np.concatenate([np.zeros_like(ends[:, :1]), ends[:, :-1]], 1)
-        sizes = ends - starts
+        ends = np.minimum(np.cumsum(sizes, axis=-1), num_targets)
+        sizes = np.diff(ends, axis=-1, prepend=0)
+        starts = ends - sizes  # [B, parts, targets of a part]
         # The tokens beyond `P K` go before or after the windows of the spans.
-        spare = self.segments.segment_length - num_targets * factor
+        length = self.segments.segment_length
+        spare = length - num_targets * factor
         first = drawn(_OFFSET, 0) % np.uint64(spare + 1)
         free = sizes * (factor - 1)
         offsets = drawn(_PLACE, spans) % (free + 1).astype(np.uint64)
         begins = starts * factor + first.astype(int) + offsets.astype(int)
         # Target u is number `u - start` of its span.
-        span = (ends[:, None, :] <= spans[:, None]).sum(axis=-1)  # [B, P]
-        inside = spans - np.take_along_axis(starts, span, axis=1)
-        return np.take_along_axis(begins, span, axis=1) + inside
+        span = (ends[..., None, :] <= spans[:, None]).sum(axis=-1)
+        inside = spans - np.take_along_axis(starts, span, axis=-1)
+        places = np.take_along_axis(begins, span, axis=-1) + inside
+        return (length * parts + places).reshape(self.batch_size, -1)
 
     def _permutation_mask(self, step, rows, mapping, is_read):
         """Computes the permutation mask, `(B, T, T)`."""

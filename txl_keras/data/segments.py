@@ -280,21 +280,14 @@ class Segments(StepBatches):
         return tokens.astype(np.int32, copy=False)
 
     def _make_layout(self, documents):
-        num_tokens, length = len(self.tokens), self.segment_length
-        sizes = (num_tokens, self.batch_size, length)
+        sizes = len(self.tokens), self.batch_size, self.segment_length
         if self.reset_documents or not self.drop_remainder:
             if not self.reset_documents:  # the whole text is one
-                documents, num_tokens = np.zeros(1, int), max(num_tokens, 1)
+                documents = np.zeros(1, int)
+                sizes = (max(sizes[0], 1), *sizes[1:])
             seed = self.seed if self.order == "shuffle" else None
-            return WholeSegments(
-                documents,
-                num_tokens,
-                self.batch_size,
-                length,
-                self.drop_remainder,
-                self.warmup_segments,
-                seed,
-            )
+            more = self.drop_remainder, self.warmup_segments, seed
+            return WholeSegments(documents, *sizes, *more)
         if self.varlen:
             return VaryingLength(*sizes, self.seed)
         if self.order == "roll":
@@ -308,14 +301,12 @@ class Segments(StepBatches):
         reorders = self.order != "sequential" or self.varlen
         wraps_around = self.order == "roll" or self.varlen
         needs_documents = self.order == "shuffle" or self.reset_documents
+        is_for_training = reorders or self.half_loss
         for broken, rule in (
             (
-                reorders and not self.drop_remainder,
-                "`order` and `varlen` are for training, `drop_remainder=True`",
-            ),
-            (
-                self.half_loss and not self.drop_remainder,
-                "`half_loss` is for training, `drop_remainder=True`",
+                is_for_training and not self.drop_remainder,
+                "`order`, `varlen` and `half_loss` are for training, "
+                "`drop_remainder=True`",
             ),
             (
                 self.warmup_segments and self.drop_remainder,
@@ -342,13 +333,9 @@ class Segments(StepBatches):
 
     def _describe(self):
         names = (
-            "drop_remainder",
-            "order",
-            "reset_documents",
-            "warmup_segments",
-            "varlen",
-            "half_loss",
-        )
+            "drop_remainder", "order", "reset_documents", "warmup_segments",
+            "varlen", "half_loss",
+        )  # fmt: skip
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 

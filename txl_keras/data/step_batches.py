@@ -71,60 +71,56 @@ class StepBatches:
         def worker_dataset(context):
             local = _local_replicas(context, replicas)
             first_row = context.input_pipeline_id * local * rows
-            make = self._dataset_in_memory if in_memory else self._dataset
-            return make(first_step, num_steps, first_row, local, rows)
+            return self._dataset(
+                first_step, num_steps, first_row, local, rows, in_memory
+            )
 
         return strategy.distribute_datasets_from_function(worker_dataset)
 
-    def _dataset(self, first_step, num_steps, first_row, num_parts, num_rows):
+    def _dataset(
+        self,
+        first_step,
+        num_steps,
+        first_row,
+        num_parts,
+        num_rows,
+        in_memory=False,
+    ):
         """Makes `num_parts` elements per step, for consecutive replicas."""
-        check_integer("first_step", first_step, 0)
-        end = _NO_END
-        if num_steps is not None:
-            check_integer("num_steps", num_steps, 1)
-            end = (first_step + num_steps) * num_parts
-
-        # All batches have the keys, dtypes and shapes of the first one.
-        first = self.batch(first_step, first_row, num_rows)
-        dtypes = [array.dtype for array in first.values()]
+        start, end = check_integer("first_step", first_step, 0), _NO_END
+        start *= num_parts
+        if num_steps is not None or in_memory:
+            end = start + check_integer("num_steps", num_steps, 1) * num_parts
 
         def element(index):
             step, part = divmod(int(index), num_parts)
-            batch = self.batch(step, first_row + part * num_rows, num_rows)
-            return list(batch.values())
+            return self.batch(step, first_row + part * num_rows, num_rows)
+
+        if in_memory:
+            batches = list(map(element, range(start, end)))
+            return tf.data.Dataset.from_tensor_slices(
+                {key: np.stack([b[key] for b in batches]) for key in batches[0]}
+            )
+        # All batches have the keys, dtypes and shapes of the first one.
+        first = element(start)
+        dtypes = [array.dtype for array in first.values()]
 
         def load(index):
-            arrays = tf.numpy_function(element, [index], dtypes)
+            arrays = tf.numpy_function(
+                lambda index: list(element(index).values()), [index], dtypes
+            )
             return {
                 key: tf.ensure_shape(array, first[key].shape)
                 for key, array in zip(first, arrays, strict=True)
             }
 
-        dataset = tf.data.Dataset.range(first_step * num_parts, end)
+        dataset = tf.data.Dataset.range(start, end)
         dataset = dataset.map(load).prefetch(_PREFETCHED_STEPS * num_parts)
         # There is nothing to tune, and the end of an iterator waits for the
         # thread that tunes, up to half a second.
         options = tf.data.Options()
         options.autotune.enabled = False
         return dataset.with_options(options)
-
-    def _dataset_in_memory(
-        self, first_step, num_steps, first_row, num_parts, num_rows
-    ):
-        """Makes the dataset of `_dataset` from arrays in the host's memory."""
-        check_integer("first_step", first_step, 0)
-        check_integer("num_steps", num_steps, 1)
-        batches = [
-            self.batch(step, first_row + part * num_rows, num_rows)
-            for step in range(first_step, first_step + num_steps)
-            for part in range(num_parts)
-        ]
-        return tf.data.Dataset.from_tensor_slices(
-            {
-                key: np.stack([batch[key] for batch in batches])
-                for key in batches[0]
-            }
-        )
 
     def _check_rows(self, first_row, num_rows):
         check_integer("first_row", first_row, 0)

@@ -118,13 +118,14 @@ class TextBatches:
         self._segments = np.array(
             [-(-len(ids) // segment_length) for ids in token_ids]
         )
-        # Constant: shuffling only exchanges texts of equal padded length.
-        self._starts = _starts(
-            np.sort(self._segments) * segment_length,
-            batch_size,
-            max_batch_tokens,
-        )
-
+        # Each batch's first index. Constant: shuffling only exchanges texts of
+        # equal padded length.
+        self._starts = [0]
+        for i, width in enumerate(np.sort(self._segments) * segment_length):
+            rows = i + 1 - self._starts[-1]
+            is_large = rows > 1 and rows * width > max_batch_tokens
+            if is_large or rows > batch_size:
+                self._starts.append(i)
         # Two epochs, because prefetching reads past the end of an epoch.
         self._cached_rows = functools.lru_cache(maxsize=2)(self._rows)
 
@@ -206,13 +207,3 @@ class TextBatches:
                 tf.data.experimental.assert_cardinality(num_steps)
             )
         return dataset.prefetch(2)
-
-
-def _starts(widths, batch_size, max_batch_tokens):
-    """Returns each batch's first index, for texts sorted by padded length."""
-    starts = [0]
-    for i, width in enumerate(widths):
-        rows = i + 1 - starts[-1]
-        if rows > batch_size or (rows > 1 and rows * width > max_batch_tokens):
-            starts.append(i)
-    return starts

@@ -14,80 +14,15 @@ LARGE_VOCABULARY = 10_000  # a full softmax over fewer ids is cheap
 
 
 class Vocabulary:
-    """Maps single characters to ids, their indices in a list.
+    """Maps symbols, such as words, to ids, their indices in a list.
 
     Args:
-        symbols: Sequence of distinct strings of one character each.
+        symbols: Sequence of distinct strings, none of them empty, or a
+            `Vocabulary`.
 
     Example:
 
-    >>> vocabulary = Vocabulary.from_text_counts({"b": 3, "a": 3, "n": 9})
-    >>> vocabulary.symbols
-    ('n', 'a', 'b')
-    >>> vocabulary.ids(np.array([ord("b"), ord("n")])).tolist()
-    [2, 0]
-    """
-
-    def __init__(self, symbols):
-        self.symbols = _check_symbols(symbols)
-        for symbol in self.symbols:
-            if len(symbol) != 1:
-                raise ValueError(
-                    "`symbols` must be strings of one character. "
-                    f"Received: {symbol!r}"
-                )
-        self.dtype = smallest_dtype(len(self.symbols))
-        # Indexed by code point, so that one look-up converts a whole text.
-        code_points = [ord(symbol) for symbol in self.symbols]
-        self._ids = np.zeros(NUM_CODE_POINTS, self.dtype)
-        self._ids[code_points] = np.arange(len(self.symbols))
-        self._is_known = np.zeros(NUM_CODE_POINTS, bool)
-        self._is_known[code_points] = True
-
-    @classmethod
-    def from_text_counts(cls, counts):
-        """Builds a vocabulary sorted by frequency, then by code point.
-
-        Args:
-            counts: Dict of symbol to its number of occurrences.
-
-        Returns:
-            A `Vocabulary`.
-        """
-        return cls(sorted(counts, key=lambda symbol: (-counts[symbol], symbol)))
-
-    def __len__(self):
-        return len(self.symbols)
-
-    def ids(self, code_points):
-        """Looks up the ids of characters.
-
-        Args:
-            code_points: Array of shape `(n,)`, unsigned integers.
-
-        Returns:
-            Array of shape `(n,)`, of the smallest dtype that holds every id.
-
-        Raises:
-            UnknownSymbolError: A `ValueError`, if a symbol is not in the
-                vocabulary. The message gives its position.
-        """
-        is_known = self._is_known[code_points]
-        if not is_known.all():
-            position = int(np.argmin(is_known))
-            raise UnknownSymbolError(chr(code_points[position]), position)
-        return self._ids[code_points]
-
-
-class WordVocabulary:
-    """Maps words to ids, their indices in a list.
-
-    Args:
-        symbols: Sequence of distinct strings, none of them empty.
-
-    Example:
-
-    >>> vocabulary = WordVocabulary(["<eos>", "<unk>", "the"])
+    >>> vocabulary = Vocabulary(["<eos>", "<unk>", "the"])
     >>> vocabulary.ids(["the", "cat", "<eos>"], unknown="<unk>").tolist()
     [2, 1, 0]
     """
@@ -96,12 +31,29 @@ class WordVocabulary:
         if isinstance(symbols, (str, os.PathLike)):  # not its characters
             raise ValueError(
                 "`symbols` must be a list of words: of a file, read it with "
-                "`checkpoints.load_vocabulary` or `WordPieceTokenizer."
-                f"from_file`. Received: {symbols!r:.80}"
+                "`checkpoints.load_vocabulary`. Received: "
+                f"{symbols!r:.80}"
             )
-        self.symbols = _check_symbols(symbols)
-        self.dtype = smallest_dtype(len(self.symbols))
-        self._ids = {word: i for i, word in enumerate(self.symbols)}
+        self.symbols = symbols = tuple(symbols)
+        if not symbols:
+            raise ValueError("`symbols` must not be empty.")
+        for symbol in symbols:
+            if not isinstance(symbol, str) or not symbol:
+                raise ValueError(
+                    "`symbols` must be strings of at least one character. "
+                    f"Received: {shown(symbol)}"
+                )
+        self._ids = {word: i for i, word in enumerate(symbols)}
+        if len(self._ids) != len(symbols):
+            twice = next(x for i, x in enumerate(symbols) if self._ids[x] != i)
+            raise ValueError(
+                "`symbols` must be distinct. Received: "
+                f"{shown(twice)} more than once"
+            )
+        self.dtype = smallest_dtype(len(symbols))
+
+    def __iter__(self):
+        return iter(self.symbols)
 
     def __len__(self):
         return len(self.symbols)
@@ -229,22 +181,3 @@ def smallest_dtype(size):
     """Returns the smallest of uint8, uint16, int32 that holds `size` ids."""
     dtype = np.min_scalar_type(size - 1)
     return dtype if dtype.itemsize < 4 else np.dtype(np.int32)
-
-
-def _check_symbols(symbols):
-    """Returns symbols as a tuple, or raises ValueError."""
-    symbols = tuple(symbols)
-    if not symbols:
-        raise ValueError("`symbols` must not be empty.")
-    for symbol in symbols:
-        if not isinstance(symbol, str) or not symbol:
-            raise ValueError(
-                "`symbols` must be strings of at least one character. "
-                f"Received: {shown(symbol)}"
-            )
-    if len(set(symbols)) != len(symbols):
-        raise ValueError(
-            "`symbols` must be distinct. Received: "
-            f"{len(symbols)} symbols, {len(set(symbols))} of them distinct"
-        )
-    return symbols

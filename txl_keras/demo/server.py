@@ -33,6 +33,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+_NO_PAGE = "There is no such page."
 _BUSY = (
     b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 10\r\n"
     b"Content-Type: text/plain; charset=utf-8\r\n\r\n"
@@ -112,6 +113,11 @@ class _Refusal(Exception):
     """Ends a request with a status and a text."""
 
 
+def _require(condition, status, text):
+    if not condition:
+        raise _Refusal(status, text)
+
+
 class _SocketFile(io.RawIOBase):
     """Reads or writes a socket, and waits `seconds` in all for the visitor."""
 
@@ -129,8 +135,7 @@ class _SocketFile(io.RawIOBase):
             size = self._wait(self._connection.recv_into, buffer)
         except TimeoutError:
             raise _Refusal(408, "The request did not arrive in time.") from None
-        if not size:
-            raise _Refusal(400, "The request ended too early.")
+        _require(size, 400, "The request ended too early.")
         return size
 
     def write(self, data):
@@ -179,32 +184,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         self._check_is_from_page()
-        if self.path != "/":
-            raise _Refusal(404, "There is no such page.")
+        _require(self.path == "/", 404, _NO_PAGE)
         self._begin(200, "text/html")
         self.wfile.write(self.server.page.encode())
 
     def do_POST(self):
         self._check_is_from_page()
-        playground = self.server.playground
-        answer = {
-            "/write": playground.write,
-            "/surprise": playground.surprise,
-        }.get(self.path)
-        if answer is None:
-            raise _Refusal(404, "There is no such page.")
-        if self.headers["Content-Type"] != "application/json":
-            raise _Refusal(415, "Questions must be of type application/json.")
+        _require(self.path in ("/write", "/surprise"), 404, _NO_PAGE)
+        answer = getattr(self.server.playground, self.path[1:])
+        is_json = self.headers["Content-Type"] == "application/json"
+        _require(is_json, 415, "Questions must be of type application/json.")
         size = self.headers["Content-Length"]
-        if size is None:
-            raise _Refusal(411, "Questions must have a Content-Length.")
-        if not re.fullmatch("[0-9]+", size):
-            raise _Refusal(400, "Content-Length must be a number of bytes.")
+        _require(size, 411, "Questions must have a Content-Length.")
+        is_number = re.fullmatch("[0-9]+", size)
+        _require(is_number, 400, "Content-Length must be a number of bytes.")
         # Python refuses to parse very long numbers.
-        if len(size) > 6 or int(size) > _MAX_QUESTION_BYTES:
-            raise _Refusal(
-                413, f"A text may have {_MAX_QUESTION_BYTES >> 10} KiB at most."
-            )
+        is_short = len(size) <= 6 and int(size) <= _MAX_QUESTION_BYTES
+        kib = _MAX_QUESTION_BYTES >> 10
+        _require(is_short, 413, f"A text may have {kib} KiB at most.")
         try:
             question = parse_json(self.rfile.read(int(size)), "The question")
         except ValueError as error:
@@ -226,8 +223,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _check_is_from_page(self):
         """Refuses requests that other web pages make a browser send."""
-        if not self.request_version.startswith("HTTP/1."):
-            raise _Refusal(505, "The version of HTTP must be 1.0 or 1.1.")
+        is_known = self.request_version.startswith("HTTP/1.")
+        _require(is_known, 505, "The version of HTTP must be 1.0 or 1.1.")
         # Proxies and servers read these in different ways.
         is_ambiguous = "Transfer-Encoding" in self.headers or any(
             len(self.headers.get_all(name, ())) > 1
@@ -235,16 +232,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         )
         host = self.headers.get("Host", "")
         parts = _HOST.fullmatch(host)
-        if is_ambiguous or self.headers.defects or not parts:
-            raise _Refusal(
-                400, "A request must have one Host, host[:port], and one body."
-            )
-        if self.server.is_local and not _is_loopback(parts[1] or parts[2]):
-            # A name of another site that leads to this machine.
-            raise _Refusal(403, f"Open {self.server.url} instead.")
+        is_clear = parts and not is_ambiguous and not self.headers.defects
+        _require(
+            is_clear,
+            400,
+            "A request must have one Host, host[:port], and one body.",
+        )
+        # Otherwise, a name of another site may lead to this machine.
+        is_ours = not self.server.is_local or _is_loopback(parts[1] or parts[2])
+        _require(is_ours, 403, f"Open {self.server.url} instead.")
         origin = self.headers.get("Origin")
-        if origin and origin.partition("://")[2] != host:
-            raise _Refusal(403, "Questions must come from the page itself.")
+        is_ours = not origin or origin.partition("://")[2] == host
+        _require(is_ours, 403, "Questions must come from the page itself.")
 
     def _begin(self, status, kind):
         self.request_version = "HTTP/1.0"  # 0.9 would have no status line

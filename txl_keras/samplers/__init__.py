@@ -10,8 +10,8 @@ model.compile(sampler=samplers.Sampler(temperature=0.8, top_p=0.95))
 ```
 """
 
-from txl_keras.samplers.beam_sampler import BeamSampler
-from txl_keras.samplers.names import get
+from txl_keras.samplers.sampler import BeamSampler
 from txl_keras.samplers.sampler import Sampler
+from txl_keras.samplers.sampler import get
 
 __all__ = ["BeamSampler", "Sampler", "get"]

@@ -1,4 +1,4 @@
-"""Random draws of the next token.
+"""Ways to choose the next token: random draws, beam search, and names.
 
 Letters: `B` batch, `V` vocabulary, `N` candidate tokens, `C` tail clusters of
 an adaptive softmax.
@@ -25,6 +25,18 @@ _OFF = {
 }
 _INFINITY = float("inf")
 _FLOAT32 = np.finfo(np.float32)
+# Smaller shares become 0 in float32, and no token would be kept.
+_SHARE = (float(_FLOAT32.tiny), 1, "in (0, 1]")
+_LARGEST = float(_FLOAT32.max)
+_LARGEST_K = np.iinfo(np.int32).max
+# The smallest and largest values, and their description.
+_RANGES = {
+    "temperature": (0, _LARGEST, "at least 0 and finite in float32"),
+    "top_k": (0, _LARGEST_K, "at least 0"),
+    "top_p": _SHARE,
+    "typical_p": _SHARE,
+    "repetition_penalty": (1, _LARGEST, "at least 1 and finite in float32"),
+}
 # More than two sums of the same float32 probabilities differ by their order.
 _SUMS_DIFFER_BY = 1e-3
 
@@ -282,35 +294,102 @@ class Sampler:
         return logits
 
 
-_RANGES = {
-    "temperature": "at least 0 and finite in float32",
-    "top_k": "at least 0",
-    "top_p": "in (0, 1]",
-    "typical_p": "in (0, 1]",
-    "repetition_penalty": "at least 1 and finite in float32",
-}
+@keras.saving.register_keras_serializable(package="txl_keras")
+@dataclasses.dataclass(frozen=True)
+class BeamSampler:
+    """Searches for the most likely text with `num_beams` beams.
+
+    In each step it keeps the `num_beams` texts with the largest sums of
+    log-probabilities. A text that has ended competes with its sum unchanged,
+    so there is no preference for long texts. The best text is returned. With
+    one beam this is greedy search.
+
+    Args:
+        num_beams: Integer, at least 1.
+
+    Example:
+
+    ```python
+    from txl_keras.models import TransformerXLCausalLM
+    from txl_keras.samplers import BeamSampler
+
+    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+    model.compile(sampler=BeamSampler(num_beams=3))
+    ids = model.generate([5, 6, 7], max_new_tokens=4)  # (7,)
+    ```
+    """
+
+    num_beams: int = 5
+
+    def __post_init__(self):
+        check_integer("num_beams", self.num_beams, 1)
+
+    def get_config(self):
+        """Returns the parameters, for saving."""
+        return {"num_beams": int(self.num_beams)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+
+def get(sampler):
+    """Returns a sampler by its name.
+
+    The names and their parameters are those of `keras_hub.samplers`:
+
+    - `"random"`: `Sampler()`, draws from the distribution of the model
+    - `"greedy"`: `Sampler(temperature=0)`
+    - `"top_k"`: `Sampler(top_k=5)`
+    - `"top_p"`: `Sampler(top_p=0.1)`
+    - `"beam"`: `BeamSampler(num_beams=5)`
+
+    Args:
+        sampler: One of these names, or a `Sampler` or `BeamSampler`, which is
+            returned as it is.
+
+    Returns:
+        A `Sampler` or a `BeamSampler`.
+
+    Example:
+
+    >>> get("greedy").temperature
+    0
+    """
+    named = {
+        "random": Sampler(),
+        "greedy": Sampler(temperature=0),
+        "top_k": Sampler(top_k=5),
+        "top_p": Sampler(top_p=0.1),
+        "beam": BeamSampler(num_beams=5),
+    }
+    if isinstance(sampler, str) and sampler in named:
+        return named[sampler]
+    if not isinstance(sampler, (Sampler, BeamSampler)):
+        raise ValueError(
+            f"`sampler` must be one of {', '.join(named)}, or a Sampler or "
+            "BeamSampler of `txl_keras.samplers`. Received: "
+            f"sampler={shown(sampler)}"
+        )
+    sampler.get_config()  # raises an error for tensors now, not in `save`
+    return sampler
 
 
 def _in_range(name, value):
     """Checks the range of a number or a tensor; NaN is out of range."""
-    if name in ("top_p", "typical_p"):
-        # Smaller numbers become 0 in float32, and no token would be kept.
-        return (value >= float(_FLOAT32.tiny)) & (value <= 1)
-    least = 1 if name == "repetition_penalty" else 0
-    if name == "top_k":
-        return value >= least
-    return (value >= least) & (value <= float(_FLOAT32.max))
+    low, high, _ = _RANGES[name]
+    return (value >= low) & (value <= high)
 
 
 def _check_number(name, value):
     if name == "top_k":
-        check_integer("top_k", value, 1, np.iinfo(np.int32).max)
+        check_integer("top_k", value, 1, _LARGEST_K)
         return
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not _in_range(name, value):
         or_none = "" if name == "temperature" else " or None"
         raise ValueError(
-            f"`{name}` must be {_RANGES[name]}{or_none}. "
+            f"`{name}` must be {_RANGES[name][-1]}{or_none}. "
             f"Received: {name}={value!r}"
         )
 
@@ -326,7 +405,7 @@ def _check_tensor(name, value):
         )
     tf.debugging.Assert(
         _in_range(name, value),
-        [f"`{name}` must be {_RANGES[name]}. Received: {name}=", value],
+        [f"`{name}` must be {_RANGES[name][-1]}. Received: {name}=", value],
     )
 
 

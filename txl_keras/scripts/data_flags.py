@@ -61,9 +61,8 @@ class Tokenizer(options.Options):
         enwik8 protocol of the original code does. Scores then refer to the text
         without newlines. Default: no.
     vocabulary_size: Most words to keep in the vocabulary (default: all), the
-        number of subwords to learn (default for sentencepiece: by the size of
-        the text), or one more than the largest id (default: of those in the
-        corpus).
+        number of subwords to learn (default: by the size of the text), or one
+        more than the largest id (default: of those in the corpus).
     min_count: Words that occur less often in the train split become unknown.
         Default: keep all.
     lower_case: Convert the text to lower case. Default: no.

@@ -15,8 +15,8 @@ def export_run(
     **options,
 ):
     """Writes the model of a run, by default to WORKDIR/KIND/STEP."""
-    # `kind` is the function of `txl_keras.serving` that writes it. The default
-    # memory length is the one that train/generate.py uses.
+    # `kind` is "export", "export_text" or "export_openvino". The default memory
+    # length is the one that train/generate.py uses.
     if path is None:
         path = workdir.file(f"{kind}/{step}")
     if memory_length is None:
@@ -26,10 +26,13 @@ def export_run(
     assets = {"config.json": workdir.file("config.json")}
     if tf.io.gfile.exists(workdir.tokenizer):
         assets["tokenizer.json"] = workdir.tokenizer
-    tokenizer = [workdir.load_tokenizer()] if kind == "export_text" else []
-    getattr(serving, kind)(
+    function = serving.export
+    if kind == "export_openvino":
+        function = serving.export_openvino
+    elif kind == "export_text":
+        options["tokenizer"] = workdir.load_tokenizer()
+    function(
         model,
-        *tokenizer,
         path,
         memory_length=memory_length,
         settings={"step": step},

@@ -4,7 +4,6 @@ from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.text_stream import TextStream
 from txl_keras.samplers.sampler import Sampler
 from txl_keras.serving.export import export
-from txl_keras.serving.export import export_text
 from txl_keras.serving.export_classifier import export_classifier
 from txl_keras.serving.export_openvino import export_openvino
 
@@ -15,5 +14,4 @@ __all__ = [
     "export",
     "export_classifier",
     "export_openvino",
-    "export_text",
 ]

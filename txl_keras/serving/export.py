@@ -1,7 +1,8 @@
 """Export of language models as SavedModels that need only TensorFlow.
 
-Letters: `B` batch, `T` segment, `P` prompt, `M` memory, `D` hidden size, `N`
-heads, `H` head size, `L` layers, `V` vocabulary, `W` tokens to generate.
+Letters: `B` batch, `T` segment, `P` prompt or longest text, `M` memory, `D`
+hidden size, `N` heads, `H` head size, `L` layers, `V` vocabulary, `W` tokens to
+generate.
 """
 
 from txl_keras.checks import check_integer
@@ -11,15 +12,17 @@ from txl_keras.serving.export_folders import write_saved_model
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
-from txl_keras.serving.served_model import served_model
+from txl_keras.serving.served_model import ServedModel
+from txl_keras.serving.signatures import SAMPLING
 from txl_keras.serving.signatures import FunctionalSignatures
+from txl_keras.serving.signatures import TextSignatures
 from txl_keras.serving.slots import Slots
-from txl_keras.serving.text_signatures import TextSignatures
 
 
 def export(
     model,
     path,
+    tokenizer=None,
     memory_length=None,
     max_segment_length=None,
     num_slots=8,
@@ -79,6 +82,27 @@ def export(
     absolute positions have M = 0, no `generate` and no slots. Build the model
     outside of any `tf.distribute` strategy.
 
+    With a `tokenizer`, the signatures take raw text instead. `serving_default`
+    is `score_text`.
+
+    | signature | in | out |
+    |---|---|---|
+    | `score_text` | `text` `(B,)` | `nll` `(B,)`, `token_nll` `(B, P)`, \
+`ids` `(B, P)`, `lengths` `(B,)` |
+    | `generate_text` | `prompt` `(B,)`, `length` W, `seed` and the \
+parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
+
+    - Each text starts from the initial memory and does not affect the others.
+      Texts and prompts may have any length: texts are read in segments of
+      `max_segment_length` tokens, prompts in segments of at most 128.
+    - `token_nll` of the first token is 0, because it has no context; `nll` is
+      the sum over the others, in nats. The `text` that `generate_text` returns
+      does not include the prompt.
+    - The SavedModel contains the tokenizer. Byte, character and word tokenizers
+      need only TensorFlow. Subword tokenizers need `import tensorflow_text`
+      before the model is loaded; otherwise TensorFlow raises `Op type not
+      registered 'SentencepieceOp'`.
+
     The folder `assets/` holds files for clients.
 
     Args:
@@ -86,12 +110,14 @@ def export(
         path: String or `pathlib.Path`, a new folder, or an earlier export,
             which is replaced; local, or of any file system that TensorFlow
             supports.
+        tokenizer: Optional tokenizer of the model, for signatures of raw text.
         memory_length: Optional integer `M`; by default the model's own.
         max_segment_length: Optional integer, the longest T, up to 65,536; by
             default 512, or as many as the model has absolute positions.
             Relative ones are projected for M + T distances (no more than
             `clamp_length` needs).
-        num_slots: Integer; 0 omits `step` and `reset`.
+        num_slots: Integer; 0 omits `step` and `reset`, and so does a
+            `tokenizer`.
         weights_dtype: String. `"bfloat16"` stores float32 weights in half the
             space. Every call then first converts them to float32.
         settings: Optional dictionary of JSON values, added to the description
@@ -125,94 +151,20 @@ def export(
         memory = predict(ids=tf.constant(ids), **memory)
         log_probs = memory.pop("log_probs")  # (1, T, V)
     ```
-    """
-    check_path(path)
-    check_integer("num_slots", num_slots, 0)
-    served = served_model(
-        model,
-        memory_length,
-        max_segment_length,
-        weights_dtype,
-        max_batch_size,
-        max_generate_length,
-    )
-    if not served.remembers:
-        num_slots = 0
-    endpoints = FunctionalSignatures(served).endpoints()
-    tracked = []
-    if num_slots:
-        slots = Slots(served, num_slots)
-        tracked = [slots, *slots.variables]
-        endpoints.update(slots.endpoints())
-    own = {"num_slots": num_slots}
-    _write(path, served, endpoints, tracked, own, settings, assets)
 
-
-def export_text(
-    model,
-    tokenizer,
-    path,
-    memory_length=None,
-    max_segment_length=None,
-    weights_dtype="float32",
-    settings=None,
-    assets=None,
-    max_batch_size=MAX_BATCH_SIZE,
-    max_generate_length=MAX_GENERATE_LENGTH,
-):
-    """Exports a language model as a SavedModel that takes raw text.
-
-    | signature | in | out |
-    |---|---|---|
-    | `score_text` | `text` `(B,)` | `nll` `(B,)`, `token_nll` `(B, P)`, \
-`ids` `(B, P)`, `lengths` `(B,)` |
-    | `generate_text` | `prompt` `(B,)`, `length` W, `seed` and the \
-parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
-
-    `serving_default` is `score_text`.
-
-    Each text starts from the initial memory and does not affect the others.
-    `token_nll` of the first token is 0, because it has no context; `nll` is
-    the sum over the others, in nats. The `text` that `generate_text` returns
-    does not include the prompt.
-
-    On a server and in `tf.saved_model.load(path).generate_text`, the
-    parameters after `length` have defaults. Texts and prompts may have any
-    length.
-
-    The SavedModel contains the tokenizer. Byte, character and word tokenizers
-    need only TensorFlow. Subword tokenizers need `import tensorflow_text`
-    before the model is loaded; otherwise TensorFlow raises `Op type not
-    registered 'SentencepieceOp'`.
-
-    Args:
-        model: `TransformerXLCausalLM`.
-        tokenizer: The tokenizer of the model.
-        path, memory_length, max_segment_length, weights_dtype, settings,
-            assets, max_batch_size, max_generate_length: See `export`. Texts
-            are read in segments of `max_segment_length` tokens, prompts in
-            segments of at most 128.
-
-    Example:
+    With raw text:
 
     ```python
-    import tempfile
-    import tensorflow as tf
     from txl_keras.data import ByteTokenizer
-    from txl_keras.models import TransformerXLCausalLM
-    from txl_keras.serving import export_text
 
-    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
-    path = tempfile.mkdtemp() + "/quickstart_text/1"
-    export_text(model, ByteTokenizer(), path)
-
+    export(model, path, tokenizer=ByteTokenizer())
     loaded = tf.saved_model.load(path)
     scores = loaded.signatures["score_text"](text=tf.constant(["to be"]))
     ```
     """
     check_path(path)
-    check_vocabulary(tokenizer, model.backbone.vocabulary_size)
-    served = served_model(
+    check_integer("num_slots", num_slots, 0)
+    served = ServedModel(
         model,
         memory_length,
         max_segment_length,
@@ -220,18 +172,27 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
         max_batch_size,
         max_generate_length,
     )
-    model.backbone.check_takes_padding()
-    encoder = graph_tokenizer(tokenizer)
-    endpoints = TextSignatures(served, encoder).endpoints()
-    own = {"tokenizer": type(tokenizer).__name__}
-    _write(path, served, endpoints, [encoder], own, settings, assets)
-
-
-def _write(path, served, endpoints, tracked, own, settings, assets):
-    endpoints = {
-        name: (served.with_weights(function), specs)
-        for name, (function, specs) in endpoints.items()
-    }
-    tracked = [*served.variables, *tracked]
-    own = {**served.settings, **own}
-    write_saved_model(path, endpoints, tracked, own, settings, assets)
+    if tokenizer is None:
+        num_slots = num_slots if served.backbone.remembers else 0
+        endpoints = FunctionalSignatures(served).endpoints()
+        own, tracked = {"num_slots": num_slots}, []
+        if num_slots:
+            slots = Slots(served, num_slots)
+            endpoints |= slots.endpoints()
+            tracked = [slots, *slots.variables]
+    else:
+        check_vocabulary(tokenizer, model.backbone.vocabulary_size)
+        model.backbone.check_takes_padding()
+        encoder = graph_tokenizer(tokenizer)
+        endpoints = TextSignatures(served, encoder).endpoints()
+        own, tracked = {"tokenizer": type(tokenizer).__name__}, [encoder]
+    write_saved_model(
+        path,
+        endpoints,
+        [*served.variables, *tracked],
+        {**served.settings, **own},
+        settings,
+        assets,
+        defaults=SAMPLING,
+        weights=served.stored_weights,
+    )

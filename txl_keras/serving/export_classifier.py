@@ -90,8 +90,8 @@ def export_classifier(
         if max_tokens is not None:
             token_ids = token_ids[:, :max_tokens]
             lengths = tf.minimum(lengths, max_tokens)
-        with tf.control_dependencies([check_not_empty("text", lengths)]):
-            logits = model((token_ids, tf.identity(lengths)), training=False)
+        lengths = check_not_empty("text", lengths)
+        logits = model((token_ids, lengths), training=False)
         return {
             "label": tf.gather(names, tf.argmax(logits, axis=1)),
             "probabilities": tf.nn.softmax(logits),

@@ -10,7 +10,7 @@ from txl_keras.checks import shown
 from txl_keras.data.corpora.files import is_file
 from txl_keras.output_folders import check_replaceable
 from txl_keras.output_folders import replaced_when_complete
-from txl_keras.serving.graph_checks import with_checked_inputs
+from txl_keras.serving.graph_checks import traced
 
 _SETTINGS = "settings.json"
 # The files that servers look for: of a SavedModel, and of OpenVINO.
@@ -36,33 +36,43 @@ def check_path(path):
 
 
 def write_saved_model(
-    path, endpoints, tracked, settings, more_settings=None, assets=None
+    path, endpoints, tracked, settings, more_settings, assets, **options
 ):
     """Writes a SavedModel, with `settings.json` and files in `assets/`."""
     # `endpoints` maps the name of a signature to a function and its input
     # specs; the first is also `serving_default`. `tracked` are the variables,
-    # tables and other resources that the functions use.
+    # tables and other resources that the functions use. For `options` see
+    # `traced`.
     # Not `keras.export.ExportArchive`, which traces each function once more.
+    signatures = {
+        name: traced(*endpoint, settings["max_batch_size"], **options)
+        for name, endpoint in endpoints.items()
+    }
     module = tf.Module()
     module.tracked = tracked
-    signatures = {}
-    for name, (function, specs) in endpoints.items():
-        checked = with_checked_inputs(
-            function, specs, settings["max_batch_size"]
-        )
-        traced = tf.function(checked, specs, autograph=False)
-        setattr(module, name, traced)
-        signatures[name] = traced
+    for name, function in signatures.items():
+        setattr(module, name, function)
     signatures["serving_default"] = next(iter(signatures.values()))
     with export_folder(path, settings, more_settings, assets) as unfinished:
         tf.saved_model.save(module, unfinished, signatures)
 
 
 @contextlib.contextmanager
-def export_folder(path, settings, more_settings=None, assets=None):
+def export_folder(path, settings, more_settings, assets):
     """Yields a folder to write to, which gets the assets and becomes `path`."""
-    assets = assets or {}
-    description = _description(settings, more_settings or {})
+    assets, more_settings = assets or {}, more_settings or {}
+    reserved = sorted({*settings} & {*more_settings})
+    if reserved:
+        raise ValueError(
+            "`settings` must not contain keys that the export writes itself: "
+            f"{sorted(settings)}. Received: {reserved}"
+        )
+    try:
+        description = json.dumps({**settings, **more_settings}, indent=1)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`settings` must be a dictionary of JSON values: {error}"
+        ) from error
     for name, source in assets.items():
         is_name = name != _SETTINGS and os.path.basename(name) == name
         if not is_name or not is_file(source):
@@ -76,22 +86,6 @@ def export_folder(path, settings, more_settings=None, assets=None):
         folder = os.path.join(unfinished, "assets")
         tf.io.gfile.makedirs(folder)
         with tf.io.gfile.GFile(os.path.join(folder, _SETTINGS), "w") as file:
-            file.write(description)
+            file.write(description + "\n")
         for name, source in assets.items():
             tf.io.gfile.copy(source, os.path.join(folder, name))
-
-
-def _description(settings, more_settings):
-    """Returns the text of `settings.json`."""
-    reserved = sorted({*settings} & {*more_settings})
-    if reserved:
-        raise ValueError(
-            "`settings` must not contain keys that the export writes itself: "
-            f"{sorted(settings)}. Received: {reserved}"
-        )
-    try:
-        return json.dumps({**settings, **more_settings}, indent=1) + "\n"
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"`settings` must be a dictionary of JSON values: {error}"
-        ) from error

@@ -1,32 +1,26 @@
 """Checks of the inputs of a SavedModel, which run in the graph.
 
-Each function returns an operation that raises `InvalidArgumentError` if the
-check fails. Everything that must not run then needs a control dependency on it.
+Each returns the tensor that it checks. What uses this tensor runs only if the
+check holds; otherwise the graph raises `InvalidArgumentError`.
 """
 
-import functools
+import inspect
 
+import keras
 import tensorflow as tf
 
 
-def check(condition, *message):
+def checked(value, condition, *message):
     """Checks a scalar condition; `message` holds strings and tensors."""
-    return tf.debugging.Assert(condition, message, summarize=8)
-
-
-def check_not_empty(name, lengths):
-    """Checks that every text has a token, by their lengths `(B,)`."""
-    return check(
-        tf.reduce_all(lengths >= 1),
-        f"`{name}` must have at least one token in every row. Received the "
-        "lengths:",
-        lengths,
-    )
+    check = tf.debugging.Assert(condition, message, summarize=8)
+    with tf.control_dependencies([check]):
+        return tf.identity(value)
 
 
 def check_range(name, values, low, high):
     """Checks that all values are in `[low, high]`."""
-    return check(
+    return checked(
+        values,
         tf.reduce_all((values >= low) & (values <= high)),
         f"`{name}` must be at least",
         low,
@@ -39,62 +33,68 @@ def check_range(name, values, low, high):
     )
 
 
-def check_shape(name, value, shape, meaning):
-    """Checks the shape of a tensor; `meaning` is the shape in letters."""
-    return check(
+def check_shape(name, value, shape):
+    """Checks the shape of a tensor."""
+    return checked(
+        value,
         tf.reduce_all(tf.equal(tf.shape(value), shape)),
-        f"`{name}` must have the shape {meaning}:",
+        f"`{name}` must have the shape",
         tf.convert_to_tensor(shape),
         "Received:",
         tf.shape(value),
     )
 
 
-def check_finite(name, value):
-    """Checks that a float tensor has neither NaN nor infinity."""
-    # `tf.debugging.check_numerics` is ten times slower on a CPU.
-    return check(
-        tf.reduce_all(tf.math.is_finite(value)),
-        f"`{name}` must be finite. Received: NaN or infinity",
+def check_not_empty(name, lengths):
+    """Checks that every text has a token, by their lengths `(B,)`."""
+    return checked(
+        lengths,
+        tf.reduce_all(lengths >= 1),
+        f"`{name}` must have at least one token in every row. Received the "
+        "lengths:",
+        lengths,
     )
 
 
-def check_distinct(name, values):
-    """Checks that all values `(B,)` are different."""
-    return check(
-        tf.size(tf.unique(values)[0]) == tf.size(values),
-        f"`{name}` must not contain a number twice. Received:",
-        values,
-    )
+def traced(function, specs, max_batch_size, defaults=None, weights=()):
+    """Makes a `tf.function` that checks the ranks and rows of its inputs.
 
-
-def with_checked_inputs(function, specs, max_batch_size):
-    """Wraps a function so that it checks the ranks and rows of its inputs."""
-    # TensorFlow accepts inputs of any rank. An operation would then fail
-    # without naming the argument, or compute nonsense.
-
-    @functools.wraps(function)
-    def call(*inputs):
-        ranks = [
-            _check_rank(spec, value)
-            for spec, value in zip(specs, inputs, strict=True)
-        ]
-        with tf.control_dependencies(ranks):
-            inputs = [tf.identity(value) for value in inputs]
-        rows = [
-            check(
-                tf.shape(value)[0] <= max_batch_size,
-                f"`{spec.name}` must have at most {max_batch_size} rows. "
-                "Received the shape:",
-                tf.shape(value),
+    Its arguments have the names of `specs`, and `defaults` by their names.
+    `weights` are pairs of a Keras variable and the variable to read instead.
+    """
+    # The default of a signature must be a tensor.
+    arguments = inspect.Signature(
+        [
+            inspect.Parameter(
+                spec.name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=tf.constant(defaults[spec.name])
+                if spec.name in (defaults or ())
+                else inspect.Parameter.empty,
             )
-            for spec, value in zip(specs, inputs, strict=True)
-            if spec.shape.rank
+            for spec in specs
         ]
-        with tf.control_dependencies(rows):
-            return function(*map(tf.identity, inputs))
+    )
 
-    return call
+    def call(*args, **kwargs):
+        inputs = arguments.bind(*args, **kwargs).args
+        inputs = list(map(_check_rank, specs, inputs))
+        for i, spec in enumerate(specs):
+            if spec.shape.rank:
+                inputs[i] = checked(
+                    inputs[i],
+                    tf.shape(inputs[i])[0] <= max_batch_size,
+                    f"`{spec.name}` must have at most {max_batch_size} rows. "
+                    "Received the shape:",
+                    tf.shape(inputs[i]),
+                )
+        # Converted outside of any loop, and so only once per call.
+        values = [(w, tf.cast(stored, w.dtype)) for w, stored in weights]
+        with keras.StatelessScope(values):
+            return function(*inputs)
+
+    call.__signature__ = arguments
+    return tf.function(call, specs, autograph=False)
 
 
 def _check_rank(spec, value):
@@ -102,14 +102,15 @@ def _check_rank(spec, value):
     # away. It cannot infer the rank of the value of an optional.
     # Only floats are placed on accelerators anyway.
     with tf.device(None if value.dtype.is_floating else "CPU:0"):
-        (value,) = tf.raw_ops.OptionalGetValue(
+        (unknown,) = tf.raw_ops.OptionalGetValue(
             optional=tf.raw_ops.OptionalFromValue(components=[value]),
             output_types=[value.dtype],
             output_shapes=[None],
         )
-    return check(
-        tf.equal(tf.rank(value), spec.shape.rank),
+    return checked(
+        value,
+        tf.equal(tf.rank(unknown), spec.shape.rank),
         f"`{spec.name}` must be a tensor of rank {spec.shape.rank}. Received "
         "the shape:",
-        tf.shape(value),
+        tf.shape(unknown),
     )

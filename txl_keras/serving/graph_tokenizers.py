@@ -17,15 +17,15 @@ import tensorflow as tf
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.data.tokenizers import SentencePieceTokenizer
-from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.vocabulary import NUM_CODE_POINTS
+from txl_keras.serving.graph_checks import checked
 
 # TensorFlow has strings only on the CPU. An accelerator would only add copies.
 _CPU = "CPU:0"
 _NEWLINE = ord("\n")
 _SIGMA = ord("Σ")
-# How a character affects a sigma next to it: see `_LowerCase`.
+# How a character affects a sigma next to it: see `_lower_case`.
 _OTHER, _CASED, _IGNORED = range(3)
 
 
@@ -47,7 +47,7 @@ class GraphTokenizer(tf.Module):
 
     def __init__(self, tokenizer):
         super().__init__()
-        self.vocabulary_size = tokenizer.vocabulary_size
+        self._tokenizer = tokenizer
         self._texts = _constant(_token_texts(tokenizer))
 
     # Without AutoGraph, which would try to convert the import of TensorFlow
@@ -79,43 +79,34 @@ class GraphTokenizer(tf.Module):
 
 
 class _GraphByteTokenizer(GraphTokenizer):
-    def __init__(self, tokenizer):
-        super().__init__(tokenizer)
-        self._drop_newlines = tokenizer.drop_newlines
-
     def _ids(self, text):
-        ids = _split_bytes(text)
-        return _without_newlines(ids, ids) if self._drop_newlines else ids
+        symbols = _split_bytes(text)
+        return self._without_newlines(symbols, symbols)
+
+    def _without_newlines(self, ids, symbols):
+        if not self._tokenizer.drop_newlines:
+            return ids
+        is_kept = symbols.with_values(symbols.values != _NEWLINE)
+        return tf.ragged.boolean_mask(ids, is_kept)
 
 
-class _GraphCharacterTokenizer(GraphTokenizer):
-    def __init__(self, tokenizer):
-        super().__init__(tokenizer)
-        self._drop_newlines = tokenizer.drop_newlines
-        self._encoding = tokenizer.encoding
-        code_points = [ord(symbol) for symbol in tokenizer.vocabulary.symbols]
-        self._code_points = _SortedKeys(code_points)
-
+class _GraphCharacterTokenizer(_GraphByteTokenizer):
     def _ids(self, text):
-        if self._encoding == "latin-1":
+        if self._tokenizer.encoding == "latin-1":
             symbols = _split_bytes(text)
         else:
             symbols = tf.strings.unicode_decode(_valid_text(text), "UTF-8")
-        ids, is_known = self._code_points.find(symbols.values)
-        if self._drop_newlines:
+        code_points = list(map(ord, self._tokenizer.vocabulary.symbols))
+        ids, is_known = _find(code_points, symbols.values)
+        if self._tokenizer.drop_newlines:
             is_known |= symbols.values == _NEWLINE
-        check = _check_known(is_known, symbols, _symbol_names)
-        with tf.control_dependencies([check]):
-            ids = symbols.with_values(tf.identity(ids))
-        return _without_newlines(ids, symbols) if self._drop_newlines else ids
+        ids = _check_known(ids, is_known, symbols, _symbol_names)
+        return self._without_newlines(ids, symbols)
 
 
 class _GraphWordTokenizer(GraphTokenizer):
     def __init__(self, tokenizer):
         super().__init__(tokenizer)
-        self._line_start = tokenizer.line_start or ""
-        self._line_end = tokenizer.line_end or ""
-        self._lower_case = _LowerCase() if tokenizer.lower_case else None
         unknown_id = tokenizer.unknown_id
         symbols = [word.encode() for word in tokenizer.vocabulary.symbols]
         self._table = tf.lookup.StaticHashTable(
@@ -128,19 +119,19 @@ class _GraphWordTokenizer(GraphTokenizer):
     def _ids(self, text):
         words = self._words(_valid_text(text))
         ids = self._table.lookup(words.values)
-        check = _check_known(ids >= 0, words, tf.identity)
-        with tf.control_dependencies([check]):
-            return words.with_values(tf.identity(ids))
+        return _check_known(ids, ids >= 0, words, tf.identity)
 
     def _words(self, text):
         """Splits strings `(B,)` into ragged words and marks of lines."""
-        if self._lower_case is not None:
-            text = self._lower_case(text)
+        line_start = self._tokenizer.line_start or ""
+        line_end = self._tokenizer.line_end or ""
+        if self._tokenizer.lower_case:
+            text = _lower_case(text)
         # No line starts after a newline at the end of a text.
         body = tf.strings.regex_replace(text, r"\n\z", "")
-        end = tf.where(body == text, "", f" {self._line_end}")
-        start = tf.where(text == "", "", f"{self._line_start} ")
-        line_break = f" {self._line_end} {self._line_start} "
+        end = tf.where(body == text, "", f" {line_end}")
+        start = tf.where(text == "", "", f"{line_start} ")
+        line_break = f" {line_end} {line_start} "
         # `tf.strings.split` splits only at ASCII spaces.
         body = tf.strings.regex_replace(body, _space_pattern(), " ")
         body = tf.strings.regex_replace(
@@ -152,34 +143,23 @@ class _GraphWordTokenizer(GraphTokenizer):
         )
 
 
-class _GraphSubwordTokenizer(GraphTokenizer):
-    """Tokenizes each line separately, as the Python tokenizers do."""
-
-    def __init__(self, tokenizer):
-        super().__init__(tokenizer)
-        self._line_end_id = None
-        if tokenizer.line_end is not None:
-            self._line_end_id = tokenizer.newline_id
-        # Lines keep their newlines if SentencePiece has pieces of them.
-        is_sentence_piece = isinstance(tokenizer, SentencePieceTokenizer)
-        self._keeps_ends = is_sentence_piece and self._line_end_id is None
-        # The model is loaded inside the graph, because
-        # `keras.utils.set_random_seed` destroys resources created outside.
-        self._load = tokenizer.as_tf_text
+class _GraphSentencePieceTokenizer(GraphTokenizer):
+    """Tokenizes each line separately, as the Python tokenizer does."""
 
     def _ids(self, text):
         # An empty text has one line, too.
         lines = tf.strings.split(_valid_text(text), sep="\n")
         limits = tf.gather(lines.row_limits(), lines.value_rowids())
         is_ended = tf.range(1, tf.size(limits, tf.int64) + 1) != limits
-        strings = lines.values
-        if self._keeps_ends:
+        strings, line_end = lines.values, self._tokenizer.line_end
+        if line_end is None:
             strings += tf.where(is_ended, "\n", "")
-        tokens = self._load().tokenize(strings)
-        if self._line_end_id is not None:
-            ends = tf.cast(is_ended, tf.int64)
-            values = tf.fill([tf.reduce_sum(ends)], self._line_end_id)
-            ends = tf.RaggedTensor.from_row_lengths(values, ends)
+        # The model is loaded inside the graph, because
+        # `keras.utils.set_random_seed` destroys resources created outside.
+        tokens = self._tokenizer.as_tf_text().tokenize(strings)
+        if line_end is not None:
+            ends = tf.fill([tf.size(strings), 1], self._tokenizer.newline_id)
+            ends = tf.ragged.boolean_mask(ends, is_ended[:, None])
             tokens = tf.concat([tokens, ends], axis=1)
         return lines.with_values(tokens).merge_dims(1, 2)
 
@@ -188,13 +168,12 @@ _GRAPH_TOKENIZERS = {
     ByteTokenizer: _GraphByteTokenizer,
     CharacterTokenizer: _GraphCharacterTokenizer,
     WordTokenizer: _GraphWordTokenizer,
-    SentencePieceTokenizer: _GraphSubwordTokenizer,
-    WordPieceTokenizer: _GraphSubwordTokenizer,
+    SentencePieceTokenizer: _GraphSentencePieceTokenizer,
 }
 
 
-class _LowerCase:
-    """Converts text to lower case exactly as `str.lower`, on every machine.
+def _lower_case(text):
+    """Converts strings `(B,)` of valid UTF-8 exactly as `str.lower` does.
 
     `tf.strings.lower` drops what follows a null character, uses another version
     of Unicode, and in a Turkish locale converts "I" into a dotless i.
@@ -203,70 +182,57 @@ class _LowerCase:
     becomes a final sigma if a cased character precedes it and none follows.
     Ignored characters, such as accents, are skipped.
     """
-
-    def __init__(self):
-        upper, lower, starts, kinds = _case_tables()
-        self._upper = _SortedKeys(upper)
-        self._lower = _constant([text.encode() for text in lower])
-        self._starts = tf.constant(starts, tf.int32)
-        self._kinds = tf.constant(kinds, tf.int32)
-
-    def __call__(self, text):
-        """Converts strings `(B,)` of valid UTF-8 to lower case."""
-        code_points = tf.strings.unicode_decode(text, "UTF-8")
-        rows = code_points.value_rowids()
-        code_points = code_points.values
-        indices, is_upper = self._upper.find(code_points)
-        texts = tf.strings.unicode_split(text, "UTF-8").values
-        texts = tf.where(is_upper, tf.gather(self._lower, indices), texts)
-        texts = tf.where(self._is_final_sigma(code_points, rows), "ς", texts)
-        return tf.strings.unsorted_segment_join(texts, rows, tf.size(text))
-
-    def _is_final_sigma(self, code_points, rows):
-        indices = tf.searchsorted(self._starts, code_points, side="right") - 1
-        kinds = tf.gather(self._kinds, indices)
-        kept = tf.where(kinds != _IGNORED)
-        is_cased = tf.gather_nd(kinds, kept) == _CASED
-        rows = tf.gather_nd(rows, kept)
-        is_same_row = rows[1:] == rows[:-1]
-        no = tf.constant([False])
-        follows = tf.concat([no, is_cased[:-1] & is_same_row], 0)
-        precedes = tf.concat([is_cased[1:] & is_same_row, no], 0)
-        is_sigma = tf.gather_nd(code_points, kept) == _SIGMA
-        # Without any character, both have one value too many.
-        size = tf.size(is_sigma)
-        is_final = is_sigma & follows[:size] & ~precedes[:size]
-        return tf.scatter_nd(kept, is_final, tf.shape(kinds, tf.int64))
+    upper, lower, starts, kinds = _case_tables()
+    code_points = tf.strings.unicode_decode(text, "UTF-8")
+    rows = code_points.value_rowids()
+    code_points = code_points.values
+    indices, is_upper = _find(upper, code_points)
+    texts = tf.strings.unicode_split(text, "UTF-8").values
+    texts = tf.where(is_upper, tf.gather(_constant(lower), indices), texts)
+    indices = tf.searchsorted(starts, code_points, side="right") - 1
+    is_final = _is_final_sigma(code_points, tf.gather(kinds, indices), rows)
+    texts = tf.where(is_final, "ς", texts)
+    return tf.strings.unsorted_segment_join(texts, rows, tf.size(text))
 
 
-class _SortedKeys:
-    """Finds the indices of distinct integers in a list by binary search."""
+def _is_final_sigma(code_points, kinds, rows):
+    kept = tf.where(kinds != _IGNORED)
+    is_cased = tf.gather_nd(kinds, kept) == _CASED
+    rows = tf.gather_nd(rows, kept)
+    is_same_row = rows[1:] == rows[:-1]
+    no = tf.constant([False])
+    follows = tf.concat([no, is_cased[:-1] & is_same_row], 0)
+    precedes = tf.concat([is_cased[1:] & is_same_row, no], 0)
+    is_sigma = tf.gather_nd(code_points, kept) == _SIGMA
+    # Without any character, both have one value too many.
+    size = tf.size(is_sigma)
+    is_final = is_sigma & follows[:size] & ~precedes[:size]
+    return tf.scatter_nd(kept, is_final, tf.shape(kinds, tf.int64))
 
-    # It needs only constants: no table to be initialized at loading, and no
-    # array over all of Unicode.
 
-    def __init__(self, keys):
-        order = np.argsort(keys)
-        self._keys = tf.constant(np.asarray(keys)[order], tf.int32)
-        self._indices = tf.constant(order, tf.int32)
-        self._last = len(keys) - 1
+def _find(keys, values):
+    """Finds int32 values `(n,)` in a list of distinct integers.
 
-    def find(self, values):
-        """Returns the indices of int32 values `(n,)`, and which were found."""
-        i = tf.minimum(tf.searchsorted(self._keys, values), self._last)
-        return tf.gather(self._indices, i), tf.gather(self._keys, i) == values
+    Returns their indices, and which were found.
+    """
+    # Binary search needs only constants: no table to be initialized at loading,
+    # and no array over all of Unicode.
+    order = np.argsort(keys).astype(np.int32)
+    keys = tf.constant(np.array(keys)[order], tf.int32)
+    i = tf.minimum(tf.searchsorted(keys, values), len(order) - 1)
+    return tf.gather(order, i), tf.gather(keys, i) == values
 
 
 @functools.cache
 def _case_tables():
-    """Returns the tables of `_LowerCase` for the Unicode version of Python."""
+    """Returns the tables of `_lower_case` for the Unicode version of Python."""
     # These are lists of the code points that change and of their lower case,
     # and arrays of the starts of ranges of equal kind and of their kinds.
     characters = [chr(i) for i in range(NUM_CODE_POINTS)]
     upper = [c for c in characters if c.lower() != c]
-    kinds = np.array([_kind(c) for c in characters])
-    starts = np.append(0, 1 + np.flatnonzero(np.diff(kinds)))
-    lower = [c.lower() for c in upper]
+    kinds = np.array([_kind(c) for c in characters], np.int32)
+    starts = np.append(0, 1 + np.flatnonzero(np.diff(kinds))).astype(np.int32)
+    lower = [c.lower().encode() for c in upper]
     return [ord(c) for c in upper], lower, starts, kinds[starts]
 
 
@@ -313,45 +279,40 @@ def _split_bytes(text):
     return tf.RaggedTensor.from_row_lengths(tf.cast(values, tf.int32), lengths)
 
 
-def _without_newlines(ids, symbols):
-    is_kept = symbols.with_values(symbols.values != _NEWLINE)
-    return tf.ragged.boolean_mask(ids, is_kept)
-
-
 def _valid_text(text):
     """Returns strings `(B,)`, with a check that they are valid UTF-8."""
     # Invalid bytes are replaced by U+FFFD.
     repaired = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", "replace")
     is_valid = repaired == text
     row = tf.strings.as_string(tf.where(~is_valid)[:1, 0])
-    message = tf.strings.join(["`text` of row ", row, " is not valid UTF-8."])
-    with tf.control_dependencies([_assert_all(is_valid, message)]):
-        return tf.identity(text)
+    message = ["`text` of row ", row, " is not valid UTF-8."]
+    return _checked(text, is_valid, message)
 
 
-def _check_known(is_known, symbols, name):
-    """Checks that values `(B, None)` have an id; `name` makes them strings."""
+def _check_known(ids, is_known, symbols, name):
+    """Returns ids `(n,)` of symbols `(B, None)` as ragged; checks that all are.
+
+    `name` makes strings of unknown symbols.
+    """
     # The first unknown value, or none.
     i = tf.where(~is_known)[:1, 0]
     row = tf.gather(symbols.value_rowids(), i)
     position = i - tf.gather(symbols.row_starts(), row)
-    message = tf.strings.join(
-        [
-            "The symbol ",
-            name(tf.gather(symbols.values, i)),
-            " at position ",
-            tf.strings.as_string(position),
-            " of row ",
-            tf.strings.as_string(row),
-            " is not in the vocabulary.",
-        ]
-    )
-    return _assert_all(is_known, message)
+    message = [
+        "The symbol ",
+        name(tf.gather(symbols.values, i)),
+        " at position ",
+        tf.strings.as_string(position),
+        " of row ",
+        tf.strings.as_string(row),
+        " is not in the vocabulary.",
+    ]
+    return symbols.with_values(_checked(ids, is_known, message))
 
 
-def _assert_all(is_valid, message):
-    data = [tf.strings.reduce_join(message)]
-    return tf.debugging.Assert(tf.reduce_all(is_valid), data)
+def _checked(values, is_valid, message):
+    message = tf.strings.reduce_join(tf.strings.join(message))
+    return checked(values, tf.reduce_all(is_valid), message)
 
 
 def _symbol_names(code_points):

@@ -9,7 +9,7 @@ import tensorflow as tf
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.models.generation.generator import row_seeds
 from txl_keras.models.generation.token_reader import PROMPT_SEGMENT
-from txl_keras.serving.graph_checks import check
+from txl_keras.serving.graph_checks import checked
 
 
 def write_tokens(
@@ -56,12 +56,12 @@ def write_tokens(
             _copy(memory),
         ),
     )
-    can_be_drawn = check(
+    ids = checked(
+        ids,
         tf.reduce_all(ids >= 0),
         "A token cannot be drawn, because the model returned NaN.",
     )
-    with tf.control_dependencies([can_be_drawn]):
-        return tf.transpose(ids), memory
+    return tf.transpose(ids), memory
 
 
 def _read_prompt(served, ids, lengths, memory):

@@ -4,9 +4,6 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `N` heads, `H`
 head size, `L` layers.
 """
 
-import functools
-
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -14,10 +11,9 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.layers.memory.compressive import CompressiveCache
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
-from txl_keras.serving.graph_checks import check
-from txl_keras.serving.graph_checks import check_finite
 from txl_keras.serving.graph_checks import check_range
 from txl_keras.serving.graph_checks import check_shape
+from txl_keras.serving.graph_checks import checked
 
 # Default limits of one request.
 MAX_BATCH_SIZE = 128
@@ -33,9 +29,6 @@ class ServedModel:
     # Projected positions and initial memory are computed once, at export, and
     # stored as variables of the SavedModel.
 
-    # The axes of the tensors of memory; others have the shape (B,).
-    _meanings = {"memory": "(B, L, 2, N, M, H)"}
-
     def __init__(
         self,
         model,
@@ -46,41 +39,43 @@ class ServedModel:
         max_generate_length=MAX_GENERATE_LENGTH,
     ):
         self.model = model
-        self.backbone = model.backbone
+        self.backbone = backbone = model.backbone
+        if not backbone.has_attention:
+            raise ValueError(
+                "`model` must have a TransformerXLBackbone to be exported. "
+                f"Received: backbone={type(backbone).__name__}"
+            )
         if memory_length is None:
-            memory_length = self.backbone.memory_length
-        check_integer("memory_length", memory_length, 0)
-        self.backbone.check_remembers(memory_length)
-        self.memory_length = memory_length
-        longest = self.backbone.max_segment_length or LONGEST_SEGMENT
+            memory_length = backbone.memory_length
+        self._past_length = backbone.past_length(memory_length)
+        longest = backbone.max_segment_length or LONGEST_SEGMENT
         if max_segment_length is None:
             max_segment_length = min(_SEGMENT_LENGTH, longest)
         check_integer("max_segment_length", max_segment_length, 1, longest)
-        self.max_segment_length = max_segment_length
         check_one_of("weights_dtype", weights_dtype, ("float32", "bfloat16"))
-        self.weights_dtype = weights_dtype
         largest = np.iinfo(np.int32).max
         check_integer("max_batch_size", max_batch_size, 1, largest)
         check_integer("max_generate_length", max_generate_length, 1, largest)
+        self.memory_length = memory_length
+        self.max_segment_length = max_segment_length
         self.max_batch_size = max_batch_size
         self.max_generate_length = max_generate_length
-        # False for absolute positions, where M is 0.
-        self.remembers = self.backbone.remembers
-        self._past_length = self.backbone.past_length(memory_length)
         num_distances = self._past_length + max_segment_length
         self._positions = tf.nest.map_structure(
-            lambda value: _constant(_stored(value, weights_dtype)),
-            self.backbone.project_positions(num_distances),
+            lambda value: _variable(value, weights_dtype),
+            backbone.project_positions(num_distances),
         )
-        self._weights = []
+        # Pairs of a weight and its copy in fewer bytes.
+        self.stored_weights = []
         if weights_dtype != "float32":
-            self._weights = [
-                (weight, _constant(_stored(weight, weights_dtype)))
+            self.stored_weights = [
+                (weight, _variable(weight, weights_dtype))
                 for weight in self._used_weights()
             ]
-        empty = self.backbone.empty_projected_memory(memory_length)
+        self._compresses = backbone.num_pending is not None
+        empty = backbone.empty_projected_memory(memory_length)
         self._initial = {
-            name: _constant(value[0])
+            name: _variable(value[0])
             for name, value in self.to_tensors(empty).items()
         }
         self._shapes = {
@@ -89,6 +84,17 @@ class ServedModel:
         # Where all M entries are alike, only one is stored.
         size = self._shapes["memory"][3]
         self._shapes["memory"][3] = max(size, memory_length)
+        # What `settings.json` tells about the model.
+        shapes = self._shapes.items()
+        self.settings = {
+            "model": model.get_config(),
+            "memory_length": memory_length,
+            **{f"{name}_shape": shape for name, shape in shapes if shape},
+            "max_segment_length": max_segment_length,
+            "weights_dtype": weights_dtype,
+            "max_batch_size": max_batch_size,
+            "max_generate_length": max_generate_length,
+        }
 
     @property
     def memory_specs(self):
@@ -101,23 +107,9 @@ class ServedModel:
         ]
 
     @property
-    def settings(self):
-        """Returns what `settings.json` tells about the model."""
-        shapes = self._shapes.items()
-        return {
-            "model": self.model.get_config(),
-            "memory_length": self.memory_length,
-            **{f"{name}_shape": shape for name, shape in shapes if shape},
-            "max_segment_length": self.max_segment_length,
-            "weights_dtype": self.weights_dtype,
-            "max_batch_size": self.max_batch_size,
-            "max_generate_length": self.max_generate_length,
-        }
-
-    @property
     def variables(self):
         """Returns all variables that signatures read."""
-        weights = [stored for _, stored in self._weights]
+        weights = [stored for _, stored in self.stored_weights]
         return [
             *(weights or [weight.value for weight in self._used_weights()]),
             *tf.nest.flatten(self._positions),
@@ -130,20 +122,6 @@ class ServedModel:
         variables = project.get_concrete_function(1).variables
         not_read = {id(variable) for variable in variables}
         return [w for w in self.model.weights if id(w.value) not in not_read]
-
-    def with_weights(self, function):
-        """Wraps a function so that the model uses the stored weights in it."""
-        if not self._weights:
-            return function
-
-        @functools.wraps(function)
-        def call(*args):
-            # Converted outside of any loop, and so only once per call.
-            values = [(w, tf.cast(x, w.dtype)) for w, x in self._weights]
-            with keras.StatelessScope(values):
-                return function(*args)
-
-        return call
 
     def positions(self, max_length):
         """Returns projected positions for segments of up to `max_length`."""
@@ -163,163 +141,112 @@ class ServedModel:
         return self.backbone.call_projected(ids, memory, positions)
 
     def empty(self, batch_size):
-        """Returns the initial memory as the tensors of `memory_specs`."""
-        return [
-            tf.broadcast_to(value, tf.stack([batch_size, *self._shapes[name]]))
-            for name, value in self._initial.items()
-        ]
-
-    def from_tensors(self, *tensors):
-        """Builds the memory of the backbone from what clients pass."""
-        memory, valid_length = self._ensured(tensors)
-        keys, values = self._unstacked(memory)
-        return ProjectedMemory(keys, values, None, tf.identity(valid_length))
-
-    def _ensured(self, tensors):
-        """Returns tensors of memory with their static shapes."""
-        return [
-            tf.ensure_shape(tensor, (None, *shape))
-            for tensor, shape in zip(
-                tensors, self._shapes.values(), strict=True
+        """Returns the initial memory as a dictionary of tensors."""
+        return {
+            name: tf.broadcast_to(
+                value, tf.stack([batch_size, *self._shapes[name]])
             )
-        ]
+            for name, value in self._initial.items()
+        }
 
-    def ring_from_tensors(self, *tensors):
-        """Builds a memory that `append` can write to in place."""
-        return self.from_tensors(*tensors).as_ring()
+    def from_tensors(self, tensors, as_ring=True):
+        """Builds the memory of the backbone from a dictionary of tensors."""
+        # By default, `append` can write to it in place. The memory of a
+        # compressive model always stays in the order of its slots, which
+        # depends on the number of tokens read, not only on the text.
+        tensors = {
+            name: tf.ensure_shape(tensor, (None, *self._shapes[name]))
+            for name, tensor in tensors.items()
+        }
+        layers = self._unstacked(tensors.pop("memory"))
+        pairs = (tf.unstack(layer, axis=1) for layer in layers)
+        keys, values = zip(*pairs, strict=True)
+        if self._compresses:
+            states = tuple(self._unstacked(tensors.pop("states")))
+            return CompressiveCache(keys, values, states, **tensors)
+        memory = ProjectedMemory(keys, values, None, **tensors)
+        return memory.as_ring() if as_ring else memory
+
+    def _unstacked(self, tensor):
+        """Splits a tensor `(B, L, ...)` into those of L layers."""
+        return tf.unstack(tf.cast(tensor, self.backbone.compute_dtype), axis=1)
 
     def to_tensors(self, memory):
         """Converts memory of the backbone into a dictionary of tensors."""
-        memory = memory.in_order()
+        if not self._compresses:
+            memory = memory.in_order()
+        fields = memory._asdict()
+        pairs = zip(fields.pop("keys"), fields.pop("values"), strict=True)
+        fields = {"memory": [tf.stack(x, axis=1) for x in pairs], **fields}
         return {
-            "memory": _stacked(memory),
-            "valid_length": memory.valid_length,
+            name: tf.cast(tf.stack(value, axis=1), tf.float32)
+            if isinstance(value, (list, tuple))
+            else value
+            for name, value in fields.items()
+            if value is not None
         }
 
-    def _unstacked(self, memory):
-        """Returns L keys and L values of `(B, L, 2, N, M, H)`."""
-        layers = tf.unstack(
-            tf.cast(memory, self.backbone.compute_dtype), axis=1
-        )
-        return zip(*(tf.unstack(x, axis=1) for x in layers), strict=True)
-
     def check_ids(self, name, ids):
-        """Returns a check that all ids are in the vocabulary."""
+        """Checks that all ids are in the vocabulary."""
         return check_range(name, ids, 0, self.backbone.vocabulary_size - 1)
 
     def check_segment(self, ids):
-        """Returns checks of the length and the ids of a segment."""
+        """Checks the length and the ids of a segment."""
         length = tf.shape(ids)[1]
-        is_in_range = (length >= 1) & (length <= self.max_segment_length)
-        return [
-            check(
-                is_in_range,
-                "`ids` must have the shape (B, T), with T from 1 to "
-                f"{self.max_segment_length}. Received:",
-                tf.shape(ids),
-            ),
-            self.check_ids("ids", ids),
-        ]
-
-    def check_memory(self, batch_size, *tensors):
-        """Returns checks of the memory of `batch_size` rows."""
-        tensors = dict(zip(self._shapes, tensors, strict=True))
-        shapes = [
-            check_shape(
-                name,
-                tensor,
-                tf.stack([batch_size, *self._shapes[name]]),
-                self._meanings.get(name, "(B,)"),
-            )
-            for name, tensor in tensors.items()
-        ]
-        numbers = [
-            check_finite(name, tensor)
-            for name, tensor in tensors.items()
-            if tensor.dtype.is_floating
-        ]
-        return [*shapes, *numbers, self._check_counts(**tensors)]
-
-    def _check_counts(self, valid_length, **_):
-        """Returns a check of the integers of memory."""
-        return check_range("valid_length", valid_length, 0, self.memory_length)
-
-    def check_length(self, length):
-        """Returns a check of the number of tokens to generate."""
-        return check_range("length", length, 0, self.max_generate_length)
-
-
-class ServedCompressiveModel(ServedModel):
-    """Holds a language model with compressed memory."""
-
-    # Clients pass a `CompressiveCache`: what is in it depends on the number of
-    # tokens read, not only on the text, so it stays in the order of its slots.
-
-    _meanings = {"memory": "(B, L, 2, N, C + M, H)", "states": "(B, L, W, D)"}
-
-    def from_tensors(self, *tensors):
-        memory, states, num_tokens, num_compressed = self._ensured(tensors)
-        keys, values = self._unstacked(memory)
-        states = tf.cast(states, self.backbone.compute_dtype)
-        return CompressiveCache(
-            keys,
-            values,
-            tuple(tf.unstack(states, axis=1)),
-            num_tokens,
-            num_compressed,
+        ids = checked(
+            ids,
+            (length >= 1) & (length <= self.max_segment_length),
+            "`ids` must have the shape (B, T), with T from 1 to "
+            f"{self.max_segment_length}. Received:",
+            tf.shape(ids),
         )
+        return self.check_ids("ids", ids)
 
-    ring_from_tensors = from_tensors
-
-    def to_tensors(self, memory):
-        return {
-            "memory": _stacked(memory),
-            "states": tf.cast(tf.stack(memory.states, axis=1), tf.float32),
-            "num_tokens": memory.num_tokens,
-            "num_compressed": memory.num_compressed,
+    def check_memory(self, batch_size, tensors):
+        """Checks the memory of `batch_size` rows that a client passed."""
+        tensors = {
+            name: check_shape(
+                name, value, tf.stack([batch_size, *self._shapes[name]])
+            )
+            for name, value in zip(self._shapes, tensors, strict=True)
         }
-
-    def _check_counts(self, num_tokens, num_compressed, **_):
-        evicted = tf.maximum(num_tokens - self.memory_length, 0)
-        return check(
-            tf.reduce_all(num_tokens >= 0)
-            & tf.reduce_all(num_compressed >= 0)
+        for name, value in tensors.items():
+            if value.dtype.is_floating:
+                # `tf.debugging.check_numerics` is ten times slower on a CPU.
+                tensors[name] = checked(
+                    value,
+                    tf.reduce_all(tf.math.is_finite(value)),
+                    f"`{name}` must be finite. Received: NaN or infinity",
+                )
+        if not self._compresses:
+            tensors["valid_length"] = check_range(
+                "valid_length", tensors["valid_length"], 0, self.memory_length
+            )
+            return tensors
+        read, compressed = tensors["num_tokens"], tensors["num_compressed"]
+        evicted = tf.maximum(read - self.memory_length, 0)
+        tensors["num_tokens"] = checked(
+            read,
+            tf.reduce_all(read >= 0)
+            & tf.reduce_all(compressed >= 0)
             & tf.reduce_all(
-                num_compressed * self.backbone.compression_rate <= evicted
+                compressed * self.backbone.compression_rate <= evicted
             ),
             "`num_tokens` and `num_compressed` must be those that a signature "
             "returned. Received:",
-            num_tokens,
-            num_compressed,
+            read,
+            compressed,
         )
+        return tensors
+
+    def check_length(self, length):
+        """Checks the number of tokens to generate."""
+        return check_range("length", length, 0, self.max_generate_length)
 
 
-def served_model(model, *arguments):
-    """Returns the `ServedModel` of a language model, of either class."""
-    if not model.backbone.has_attention:
-        raise ValueError(
-            "`model` must have a TransformerXLBackbone to be exported. "
-            f"Received: backbone={type(model.backbone).__name__}"
-        )
-    compresses = model.backbone.num_pending is not None
-    served_class = ServedCompressiveModel if compresses else ServedModel
-    return served_class(model, *arguments)
-
-
-def _stacked(memory):
-    """Returns keys and values as one tensor `(B, L, 2, N, M, H)`, float32."""
-    layers = [
-        tf.stack(layer, axis=1)
-        for layer in zip(memory.keys, memory.values, strict=True)
-    ]
-    return tf.cast(tf.stack(layers, axis=1), tf.float32)
-
-
-def _constant(value):
-    return tf.Variable(value, trainable=False)
-
-
-def _stored(value, dtype):
-    """Casts a value to the stored dtype unless it is a vector, and small."""
+def _variable(value, dtype=None):
+    """Stores a value, in `dtype` unless it is a vector, and so small."""
     value = tf.convert_to_tensor(value)
-    return tf.cast(value, dtype) if value.shape.rank > 1 else value
+    if dtype and value.shape.rank > 1:
+        value = tf.cast(value, dtype)
+    return tf.Variable(value, trainable=False)

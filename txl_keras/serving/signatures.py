@@ -1,22 +1,20 @@
-"""Stateless signatures of a SavedModel, as functions of tensors.
+"""Signatures of a SavedModel of a language model, as functions of tensors.
 
-Letters: `B` batch, `T` segment, `P` prompt, `M` memory, `D` hidden size, `N`
-heads, `H` head size, `L` layers, `V` vocabulary.
+Letters: `B` batch, `T` segment, `P` prompt or longest text, `M` memory, `D`
+hidden size, `N` heads, `H` head size, `L` layers, `V` vocabulary.
 """
-
-import functools
-import inspect
 
 import tensorflow as tf
 
 from txl_keras.samplers.sampler import Sampler
-from txl_keras.serving.graph_checks import check
+from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_checks import check_range
 from txl_keras.serving.graph_checks import check_shape
+from txl_keras.serving.graph_checks import checked
 from txl_keras.serving.graph_writer import write_tokens
 
 # Defaults for requests to a server; none of them changes the distribution.
-_SAMPLING = {
+SAMPLING = {
     "seed": 0,
     "temperature": 1.0,
     "top_k": 0,
@@ -26,38 +24,19 @@ _SAMPLING = {
 }
 
 
-def sampling_specs():
-    """Returns the input specs of the seed and the parameters of `Sampler`."""
+def _spec(name, *shape, dtype=tf.int32):
+    return tf.TensorSpec(shape, dtype, name)
+
+
+def _sampling_specs():
+    """Returns the specs of the length, the seed and the sampler's arguments."""
     return [
-        tf.TensorSpec((), tf.constant(value).dtype, name)
-        for name, value in _SAMPLING.items()
+        _spec("length"),
+        *(
+            _spec(name, dtype=tf.constant(value).dtype)
+            for name, value in SAMPLING.items()
+        ),
     ]
-
-
-def with_names(function, specs):
-    """Wraps a function, so that its arguments have the names of `specs`."""
-    # Sampling parameters have defaults. Those of a signature must be tensors.
-    # They are created here, because in the definition of the function they
-    # would initialize devices at import.
-    signature = inspect.Signature(
-        [
-            inspect.Parameter(
-                spec.name,
-                inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=tf.constant(_SAMPLING[spec.name])
-                if spec.name in _SAMPLING
-                else inspect.Parameter.empty,
-            )
-            for spec in specs
-        ]
-    )
-
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        return function(*signature.bind(*args, **kwargs).args)
-
-    call.__signature__ = signature
-    return call
 
 
 class FunctionalSignatures:
@@ -71,44 +50,30 @@ class FunctionalSignatures:
         """Returns a dictionary from names to functions and input specs."""
         ids = _spec("ids", None, None)
         memory = self._served.memory_specs
+        targets = _spec("targets", None, None)
+        prompt = [
+            _spec("prompt_ids", None, None),
+            _spec("prompt_length", None),
+            *memory,
+            *_sampling_specs(),
+        ]
         endpoints = {
             "serving_default": (self.serving_default, [ids, *memory]),
             "initial_memory": (self.initial_memory, [_spec("batch_size")]),
-            "score": (
-                self.score,
-                [ids, _spec("targets", None, None), *memory],
-            ),
+            "score": (self.score, [ids, targets, *memory]),
             "hidden_states": (self.hidden_states, [ids, *memory]),
         }
-        if self._served.remembers:
-            endpoints["generate"] = (
-                self.generate,
-                [
-                    _spec("prompt_ids", None, None),
-                    _spec("prompt_length", None),
-                    *memory,
-                    _spec("length"),
-                    *sampling_specs(),
-                ],
-            )
-        return {
-            name: (with_names(function, specs), specs)
-            for name, (function, specs) in endpoints.items()
-        }
+        if self._served.backbone.remembers:
+            endpoints["generate"] = (self.generate, prompt)
+        return endpoints
 
     def initial_memory(self, batch_size):
         """Returns the initial memory of a batch."""
-        can_be_made = check_range(
-            "batch_size", batch_size, 0, self._served.max_batch_size
-        )
-        with tf.control_dependencies([can_be_made]):
-            tensors = self._served.empty(tf.identity(batch_size))
-        return {
-            spec.name: tensor
-            for spec, tensor in zip(
-                self._served.memory_specs, tensors, strict=True
+        return self._served.empty(
+            check_range(
+                "batch_size", batch_size, 0, self._served.max_batch_size
             )
-        }
+        )
 
     def serving_default(self, ids, *memory):
         """Computes log-probabilities of the next token at every position."""
@@ -117,12 +82,8 @@ class FunctionalSignatures:
 
     def score(self, ids, targets, *memory):
         """Computes the negative log-likelihood of every target."""
-        checks = [
-            check_shape("targets", targets, tf.shape(ids), "that of `ids`"),
-            self._served.check_ids("targets", targets),
-        ]
-        with tf.control_dependencies(checks):
-            targets = tf.identity(targets)
+        targets = check_shape("targets", targets, tf.shape(ids))
+        targets = self._served.check_ids("targets", targets)
         hidden, memory = self._read(ids, memory)
         return {"nll": self._softmax(hidden, targets), **memory}
 
@@ -133,61 +94,117 @@ class FunctionalSignatures:
 
     def _read(self, ids, memory):
         """Returns hidden states and, as outputs, memory after a segment."""
-        checks = self._served.check_segment(ids)
-        checks += self._served.check_memory(tf.shape(ids)[0], *memory)
-        with tf.control_dependencies(checks):
-            ids = tf.identity(ids)
-            past = self._served.from_tensors(*map(tf.identity, memory))
-        hidden, *entries = self._served.read(ids, past)
-        past = self._served.backbone.append(past, entries)
-        return hidden, self._served.to_tensors(past)
+        served = self._served
+        memory = served.check_memory(tf.shape(ids)[0], memory)
+        past = served.from_tensors(memory, as_ring=False)
+        hidden, *entries = served.read(served.check_segment(ids), past)
+        return hidden, served.to_tensors(served.backbone.append(past, entries))
 
     def generate(self, prompt_ids, prompt_length, *arguments):
         """Generates tokens after prompts; rows do not affect each other."""
-        at = len(self._served.memory_specs)
+        served, at = self._served, len(self._served.memory_specs)
         memory, (length, seed, *sampling) = arguments[:at], arguments[at:]
-        checks = self._check_prompt(prompt_ids, prompt_length, length)
-        checks += self._served.check_memory(tf.shape(prompt_ids)[0], *memory)
-        with tf.control_dependencies(checks):
-            prompt_ids = tf.where(
-                _is_real(prompt_ids, prompt_length), prompt_ids, 0
-            )
-            past = self._served.ring_from_tensors(*map(tf.identity, memory))
-            length = tf.identity(length)
-        ids, past = write_tokens(
-            self._served,
+        batch_size, size = tf.unstack(tf.shape(prompt_ids))
+        prompt_ids = checked(
             prompt_ids,
+            (batch_size >= 1) & (size >= 1),
+            "`prompt_ids` must have the shape (B, P), both at least 1. "
+            "Received:",
+            tf.shape(prompt_ids),
+        )
+        prompt_length = check_shape(
+            "prompt_length", prompt_length, [batch_size]
+        )
+        prompt_length = check_range("prompt_length", prompt_length, 1, size)
+        # Padding may hold any numbers.
+        is_real = tf.sequence_mask(prompt_length, size)
+        prompt_ids = tf.where(is_real, prompt_ids, 0)
+        ids, past = write_tokens(
+            served,
+            served.check_ids("prompt_ids", prompt_ids),
             prompt_length,
-            past,
-            length,
+            served.from_tensors(served.check_memory(batch_size, memory)),
+            served.check_length(length),
             Sampler(*sampling),
             seed,
         )
-        return {"ids": ids, **self._served.to_tensors(past)}
+        return {"ids": ids, **served.to_tensors(past)}
 
-    def _check_prompt(self, prompt_ids, prompt_length, length):
-        batch_size, size = tf.unstack(tf.shape(prompt_ids))
-        return [
-            check(
-                (batch_size >= 1) & (size >= 1),
-                "`prompt_ids` must have the shape (B, P), both at least 1. "
-                "Received:",
-                tf.shape(prompt_ids),
+
+class TextSignatures:
+    """Holds the signatures that score and generate text; see `export`."""
+
+    def __init__(self, served, tokenizer):
+        self._served = served
+        self._tokenizer = tokenizer
+
+    def endpoints(self):
+        """Returns a dictionary from names to functions and input specs."""
+        text = _spec("text", None, dtype=tf.string)
+        prompt = _spec("prompt", None, dtype=tf.string)
+        return {
+            "score_text": (self.score_text, [text]),
+            "generate_text": (
+                self.generate_text,
+                [prompt, *_sampling_specs()],
             ),
-            check_shape("prompt_length", prompt_length, [batch_size], "(B,)"),
-            check_range("prompt_length", prompt_length, 1, size),
-            self._served.check_ids(
-                "prompt_ids",
-                # Padding may hold any numbers.
-                tf.where(_is_real(prompt_ids, prompt_length), prompt_ids, 0),
-            ),
-            self._served.check_length(length),
-        ]
+        }
 
+    def score_text(self, text):
+        """Computes the negative log-likelihood of texts and their tokens."""
+        ids, lengths = self._tokenizer.encode(text)
+        lengths = check_not_empty("text", lengths)
+        token_nll = self._token_nll(ids, lengths)
+        return {
+            "nll": tf.reduce_sum(token_nll, axis=1),
+            "token_nll": token_nll,
+            "ids": ids,
+            "lengths": lengths,
+        }
 
-def _spec(name, *shape):
-    return tf.TensorSpec(shape, tf.int32, name)
+    def _token_nll(self, ids, lengths):
+        """Computes losses `(B, P)`; 0 for the first token and for padding."""
+        served = self._served
+        size = served.max_segment_length
+        positions = served.positions(size)
+        batch_size, num_tokens = tf.unstack(tf.shape(ids))
+        num_targets = num_tokens - 1
 
+        def read(start, memory, nll):
+            stop = tf.minimum(start + size, num_targets)
+            hidden, *entries = served.read(
+                ids[:, start:stop], memory, positions
+            )
+            new = served.model.softmax(hidden, ids[:, start + 1 : stop + 1])
+            num_real = tf.clip_by_value(lengths - 1 - start, 0, stop - start)
+            memory = served.backbone.append(memory, entries, num_real)
+            return stop, memory, tf.concat([nll, new], axis=1)
 
-def _is_real(prompt_ids, prompt_length):
-    return tf.sequence_mask(prompt_length, tf.shape(prompt_ids)[1])
+        memory = served.from_tensors(served.empty(batch_size))
+        # The first token has no context and no loss.
+        first_nll = tf.zeros((batch_size, num_tokens))[:, :1]
+        *_, nll = tf.while_loop(
+            lambda start, *_: start < num_targets,
+            read,
+            (tf.constant(0), memory, first_nll),
+        )
+        return tf.where(tf.sequence_mask(lengths, num_tokens), nll, 0.0)
+
+    def generate_text(self, prompt, length, seed, *sampling):
+        """Generates text after prompts, which do not affect each other."""
+        served = self._served
+        ids, lengths = self._tokenizer.encode(prompt)
+        batch_size = tf.size(lengths)
+        lengths = checked(
+            lengths, batch_size >= 1, "`prompt` must have at least one row"
+        )
+        written, _ = write_tokens(
+            served,
+            ids,
+            check_not_empty("prompt", lengths),
+            served.from_tensors(served.empty(batch_size)),
+            served.check_length(length),
+            Sampler(*sampling),
+            seed,
+        )
+        return {"text": self._tokenizer.decode(written), "ids": written}

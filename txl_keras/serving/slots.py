@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.memory.ring_buffer import RingWrite
-from txl_keras.serving.graph_checks import check_distinct
 from txl_keras.serving.graph_checks import check_range
 from txl_keras.serving.graph_checks import check_shape
+from txl_keras.serving.graph_checks import checked
 from txl_keras.serving.graph_writer import write_in_place
 
 
@@ -60,7 +60,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         )
 
     def _empty(self, num_rows):
-        return self._served.ring_from_tensors(*self._served.empty(num_rows))
+        return self._served.from_tensors(self._served.empty(num_rows))
 
     def endpoints(self):
         """Returns a dictionary from names to functions and input specs."""
@@ -73,20 +73,16 @@ class Slots(tf.saved_model.experimental.TrackableResource):
 
     def reset(self, slots):
         """Resets slots to the initial memory."""
-        with tf.control_dependencies(self._check(slots)):
-            slots = tf.identity(slots)
+        slots = self._checked(slots)
         self._replace(slots, self._empty(tf.shape(slots)[0]))
         return {"slots": slots}
 
     def step(self, ids, slots):
         """Reads a segment in slots and predicts the token after its last."""
-        checks = [
-            *self._served.check_segment(ids),
-            check_shape("slots", slots, [tf.shape(ids)[0]], "(B,)"),
-            *self._check(slots),
-        ]
-        with tf.control_dependencies(checks):
-            ids, slots = tf.identity(ids), tf.identity(slots)
+        slots = check_shape("slots", slots, [tf.shape(ids)[0]])
+        slots, ids = self._checked(slots), self._served.check_segment(ids)
+        # All checks come before anything is written.
+        with tf.control_dependencies([ids]):
             past = self._read(slots)
         hidden, *entries = self._served.read(ids, past)
         log_probs = self._served.model.softmax.log_probs(hidden[:, -1])
@@ -99,11 +95,14 @@ class Slots(tf.saved_model.experimental.TrackableResource):
                 self._replace(slots, past)
         return {"log_probs": log_probs}
 
-    def _check(self, slots):
-        return [
-            check_range("slots", slots, 0, self._num_slots - 1),
-            check_distinct("slots", slots),
-        ]
+    def _checked(self, slots):
+        slots = check_range("slots", slots, 0, self._num_slots - 1)
+        return checked(
+            slots,
+            tf.size(tf.unique(slots)[0]) == tf.size(slots),
+            "`slots` must not contain a number twice. Received:",
+            slots,
+        )
 
     def _read(self, slots):
         """Returns the rows of slots."""

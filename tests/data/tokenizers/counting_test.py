@@ -4,7 +4,7 @@ import random
 import pytest
 
 from txl_keras.data import WordTokenizer
-from txl_keras.data.tokenizers import counting
+from txl_keras.data.tokenizers import building
 
 
 @pytest.mark.parametrize("min_count,num_kept", [(1, None), (4, None), (2, 13)])
@@ -18,10 +18,10 @@ def test_words_are_counted_on_disk_as_in_memory(
         )
         for _ in range(29)
     ]
-    total = counting.add_up(counters)
+    total = building.add_up(counters)
     assert total == sum(counters, collections.Counter())
-    monkeypatch.setattr(counting, "MAX_STRINGS", 30)
-    kept = counting.add_up(counters, min_count, num_kept)
+    monkeypatch.setattr(building, "MAX_STRINGS", 30)
+    kept = building.add_up(counters, min_count, num_kept)
     if num_kept is None:
         expected = {w: n for w, n in total.items() if n >= min_count}
         assert list(kept.items()) == list(expected.items())  # in order

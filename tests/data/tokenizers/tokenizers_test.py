@@ -10,12 +10,10 @@ from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.data.tokenizers import IdTokenizer
 from txl_keras.data.tokenizers import SentencePieceTokenizer
-from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
-from txl_keras.data.vocabulary import Vocabulary
 
 
 def corpus_of(train, valid="a", test="a", encoding="utf-8"):
@@ -45,7 +43,7 @@ def test_characters_go_by_frequency_then_by_code_point():
     assert tokenizer.decode([3, 5, 0]) == "a€b"
 
 
-@pytest.mark.parametrize("name", ["words", "sentencepiece", "wordpiece"])
+@pytest.mark.parametrize("name", ["words", "sentencepiece"])
 def test_a_text_without_splits_has_no_train_to_learn_from(name):
     whole = Corpus("book.txt", {"all": b"b a\n" * 99})
     size = {"vocabulary_size": 8}
@@ -139,7 +137,6 @@ TOKENIZERS = {
     "latin-1": lambda: CharacterTokenizer("ab", "latin-1"),
     "words": lambda: WordTokenizer(["<eos>", "a"]),
     "sentencepiece": lambda: SentencePieceTokenizer.train(["a cat\n" * 9], 262),
-    "wordpiece": lambda: WordPieceTokenizer(["[UNK]", "[EOS]", "a"]),
 }
 
 
@@ -191,7 +188,6 @@ def test_wrong_ids_are_refused(name):
         lambda: CharacterTokenizer(map(chr, range(256)), encoding="latin-1"),
         lambda: WordTokenizer(["<S>", '"\\é"', "🙂"], "🙂", "<S>", None, True),
         lambda: SentencePieceTokenizer.train(["a cat\n" * 9], 262),
-        lambda: WordPieceTokenizer(["[UNK]", "[EOS]", "a"], lower_case=True),
         lambda: IdTokenizer(300),
     ],
     ids=itertools.count(),
@@ -272,26 +268,19 @@ def test_unknown_names_are_refused():
         build_tokenizer("w", corpus_of("b"))
     with pytest.raises(ValueError, match="`encoding`.*'ascii'"):
         CharacterTokenizer("ab", encoding="ascii")
-
-
-def test_wrong_symbols_are_refused():
-    with pytest.raises(ValueError, match="`symbols` must not be empty"):
-        Vocabulary([])
     with pytest.raises(ValueError, match="Received: 'ab'"):
-        Vocabulary(["a", "ab"])
-    with pytest.raises(ValueError, match="3 symbols, 2 of them distinct"):
-        Vocabulary("aba")
+        CharacterTokenizer(["a", "ab"])
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "name, options, message",
     [
-        ({"vocabulary_size": 9, "vocabulary": "f"}, "vocabulary_size.*left"),
-        ({"character_coverage": 1, "vocabulary": "f"}, "coverage.*left out"),
-        ({"min_count": 3}, "built without .'min_count'"),
-        ({}, "`vocabulary_size`.*neither"),
+        ("words", {"vocabulary_size": 9}, "vocabulary_size.*left out"),
+        ("sentencepiece", {"character_coverage": 1}, "coverage.*left out"),
+        ("sentencepiece", {"min_count": 3}, "built without .'min_count'"),
     ],
 )
-def test_wrong_options_of_subwords_are_refused(options, message):
+def test_wrong_options_of_words_are_refused(name, options, message):
+    options = {"vocabulary": "f", **options}
     with pytest.raises(ValueError, match=message):
-        build_tokenizer("wordpiece", corpus_of("b"), **options)
+        build_tokenizer(name, corpus_of("b"), **options)

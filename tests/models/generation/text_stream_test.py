@@ -7,7 +7,6 @@ import pytest
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.data.tokenizers import SentencePieceTokenizer
-from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import count_words
 from txl_keras.models.generation.text_stream import TextStream
@@ -32,9 +31,7 @@ def build(name):
         return WordTokenizer.from_counts(count_words(TEXT))
     pytest.importorskip("sentencepiece")
     pytest.importorskip("tensorflow_text")
-    if name == "sentencepiece":
-        return SentencePieceTokenizer.train([TEXT] * 4, 290)
-    return WordPieceTokenizer.train([TEXT] * 4, 100)
+    return SentencePieceTokenizer.train([TEXT] * 4, 290)
 
 
 def pieces(ids, sizes, seed=0):
@@ -59,7 +56,6 @@ def shown(decode_bytes, parts, stop=()):
         "bytes as characters",
         "words",
         "sentencepiece",
-        "wordpiece",
     ],
 )
 def test_the_text_is_that_of_all_ids_at_once(name):

@@ -1,10 +1,12 @@
 """Builds, saves and loads the tokenizer of a corpus."""
 
 import collections
+import contextlib
 import functools
 import itertools
 import json
 import os
+import sqlite3
 import sys
 
 import tensorflow as tf
@@ -18,17 +20,13 @@ from txl_keras.data.parallel import map_blocks
 from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import count_symbols
-from txl_keras.data.tokenizers.counting import add_up
 from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
-from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
-from txl_keras.data.tokenizers.subword_tokenizer import draw_sentences
-from txl_keras.data.tokenizers.subword_tokenizer import num_characters
-from txl_keras.data.tokenizers.subword_tokenizer import sample_sentences
-from txl_keras.data.tokenizers.subword_tokenizer import sentences_of
-from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
+from txl_keras.data.tokenizers.sentence_piece_training import MAX_CHARACTERS
+from txl_keras.data.tokenizers.sentence_piece_training import draw_sentences
+from txl_keras.data.tokenizers.sentence_piece_training import sentences_of
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import count_words
 from txl_keras.json_files import check_fields
@@ -39,7 +37,16 @@ _MAX_BYTES = 64 << 20
 # Ids above this need a vocabulary size: one of a typing error would make an
 # embedding that no memory holds.
 _MAX_FOUND_ID = (1 << 24) - 1
-_SENTENCES_OF_A_TEXT = 10_000
+MAX_STRINGS = 1 << 21  # counted in memory: about 300 MB
+_ADD = (
+    "INSERT INTO words VALUES (?, ?) "
+    "ON CONFLICT (word) DO UPDATE SET count = count + excluded.count"
+)
+# A word keeps the `rowid` of its first occurrence.
+_CHOOSE = (
+    "SELECT word, count FROM (SELECT rowid AS place, * FROM words "
+    "WHERE count >= ? ORDER BY count DESC, place LIMIT ?) ORDER BY place"
+)
 # Options of each tokenizer.
 OPTIONS = {
     "bytes": ("drop_newlines",),
@@ -50,10 +57,6 @@ OPTIONS = {
     ),
     "sentencepiece": (
         "vocabulary", "vocabulary_size", "line_end", "model_type",
-        "character_coverage",
-    ),
-    "wordpiece": (
-        "vocabulary", "vocabulary_size", "unknown", "line_end", "lower_case",
         "character_coverage",
     ),
     "ids": ("vocabulary_size",),
@@ -70,14 +73,14 @@ def build_tokenizer(name, corpus, beam=None, **options):
     of all three splits.
 
     Args:
-        name: String, `"bytes"`, `"characters"`, `"words"`, `"sentencepiece"`,
-            `"wordpiece"` or `"ids"`.
+        name: String, `"bytes"`, `"characters"`, `"words"`, `"sentencepiece"`
+            or `"ids"`.
         corpus: A `Corpus`.
         beam: Optional `Beam` with a folder, whose workers read the text.
         **options: Options of this tokenizer, see its class, its `from_counts`
             and its `train`; options that are None are ignored. `vocabulary` is
-            a sequence of words to use instead of counting them, or for subwords
-            the path of a model or vocabulary file to use instead of training.
+            a sequence of words to use instead of counting them, or for
+            `"sentencepiece"` the path of a model to use instead of training.
             For `"words"`, an empty string as `unknown`, `line_start` or
             `line_end` disables this mark.
 
@@ -117,12 +120,10 @@ def check_kind(corpus, takes_ids):
 
 
 def _build_characters(corpus, beam, drop_newlines=False):
-    options = (corpus.encoding, drop_newlines)
-    function = functools.partial(
-        count_symbols, encoding=corpus.encoding, drop_newlines=drop_newlines
-    )
+    options = {"encoding": corpus.encoding, "drop_newlines": drop_newlines}
+    function = functools.partial(count_symbols, **options)
     counts = add_up(_counters(function, corpus, corpus.splits, beam))
-    return CharacterTokenizer.from_counts(counts, *options)
+    return CharacterTokenizer.from_counts(counts, **options)
 
 
 def _build_words(corpus, beam, vocabulary=None, **options):
@@ -140,6 +141,31 @@ def _build_words(corpus, beam, vocabulary=None, **options):
     counts = _counters(function, corpus, ("train",), beam)
     counts = add_up(counts, options.get("min_count", 1), num_kept)
     return WordTokenizer.from_counts(counts, **options)
+
+
+def add_up(counters, min_count=1, num_kept=None):
+    """Adds up `Counter`s of strings, in the order of their first occurrence.
+
+    If there are more than `MAX_STRINGS`, they are counted on disk, and what
+    occurs less than `min_count` times is left out, and so are all but the
+    `num_kept` most frequent ones.
+    """
+    total, is_on_disk = collections.Counter(), False
+    # Without a name, a temporary file.
+    with contextlib.closing(sqlite3.connect("")) as database:
+        database.execute("CREATE TABLE words (word TEXT UNIQUE, count INTEGER)")
+        for counts in counters:
+            total.update(counts)
+            if len(total) > MAX_STRINGS:
+                database.executemany(_ADD, total.items())
+                total.clear()
+                is_on_disk = True
+        if not is_on_disk:
+            return total
+        database.executemany(_ADD, total.items())
+        limit = -1 if num_kept is None else num_kept
+        chosen = database.execute(_CHOOSE, (min_count, limit))
+        return collections.Counter(dict(chosen))
 
 
 def _counters(function, corpus, splits, beam):
@@ -179,28 +205,13 @@ def _of_section(function, section):
     return function(section.blocks())
 
 
-def _build_subwords(
-    tokenizer_class,
-    corpus,
-    beam,
-    vocabulary=None,
-    vocabulary_size=None,
-    **options,
-):
+def _build_sentence_piece(corpus, beam, vocabulary=None, **options):
     if vocabulary is not None:
-        trained = {"vocabulary_size": vocabulary_size, **options}
         _check_not_counted(
-            "vocabulary_size", "model_type", "character_coverage", **trained
+            "vocabulary_size", "model_type", "character_coverage", **options
         )
-        return tokenizer_class.from_file(vocabulary, **options)
-    is_sentence_piece = tokenizer_class is SentencePieceTokenizer
-    if vocabulary_size is None and not is_sentence_piece:
-        raise ValueError(
-            "`vocabulary_size` must be the number of subwords to learn, such "
-            "as 8000, or `vocabulary` the file of an existing model. "
-            "Received: neither"
-        )
-    if is_sentence_piece and options.get("line_end") is not None:
+        return SentencePieceTokenizer.from_file(vocabulary, **options)
+    if options.get("line_end") is not None:
         raise ValueError(
             "`line_end` must be left out for sentencepiece without a "
             "`vocabulary`: the model that is trained here encodes newlines. "
@@ -211,15 +222,11 @@ def _build_subwords(
         texts = map_blocks(
             lambda block: block.text, corpus, "train", "Reading", threads=True
         )
-        sentences = sample_sentences(texts, MAX_CHARACTERS)
+        options["max_characters"] = MAX_CHARACTERS
     else:
-        sentences = _sample_with(beam, corpus)
-    return tokenizer_class.train(
-        _in_texts(sentences),
-        vocabulary_size,
-        max_characters=sys.maxsize,  # they are a sample already
-        **options,
-    )
+        texts = _sample_with(beam, corpus)
+        options["max_characters"] = sys.maxsize  # they are a sample already
+    return SentencePieceTokenizer.train(texts, **options)
 
 
 def _check_train(corpus):
@@ -231,23 +238,14 @@ def _check_train(corpus):
         )
 
 
-def _in_texts(sentences):
-    """Yields texts of many sentences and drops them from the list."""
-    for start in range(0, len(sentences), _SENTENCES_OF_A_TEXT):
-        chosen = slice(start, start + _SENTENCES_OF_A_TEXT)
-        yield "\n".join(sentences[chosen])
-        sentences[chosen] = [None] * len(sentences[chosen])
-
-
 def _sample_with(beam, corpus):
-    """Returns the sample that `sample_sentences` draws, from all workers."""
+    """Yields the sample that `sample_sentences` draws, from all workers."""
     sections = dict(enumerate(corpus.sections("train")))
     sizes = list(beam.map("sentences", _size_of, sections))
     firsts = itertools.accumulate((size[0] for size in sizes), initial=0)
-    draw = functools.partial(_drawn_sentences, sum(size[1] for size in sizes))
+    draw = functools.partial(_drawn_text, sum(size[1] for size in sizes))
     items = zip(sections.values(), firsts)  # noqa: B905, one more than sections
-    samples = beam.map("sample", draw, dict(enumerate(items)))
-    return list(itertools.chain.from_iterable(samples))
+    yield from beam.map("sample", draw, dict(enumerate(items)))
 
 
 def _size_of(section):
@@ -256,18 +254,18 @@ def _size_of(section):
     for block in section.blocks():
         sentences = sentences_of(block.text)
         number += len(sentences)
-        characters += num_characters(sentences)
+        characters += sum(map(len, sentences))
     return number, characters
 
 
-def _drawn_sentences(total, numbered_section):
+def _drawn_text(total, numbered_section):
     section, first = numbered_section
     kept = []
     for block in section.blocks():
         sentences = sentences_of(block.text)
         kept += draw_sentences(sentences, first, MAX_CHARACTERS, total)[0]
         first += len(sentences)
-    return kept
+    return "\n".join(kept)
 
 
 def _build_ids(corpus, beam, vocabulary_size=None):
@@ -301,8 +299,7 @@ _BUILDERS = {
     "bytes": lambda corpus, beam, **options: ByteTokenizer(**options),
     "characters": _build_characters,
     "words": _build_words,
-    "sentencepiece": functools.partial(_build_subwords, SentencePieceTokenizer),
-    "wordpiece": functools.partial(_build_subwords, WordPieceTokenizer),
+    "sentencepiece": _build_sentence_piece,
     "ids": _build_ids,
 }
 
@@ -372,6 +369,5 @@ _TOKENIZERS = {
         IdTokenizer,
         WordTokenizer,
         SentencePieceTokenizer,
-        WordPieceTokenizer,
     )
 }

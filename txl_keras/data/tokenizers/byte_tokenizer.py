@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from txl_keras.data.tokenizers.token_ids import as_bytes
-from txl_keras.data.tokenizers.token_ids import check_ids
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.data.tokenizers.tokenizer import as_bytes
+from txl_keras.data.tokenizers.tokenizer import check_ids
 
 
 class ByteTokenizer(Tokenizer):
@@ -37,6 +37,3 @@ class ByteTokenizer(Tokenizer):
 
     def decode_bytes(self, ids):
         return check_ids(ids, self.vocabulary_size).astype(np.uint8).tobytes()
-
-    def get_config(self):
-        return {"drop_newlines": self.drop_newlines}

@@ -6,9 +6,10 @@ import numpy as np
 
 from txl_keras.checks import check_one_of
 from txl_keras.data.corpora.corpus import ENCODINGS
-from txl_keras.data.tokenizers.token_ids import as_bytes
-from txl_keras.data.tokenizers.token_ids import decode_utf8
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.data.tokenizers.tokenizer import as_bytes
+from txl_keras.data.tokenizers.tokenizer import decode_utf8
+from txl_keras.data.vocabulary import NUM_CODE_POINTS
 from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import Vocabulary
 
@@ -21,7 +22,7 @@ class CharacterTokenizer(Tokenizer):
     """Encodes each symbol as its index in a vocabulary of single symbols.
 
     Args:
-        vocabulary: A `Vocabulary`, or a sequence of symbols.
+        vocabulary: A `Vocabulary`, or a sequence, of single characters.
         encoding: String, the unit of a symbol. `"utf-8"`: a character.
             `"latin-1"`: a byte, represented by the character with that code
             point; a non-ASCII character of a `str` is then several symbols.
@@ -43,12 +44,19 @@ position 2 is not in the vocabulary.
     is_lossless = True
 
     def __init__(self, vocabulary, encoding="utf-8", drop_newlines=False):
-        if not isinstance(vocabulary, Vocabulary):
-            vocabulary = Vocabulary(vocabulary)
-        self.vocabulary = vocabulary
-        self.vocabulary_size = len(vocabulary)
+        self.vocabulary = Vocabulary(list(vocabulary))
+        self.vocabulary_size = len(self.vocabulary)
         self.encoding = check_one_of("encoding", encoding, ENCODINGS)
         self.drop_newlines = drop_newlines
+        # Indexed by code point, so that one look-up converts a whole text.
+        self._ids = np.full(NUM_CODE_POINTS, -1, np.int32)
+        for i, symbol in enumerate(self.vocabulary):
+            if len(symbol) != 1:
+                raise ValueError(
+                    "`vocabulary` must be strings of one character. "
+                    f"Received: {symbol!r}"
+                )
+            self._ids[ord(symbol)] = i
 
     @classmethod
     def from_counts(cls, counts, encoding="utf-8", drop_newlines=False):
@@ -62,32 +70,26 @@ position 2 is not in the vocabulary.
         Returns:
             A `CharacterTokenizer`.
         """
-        vocabulary = Vocabulary.from_text_counts(counts)
-        return cls(vocabulary, encoding, drop_newlines)
+        symbols = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+        return cls(symbols, encoding, drop_newlines)
 
     def encode(self, text, begins_line=True):
-        ids = [np.zeros(0, self.vocabulary.dtype)]
+        blocks = [np.zeros(0, self.vocabulary.dtype)]
         for start, code_points in _code_points(text, self.encoding):
-            kept = code_points
+            ids = self._ids[code_points]
+            wrong = ids < 0
             if self.drop_newlines:
-                kept = code_points[code_points != _NEWLINE]
-            try:
-                ids.append(self.vocabulary.ids(kept))
-            except UnknownSymbolError as error:
-                first = np.flatnonzero(code_points == ord(error.symbol))[0]
-                position = start + int(first)
-                raise UnknownSymbolError(error.symbol, position) from None
-        return np.concatenate(ids)
+                is_newline = code_points == _NEWLINE
+                ids, wrong = ids[~is_newline], wrong & ~is_newline
+            if wrong.any():
+                position = int(np.argmax(wrong))
+                symbol = chr(code_points[position])
+                raise UnknownSymbolError(symbol, start + position)
+            blocks.append(ids.astype(self.vocabulary.dtype))
+        return np.concatenate(blocks)
 
     def _text(self, token_id):
         return self.vocabulary.symbols[token_id]
-
-    def get_config(self):
-        return {
-            "vocabulary": list(self.vocabulary.symbols),
-            "encoding": self.encoding,
-            "drop_newlines": self.drop_newlines,
-        }
 
 
 def count_symbols(text, encoding="utf-8", drop_newlines=False):

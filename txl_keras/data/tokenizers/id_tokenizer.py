@@ -4,8 +4,8 @@ import numpy as np
 
 from txl_keras.checks import check_integer
 from txl_keras.data.corpora.id_files import MAX_ID
-from txl_keras.data.tokenizers.token_ids import as_bytes
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.data.tokenizers.tokenizer import as_bytes
 from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import smallest_dtype
 
@@ -69,6 +69,3 @@ class IdTokenizer(Tokenizer):
     def decode(self, ids):
         """Writes ids as a `str` of numbers separated by spaces."""
         return self.decode_bytes(ids).decode().removesuffix(" ")
-
-    def get_config(self):
-        return {"vocabulary_size": self.vocabulary_size}

@@ -1,33 +1,73 @@
 """`SentencePieceTokenizer`: one id per piece of a SentencePiece model."""
 
 import base64
+import io
 import threading
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf import descriptor_pb2
+from google.protobuf import descriptor_pool
 from google.protobuf import message
+from google.protobuf import message_factory
+from google.protobuf import text_format
 
 from txl_keras.checks import check_one_of
-from txl_keras.data.tokenizers.sentence_piece_model import BYTE
-from txl_keras.data.tokenizers.sentence_piece_model import CONTROL
-from txl_keras.data.tokenizers.sentence_piece_model import SPACE
-from txl_keras.data.tokenizers.sentence_piece_model import UNKNOWN
-from txl_keras.data.tokenizers.sentence_piece_model import SentencePieceModel
-from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
-from txl_keras.data.tokenizers.subword_tokenizer import import_extra
-from txl_keras.data.tokenizers.subword_tokenizer import join_lines
-from txl_keras.data.tokenizers.subword_tokenizer import split_lines
-from txl_keras.data.tokenizers.subword_tokenizer import train_pieces
-from txl_keras.data.tokenizers.token_ids import check_ids
+from txl_keras.data.tokenizers.sentence_piece_training import MAX_CHARACTERS
+from txl_keras.data.tokenizers.sentence_piece_training import import_extra
+from txl_keras.data.tokenizers.sentence_piece_training import train_model
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.data.tokenizers.tokenizer import as_bytes
+from txl_keras.data.tokenizers.tokenizer import check_ids
+from txl_keras.data.tokenizers.tokenizer import decode_utf8
 from txl_keras.data.vocabulary import smallest_dtype
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked
 
+_SPACE = "\u2581"  # in pieces
+# Values of `type`.
+_UNKNOWN, _CONTROL, _BYTE = 2, 3, 6
+
+# The fields of a SentencePiece model that are read or changed here; others are
+# kept as they are. They are declared because the module that comes with
+# sentencepiece needs the newest protobuf, which other packages do not accept,
+# and because models are read without sentencepiece.
+# A piece is bytes here, because not every file contains valid UTF-8.
+_FILE = """
+name: "txl_keras_sentence_piece.proto"
+package: "txl_keras"
+message_type {
+  name: "Piece"
+  field { name: "piece" number: 1 type: TYPE_BYTES }
+  field { name: "type" number: 3 type: TYPE_INT32 default_value: "1" }
+}
+message_type {
+  name: "Normalizer"
+  field { name: "precompiled_charsmap" number: 2 type: TYPE_BYTES }
+  field { name: "add_dummy_prefix" number: 3 type: TYPE_BOOL
+          default_value: "true" }
+  field { name: "remove_extra_whitespaces" number: 4 type: TYPE_BOOL
+          default_value: "true" }
+  field { name: "escape_whitespaces" number: 5 type: TYPE_BOOL
+          default_value: "true" }
+}
+message_type {
+  name: "Model"
+  field { name: "pieces" number: 1 label: LABEL_REPEATED type_name: "Piece" }
+  field { name: "normalizer_spec" number: 3 type_name: "Normalizer" }
+  field { name: "denormalizer_spec" number: 5 type_name: "Normalizer" }
+}
+"""
+
+_POOL = descriptor_pool.DescriptorPool()
+_POOL.Add(text_format.Parse(_FILE, descriptor_pb2.FileDescriptorProto()))
+_Model = message_factory.GetMessageClass(
+    _POOL.FindMessageTypeByName("txl_keras.Model")
+)
 _MAX_PIECES = 1 << 20  # the largest models have 262,144
 _LOADING = threading.Lock()
 # Appended to a serialized model, this overrides its `add_dummy_prefix`.
-_NO_DUMMY_PREFIX = SentencePieceModel(
+_NO_DUMMY_PREFIX = _Model(
     normalizer_spec={"add_dummy_prefix": False}
 ).SerializeToString()
 
@@ -86,13 +126,12 @@ class SentencePieceTokenizer(Tokenizer):
         self.line_end = line_end
         self.vocabulary_size = len(pieces)
         types = [kind for _, kind in pieces]
-        self.unknown_id = types.index(UNKNOWN) if UNKNOWN in types else None
+        self.unknown_id = types.index(_UNKNOWN) if _UNKNOWN in types else None
         self._texts = [_piece_text(piece, kind) for piece, kind in pieces]
-        self._line_end_id = None
         self.newline_id = names.index("\n") if "\n" in names else None
         if line_end is not None:
-            self._line_end_id = self.newline_id = names.index(line_end)
-            self._texts[self._line_end_id] = b"\n"
+            self.newline_id = names.index(line_end)
+            self._texts[self.newline_id] = b"\n"
         self._has_prefix = normalizer.add_dummy_prefix
         self._trims = normalizer.remove_extra_whitespaces
         self.is_lossless = not self._has_prefix and not self._trims
@@ -157,28 +196,28 @@ class SentencePieceTokenizer(Tokenizer):
             ImportError: If sentencepiece is not installed.
         """
         check_one_of("model_type", model_type, ("bpe", "unigram"))
-        model = train_pieces(
+        trained = train_model(
             texts,
             vocabulary_size,
             max_characters,
             model_type=model_type,
             character_coverage=character_coverage,
-            byte_fallback=True,
-            # Without them each space of an indentation would be a token.
-            allow_whitespace_only_pieces=True,
-            add_dummy_prefix=False,
-            user_defined_symbols=["\n"],
-            pad_id=-1,
         )
+        model = _Model.FromString(trained)
         # The trainer writes spaces as U+2581, which may also occur in a text.
         # Pieces with real spaces distinguish the two.
         model.normalizer_spec.escape_whitespaces = False
         for piece in model.pieces:
-            piece.piece = piece.piece.replace(SPACE.encode(), b" ")
+            piece.piece = piece.piece.replace(_SPACE.encode(), b" ")
         return cls(model.SerializeToString(deterministic=True))
 
     def encode(self, text, begins_line=True):
-        lines = split_lines(text, keep_ends=self.line_end is None)
+        data = as_bytes(text)
+        decode_utf8(data)  # raises; TensorFlow would silently write U+FFFD
+        # Only at newlines; other separators are kept.
+        lines = io.BytesIO(data).readlines()
+        if self.line_end is not None:
+            lines = data.split(b"\n")
         continues_line = self._has_prefix and not begins_line
         # A model that trims leading spaces adds one again as its prefix.
         if self._trims and b"".join(lines[:1]).startswith(b" "):
@@ -189,7 +228,10 @@ class SentencePieceTokenizer(Tokenizer):
             tokens = tf.concat([first, others], axis=0)
         else:
             tokens = _tokenize(lines, self.model)
-        ids = join_lines(tokens, self._line_end_id)
+        ids = tokens.values.numpy()
+        if self.line_end is not None:
+            ends = tokens.row_splits.numpy()[1:-1]
+            ids = np.insert(ids, ends, self.newline_id)
         return ids.astype(smallest_dtype(self.vocabulary_size))
 
     def decode_bytes(self, ids):
@@ -231,7 +273,7 @@ def _read_model(model):
     """Returns pairs of piece and type, and the normalizer, of a model."""
     # Parses it without sentencepiece, which is only needed for training.
     try:
-        read = SentencePieceModel.FromString(model)
+        read = _Model.FromString(model)
         if len(read.pieces) > _MAX_PIECES:
             raise ValueError(f"it has more than {_MAX_PIECES:,} pieces")
         pieces = [(x.piece.decode("utf-8"), x.type) for x in read.pieces]
@@ -275,8 +317,8 @@ def _check_charsmap(data):
 
 
 def _piece_text(piece, kind):
-    if kind == CONTROL:
+    if kind == _CONTROL:
         return b""
-    if kind == BYTE:
+    if kind == _BYTE:
         return bytes([int(piece.strip("<>"), 16)])
-    return piece.replace(SPACE, " ").encode("utf-8")
+    return piece.replace(_SPACE, " ").encode("utf-8")

@@ -6,11 +6,11 @@ import re
 import numpy as np
 
 from txl_keras.checks import check_integer
-from txl_keras.data.tokenizers.token_ids import as_bytes
-from txl_keras.data.tokenizers.token_ids import decode_utf8
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.data.tokenizers.tokenizer import as_bytes
+from txl_keras.data.tokenizers.tokenizer import decode_utf8
 from txl_keras.data.vocabulary import UnknownSymbolError
-from txl_keras.data.vocabulary import WordVocabulary
+from txl_keras.data.vocabulary import Vocabulary
 
 _SPACE = re.compile(rb"\s")
 # Bytes per block, which bounds the size of temporary values.
@@ -29,7 +29,7 @@ class WordTokenizer(Tokenizer):
     `line_end` both are `"<S>"`.
 
     Args:
-        vocabulary: A `WordVocabulary`, or a sequence of words: for a published
+        vocabulary: A `Vocabulary`, or a sequence of words: for a published
             model, the list it was trained with.
         unknown: Optional string. The word that replaces all words that are not
             in the vocabulary, if `unknown` itself is in the vocabulary.
@@ -59,30 +59,27 @@ class WordTokenizer(Tokenizer):
         line_end="<eos>",
         lower_case=False,
     ):
-        if not isinstance(vocabulary, WordVocabulary):
-            vocabulary = WordVocabulary(vocabulary)
-        for name, mark in ("line_start", line_start), ("line_end", line_end):
-            if mark is None:
-                continue
-            if mark not in vocabulary or str(mark).split() != [mark]:
-                raise ValueError(
-                    f"`{name}` must be None or a word of the vocabulary, "
-                    f"without spaces. Received: {name}={mark!r}"
-                )
-        if unknown is not None and str(unknown).split() != [unknown]:
-            raise ValueError(
-                "`unknown` must be None or a word without spaces. "
-                f"Received: unknown={unknown!r}"
-            )
+        vocabulary = Vocabulary(vocabulary)
         self.vocabulary = vocabulary
         self.vocabulary_size = len(vocabulary)
-        self.unknown_id = vocabulary.id_of(unknown)
-        if line_start is None:  # else a newline is two tokens
-            self.newline_id = vocabulary.id_of(line_end)
         self.unknown = unknown
         self.line_start = line_start
         self.line_end = line_end
         self.lower_case = lower_case
+        for name in ("unknown", "line_start", "line_end"):
+            mark, needs_id = getattr(self, name), name != "unknown"
+            if mark is not None and (
+                str(mark).split() != [mark]
+                or (needs_id and mark not in vocabulary)
+            ):
+                where = ", of the vocabulary" if needs_id else ""
+                raise ValueError(
+                    f"`{name}` must be None or a word without spaces{where}. "
+                    f"Received: {name}={mark!r}"
+                )
+        self.unknown_id = vocabulary.id_of(unknown)
+        if line_start is None:  # else a newline is two tokens
+            self.newline_id = vocabulary.id_of(line_end)
 
     @classmethod
     def from_counts(
@@ -143,7 +140,7 @@ class WordTokenizer(Tokenizer):
         if unknown is not None and unknown not in words[:room]:
             special[unknown] = None
             room -= vocabulary_size is not None
-        vocabulary = WordVocabulary([*special, *words[:room]])
+        vocabulary = Vocabulary([*special, *words[:room]])
         return cls(vocabulary, unknown, line_start, line_end, lower_case)
 
     def encode(self, text, begins_line=True):
@@ -163,15 +160,6 @@ class WordTokenizer(Tokenizer):
         word = self.vocabulary.symbols[token_id]
         marks = {self.line_start: "", self.line_end: "\n"}
         return marks.get(word, f" {word}")
-
-    def get_config(self):
-        return {
-            "vocabulary": list(self.vocabulary.symbols),
-            "unknown": self.unknown,
-            "line_start": self.line_start,
-            "line_end": self.line_end,
-            "lower_case": self.lower_case,
-        }
 
 
 def count_words(text, lower_case=False):

@@ -1,4 +1,4 @@
-"""Helpers of `SentencePieceTokenizer` and `WordPieceTokenizer`."""
+"""Training of SentencePiece models."""
 
 import collections
 import importlib
@@ -10,9 +10,8 @@ import numpy as np
 
 from txl_keras.checks import check_integer
 from txl_keras.data.layouts import draw
-from txl_keras.data.tokenizers.sentence_piece_model import SentencePieceModel
-from txl_keras.data.tokenizers.token_ids import as_bytes
-from txl_keras.data.tokenizers.token_ids import decode_utf8
+from txl_keras.data.tokenizers.tokenizer import as_bytes
+from txl_keras.data.tokenizers.tokenizer import decode_utf8
 
 # sentencepiece skips sentences that contain one of these characters.
 _CHARACTER = "[^\n\0\u2047\u2585]"
@@ -41,23 +40,8 @@ def import_extra(name):
         ) from error
 
 
-def split_lines(text, keep_ends):
-    """Splits text into `bytes` at newlines only; other separators are kept."""
-    data = as_bytes(text)
-    decode_utf8(data)  # raises; TensorFlow would silently write U+FFFD
-    return io.BytesIO(data).readlines() if keep_ends else data.split(b"\n")
-
-
-def join_lines(tokens, line_end_id):
-    """Joins the ids of a `tf.RaggedTensor` of lines, with separators."""
-    ids = tokens.values.numpy()
-    if line_end_id is None:
-        return ids
-    return np.insert(ids, tokens.row_splits.numpy()[1:-1], line_end_id)
-
-
-def train_pieces(texts, vocabulary_size, max_characters, **options):
-    """Trains a `SentencePieceModel` on texts, deterministically."""
+def train_model(texts, vocabulary_size, max_characters, **options):
+    """Trains a lossless SentencePiece model on texts, deterministically."""
     # With a `vocabulary_size` of None the size of the texts determines it.
     if vocabulary_size is not None:
         check_integer("vocabulary_size", vocabulary_size, 1)
@@ -79,9 +63,15 @@ def train_pieces(texts, vocabulary_size, max_characters, **options):
             # Normalization would be lossy.
             normalization_rule_name="identity",
             remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            byte_fallback=True,
+            # Without them each space of an indentation would be a token.
+            allow_whitespace_only_pieces=True,
+            user_defined_symbols=["\n"],
             # Unused special tokens would waste embedding rows.
             bos_id=-1,
             eos_id=-1,
+            pad_id=-1,
             # Fixed, because float sums depend on the number of threads.
             num_threads=16,
             minloglevel=2,
@@ -97,7 +87,7 @@ def train_pieces(texts, vocabulary_size, max_characters, **options):
             f"`vocabulary_size` must be at {bound} {limit[2]} for these texts. "
             f"Received: vocabulary_size={vocabulary_size}"
         ) from error
-    return SentencePieceModel.FromString(model.getvalue())
+    return model.getvalue()
 
 
 def _default_size(sentences, character_coverage):
@@ -132,19 +122,19 @@ def sample_sentences(texts, max_characters):
     number = total = num_kept = 0
     for text in texts:
         sentences = sentences_of(text)
-        total += num_characters(sentences)
+        total += _num_characters(sentences)
         drawn, found = draw_sentences(sentences, number, max_characters, total)
         number += len(sentences)
         kept += drawn
         keys = np.append(keys, found)
-        num_kept += num_characters(drawn)
+        num_kept += _num_characters(drawn)
         if num_kept > max_characters + max_characters // 4:
             kept, keys = _below(kept, keys, max_characters, total)
-            num_kept = num_characters(kept)
+            num_kept = _num_characters(kept)
     return _below(kept, keys, max_characters, total)[0]
 
 
-def num_characters(sentences):
+def _num_characters(sentences):
     return sum(map(len, sentences))
 
 

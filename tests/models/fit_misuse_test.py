@@ -97,7 +97,7 @@ def batches(*sizes):
         ({"x": PAIRS, "sample_weight": Y}, "`sample_weight` must be None"),
         ({"x": SEGMENTS, "validation_split": 0.3}, "`validation_split` must"),
         ({**ARRAYS, "validation_split": -0.3}, "`validation_split` must"),
-        ({**ARRAYS, "validation_split": 1.0}, "`validation_split` must leave"),
+        ({**ARRAYS, "validation_split": 1.0}, "`validation_split` must"),
         ({"x": PAIRS, "steps_per_epoch": -1}, "`steps_per_epoch` must be"),
         ({"x": PAIRS, "steps_per_epoch": 0}, "`steps_per_epoch` must be"),
         ({"x": PAIRS, "steps_per_epoch": 9}, "`steps_per_epoch` must be"),

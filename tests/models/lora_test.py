@@ -254,7 +254,7 @@ def lora_file(tmp_path):
         ),
         ({}, {**QUERY, "rank": RANK}, "`lora_alpha` of this model.*: 2.0"),
         ({}, {"rank": RANK, "target_layer_names": ("value",)}, "is missing"),
-        ({"head_dim": 6}, None, r"\(4, 4\), not \(4, 6\)"),
+        ({"head_dim": 6}, None, r"\(4, 5\), not \(4, 6\)"),
         (
             {"make": LSTMBackbone},
             None,

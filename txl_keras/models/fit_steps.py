@@ -9,12 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_keras.checks import check_number
 from txl_keras.checks import shown
 from txl_keras.data.step_batches import distribute_rows
-from txl_keras.models.fit_data import as_array
 from txl_keras.models.fit_data import batch_data
-from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import fit_data
 from txl_keras.models.fit_data import naming_validation
 from txl_keras.training.compilation import compile_layers
@@ -41,27 +38,35 @@ class FitSteps:
         self.trainer = None  # of the latest batches
         self._model = model
         self._run_test = None
-        self._training = self._test = None  # `_Reading`s
+        self._training = self._validation = self._test = None
 
     def begin_fit(self, arguments):
         """Prepares for `fit` and returns the arguments for that of Keras."""
         arguments = _split(arguments)
         data = self._data(arguments)
-        steps = data.checked_steps(
+        steps = data.set_steps(
             "steps_per_epoch", arguments.get("steps_per_epoch")
         )
         if (validation := arguments.get("validation_data")) is not None:
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(validation)
+            rows = arguments.get("validation_batch_size")
             with naming_validation():
-                validation = self._validation_data(validation, arguments)
-                arguments["validation_data"] = self._distribute(validation)
-            arguments["validation_steps"] = validation.checked_steps(
+                validation = self._data(
+                    {
+                        "x": x,
+                        "y": y,
+                        "sample_weight": weights,
+                        "batch_size": rows,
+                    }
+                )
+            arguments["validation_data"] = self._distribute(validation)
+            arguments["validation_steps"] = validation.set_steps(
                 "validation_steps", arguments.get("validation_steps")
             )
         self._set_trainer(data)
-        initial_epoch = arguments.get("initial_epoch", 0)
-        self._training = _Reading(data, steps, initial_epoch)
-        if steps is not None and data.source is not None:
-            data.start_at(initial_epoch * steps)
+        self._training, self._validation = data, validation
+        data.initial_epoch = arguments.get("initial_epoch", 0)
+        data.start(data.initial_epoch)
         return {
             **_without_data(arguments),
             "x": self._distribute(data),
@@ -75,23 +80,23 @@ class FitSteps:
 
     def resume(self, epoch, steps_done, seed):
         """Makes `fit` begin after steps of an epoch that were done before."""
-        self._training.resume(epoch, steps_done)
+        self._training.start(epoch, steps_done)
         self.seed = self.trainer.seed = seed
 
     def begin_epoch(self):
         """Resets the memory of training where the text begins again."""
-        reading = self._training
-        if not reading.steps_to_skip:
+        data = self._training
+        if not data.steps_to_skip:
             # That of a `train_step` of the user, and of the library's.
             self._model._training_memory.reset_state()
-            if not reading.data.has_resets:
+            if not data.has_resets:
                 self.trainer.memory.reset_state()
-        reading.steps_done = 0
+        data.steps_done = 0
         self._first_step = int(self.trainer.step.numpy())
 
     def end_fit(self):
         """Forgets the data; `train_on_batch` brings its own."""
-        self._training = None
+        self._training = self._validation = None
         # Set by callbacks that restore, for the `fit` that they are given to.
         self._model._initial_epoch = None
 
@@ -99,11 +104,11 @@ class FitSteps:
         """Prepares for `evaluate` and returns the arguments for Keras's."""
         if arguments.get("_use_cached_eval_dataset"):
             # This is how `fit` of Keras asks for validation.
-            self._test = _Reading(None, arguments.get("steps"))
+            self._test = self._validation
+            self._test.steps_done = 0
             return arguments
-        data = self._data(arguments)
-        steps = data.checked_steps("steps", arguments.get("steps"))
-        self._test = _Reading(data, steps)
+        data = self._test = self._data(arguments)
+        steps = data.set_steps("steps", arguments.get("steps"))
         data = self._distribute(data)
         return {**_without_data(arguments), "x": data, "steps": steps}
 
@@ -113,25 +118,25 @@ class FitSteps:
 
     def train(self, iterator):
         """Trains for some steps, for Keras's `train_function`."""
-        reading, results = self._training, {}
-        if reading is None:  # in `train_on_batch`
+        data, results = self._training, {}
+        if data is None:  # in `train_on_batch`
             data = self._one_batch(iterator)
             self._set_trainer(data)
             iterator = iter(self._distribute(data))
             results = self._run(self.trainer.train, iterator, 1)
-        elif num_steps := reading.next_steps(self._model.steps_per_execution):
+        elif num_steps := data.next_steps(self._model.steps_per_execution):
             try:
-                reading.drop(iterator)
+                data.drop(iterator)
                 results = self._run(self.trainer.train, iterator, num_steps)
             except tf.errors.OutOfRangeError as error:
                 # Without `steps_per_epoch` this is how an epoch ends.
-                if reading.steps_per_epoch is None:
+                if data.steps_per_epoch is None:
                     self._check_any_step(error)
                     raise StopIteration from error
                 raise ValueError(
                     "`x` must have `steps_per_epoch` batches for every epoch. "
                     "Call its `repeat`. Received: steps_per_epoch="
-                    f"{reading.steps_per_epoch}, and fewer batches"
+                    f"{data.steps_per_epoch}, and fewer batches"
                 ) from error
         return self._logs(results)
 
@@ -208,21 +213,6 @@ class FitSteps:
             arguments.get("sample_weight"),
             arguments["batch_size"],
             self._model.backbone.vocabulary_size,
-        )
-
-    def _validation_data(self, validation, arguments):
-        """Returns the `FitData` of the argument `validation_data`."""
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(validation)
-        x, y = as_array(x), as_array(y)
-        batch_size = arguments.get("validation_batch_size")
-        check_arrays(x, y, batch_size, self._model.backbone.vocabulary_size)
-        return self._data(
-            {
-                "x": x,
-                "y": y,
-                "sample_weight": weights,
-                "batch_size": batch_size,
-            }
         )
 
     def _one_batch(self, iterator):
@@ -338,23 +328,17 @@ def _split(arguments):
     share = arguments.pop("validation_split", None)
     if not share or arguments.get("validation_data") is not None:
         return arguments
-    if not isinstance(arguments["x"], (np.ndarray, tf.Tensor)):
-        raise ValueError(
-            "`validation_split` must be 0 unless `x` is an array. Pass "
-            "`validation_data`. Received: validation_split="
-            f"{share}, x={shown(arguments['x'])}"
-        )
-    check_number("validation_split", share, 0, 1)
-    names = ("x", "y", "sample_weight")
-    parts = {name: arguments.get(name) for name in names}
-    parts = {name: part for name, part in parts.items() if part is not None}
-    num_samples = len(arguments["x"])
+    x = arguments["x"]
+    num_samples = len(x) if isinstance(x, (np.ndarray, tf.Tensor)) else 0
     at = int(num_samples * (1 - share))
-    if at in (0, num_samples):
+    if not 0 < at < num_samples:
         raise ValueError(
-            "`validation_split` must leave samples for both parts. Received: "
-            f"validation_split={share}, {num_samples} samples"
+            "`validation_split` must be 0 unless `x` is an array, and leave "
+            "samples of it for both parts. Received: validation_split="
+            f"{share}, x={shown(x)}"
         )
+    names = ("x", "y", "sample_weight")
+    parts = {n: arguments[n] for n in names if arguments.get(n) is not None}
     return {
         **arguments,
         **{name: part[:at] for name, part in parts.items()},
@@ -365,44 +349,3 @@ def _split(arguments):
 def _without_data(arguments):
     data = ("x", "y", "sample_weight", "batch_size")
     return {k: value for k, value in arguments.items() if k not in data}
-
-
-class _Reading:
-    """Counts the steps of an epoch, and which of them were done before."""
-
-    def __init__(self, data, steps_per_epoch, initial_epoch=0):
-        self.data = data
-        self._initial_epoch = initial_epoch
-        self.steps_per_epoch = steps_per_epoch
-        self.steps_done = self.steps_to_skip = self._batches_to_drop = 0
-
-    def resume(self, epoch, steps_done):
-        steps = self.steps_per_epoch
-        if steps is not None and steps_done > steps:
-            raise ValueError(
-                "`x` must be the data of the run that was interrupted after "
-                f"{steps_done} batches of an epoch. Received: {steps} batches"
-            )
-        self.steps_to_skip = steps_done
-        if self.data.source is None:  # its first epoch begins the data
-            epoch -= self._initial_epoch
-        # Without a known number of steps, every epoch does.
-        step = epoch * (steps or 0) + steps_done
-        self._batches_to_drop = self.data.start_at(step)
-
-    def next_steps(self, num_steps):
-        """Returns how many of the next `num_steps` steps are to be run."""
-        if self.steps_per_epoch is not None:
-            left = self.steps_per_epoch - self.steps_done
-            num_steps = min(num_steps, left)
-        self.steps_done += num_steps
-        # Done before a restart: they count, but are not run again.
-        skipped = min(num_steps, self.steps_to_skip)
-        self.steps_to_skip -= skipped
-        return num_steps - skipped
-
-    def drop(self, iterator):
-        """Reads, after a restart, what was used before."""
-        while self._batches_to_drop:
-            next(iterator)
-            self._batches_to_drop -= 1

@@ -170,9 +170,7 @@ class LoraBackbone(keras.Model):
                 f"this model, and a positive alpha. Received: rank {rank}, "
                 f"alpha {alpha}, layers {shown(sorted(layers))}"
             )
-        if enabled and {layer.lora_alpha for layer in layers.values()} != {
-            alpha
-        }:
+        if any(layer.lora_alpha != alpha for layer in enabled.values()):
             raise ValueError(
                 f"{path} must have the `lora_alpha` of this model. Load it "
                 "before `enable_lora`, which then takes it from the file. "

@@ -148,7 +148,7 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
     num_steps = int(x.cardinality())
     dataset = _as_dicts(x, first, vocabulary_size)
     if num_steps == 0:
-        raise ValueError("`x` must not be empty. Received: no batches")
+        _first_of(x)  # raises an error
     if 0 < num_steps < _MOST_STEPS:
         dataset = dataset.enumerate().map(_begin_cold).repeat()
     elif num_steps == tf.data.UNKNOWN_CARDINALITY:
@@ -162,10 +162,7 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
 def _generated(batches):
     """Returns a dataset of what an iterable yields, and its first batch."""
     iterator = iter(batches)
-    first = next(iterator, None)
-    if first is None:
-        raise ValueError("`x` must not be empty. Received: no batches")
-    size = None
+    first, size = _first_of(iterator), None
     if isinstance(batches, keras.utils.PyDataset):
         size = batches.num_batches
         read = functools.partial(_read_epoch, batches)
@@ -185,6 +182,14 @@ def _generated(batches):
         cardinality = tf.data.experimental.assert_cardinality(size)
         dataset = dataset.apply(cardinality)
     return dataset, first
+
+
+def _first_of(batches):
+    """Returns the first batch; raises `ValueError` if there is none."""
+    first = next(iter(batches), None)
+    if first is None:
+        raise ValueError("`x` must not be empty. Received: no batches")
+    return first
 
 
 def _read_epoch(batches):
@@ -358,9 +363,7 @@ def _as_dicts(dataset, first, vocabulary_size):
     shape = spec["inputs"].shape
     if not shape.is_fully_defined():
         # All batches must be as large as the first, but the last may be short.
-        first = first or next(iter(dataset), None)
-        if first is None:
-            raise ValueError("`x` must not be empty. Received: no batches")
+        first = first or _first_of(dataset)
         shape = tf.TensorShape(_parts(first)["inputs"].shape)
         dataset = dataset.scan(False, functools.partial(_follow, rows=shape[0]))
     if shape.rank != 2:

@@ -3,6 +3,7 @@
 Letters: `B` batch, `T` segment.
 """
 
+import functools
 import random
 
 import keras
@@ -43,35 +44,36 @@ class FitSteps:
     def begin_fit(self, arguments):
         """Prepares for `fit` and returns the arguments for that of Keras."""
         arguments = _split(arguments)
-        data = self._data(arguments)
-        steps = data.set_steps(
-            "steps_per_epoch", arguments.get("steps_per_epoch")
-        )
+        data = self._read(arguments, "steps_per_epoch")
         if (validation := arguments.get("validation_data")) is not None:
             x, y, weights = keras.utils.unpack_x_y_sample_weight(validation)
-            rows = arguments.get("validation_batch_size")
+            found = {
+                "x": x,
+                "y": y,
+                "sample_weight": weights,
+                "batch_size": arguments.get("validation_batch_size"),
+                "validation_steps": arguments.get("validation_steps"),
+            }
             with naming_validation():
-                validation = self._data(
-                    {
-                        "x": x,
-                        "y": y,
-                        "sample_weight": weights,
-                        "batch_size": rows,
-                    }
-                )
-            arguments["validation_data"] = self._distribute(validation)
-            arguments["validation_steps"] = validation.set_steps(
-                "validation_steps", arguments.get("validation_steps")
-            )
+                self._validation = self._read(found, "validation_steps")
+            found["validation_data"] = found.pop("x")
+            arguments.update(found)
         self._set_trainer(data)
-        self._training, self._validation = data, validation
         data.initial_epoch = arguments.get("initial_epoch", 0)
         data.start(data.initial_epoch)
-        return {
-            **_without_data(arguments),
-            "x": self._distribute(data),
-            "steps_per_epoch": steps,
-        }
+        self._training = data
+        return arguments
+
+    def _read(self, arguments, steps_name):
+        """Puts batches in place of data in arguments; returns `FitData`."""
+        names = ("x", "y", "sample_weight", "batch_size")
+        parts = [arguments.pop(name, None) for name in names]
+        data = fit_data(*parts, self._model.backbone.vocabulary_size)
+        arguments["x"] = self._distribute(data)
+        arguments[steps_name] = data.set_steps(
+            steps_name, arguments.get(steps_name)
+        )
+        return data
 
     @property
     def steps_done(self):
@@ -106,11 +108,9 @@ class FitSteps:
             # This is how `fit` of Keras asks for validation.
             self._test = self._validation
             self._test.steps_done = 0
-            return arguments
-        data = self._test = self._data(arguments)
-        steps = data.set_steps("steps", arguments.get("steps"))
-        data = self._distribute(data)
-        return {**_without_data(arguments), "x": data, "steps": steps}
+        else:
+            self._test = self._read(arguments, "steps")
+        return arguments
 
     def end_test(self):
         """Forgets the data; `test_on_batch` brings its own."""
@@ -130,22 +130,16 @@ class FitSteps:
                 results = self._run(self.trainer.train, iterator, num_steps)
             except tf.errors.OutOfRangeError as error:
                 # Without `steps_per_epoch` this is how an epoch ends.
-                if data.steps_per_epoch is None:
-                    self._check_any_step(error)
+                is_first = int(self.trainer.step.numpy()) == self._first_step
+                if data.steps_per_epoch is None and not is_first:
                     raise StopIteration from error
                 raise ValueError(
-                    "`x` must have `steps_per_epoch` batches for every epoch. "
-                    "Call its `repeat`. Received: steps_per_epoch="
+                    "`x` must have batches for every epoch, and as many as "
+                    "`steps_per_epoch`. Call its `repeat`; a generator can be "
+                    "read only once. Received: steps_per_epoch="
                     f"{data.steps_per_epoch}, and fewer batches"
                 ) from error
         return self._logs(results)
-
-    def _check_any_step(self, error):
-        if int(self.trainer.step.numpy()) == self._first_step:
-            raise ValueError(
-                "`x` must have batches for every epoch: a generator can be "
-                "read only once. Received: none in this epoch"
-            ) from error
 
     def test(self, iterator):
         """Evaluates some batches, for Keras's `test_function`."""
@@ -205,16 +199,6 @@ class FitSteps:
         finally:
             tf.config.run_functions_eagerly(eagerly)
 
-    def _data(self, arguments):
-        """Returns the `FitData` of arguments."""
-        return fit_data(
-            arguments["x"],
-            arguments["y"],
-            arguments.get("sample_weight"),
-            arguments["batch_size"],
-            self._model.backbone.vocabulary_size,
-        )
-
     def _one_batch(self, iterator):
         """Returns `FitData` of a batch that is not of `fit`."""
         return batch_data(next(iterator), self._model.backbone.vocabulary_size)
@@ -239,7 +223,7 @@ class FitSteps:
             seed=self.seed,
             segment_lengths=data.segment_lengths,
             jit_compile=self.jit_compile,
-            step=self._replica_step,
+            step=functools.partial(self._step_of_model, "train_step"),
         )
         # Dropout is a function of the step.
         self.trainer.step.assign(
@@ -248,16 +232,10 @@ class FitSteps:
             )
         )  # fmt: skip
 
-    def _replica_step(self, batch, stop):
-        return self._step_of_model(self._model.train_step, batch, stop)
-
-    def _replica_test(self, batch, stop):
-        return self._step_of_model(self._model.test_step, batch, stop)
-
-    def _step_of_model(self, step, batch, stop):
+    def _step_of_model(self, name, batch, stop):
         """Runs a step of the model, maybe overridden, for `host_loop`."""
         self._stop, self._results = stop, {}
-        logs = step(batch) or {}
+        logs = getattr(self._model, name)(batch) or {}
         # An overridden step need not call that of this library.
         known = self._model.metrics_names if self._results else ()
         own = {
@@ -290,7 +268,8 @@ class FitSteps:
             training=False,
             jit_compile=self.jit_compile,
         )
-        self._run_test = host_loop(strategy, self._replica_test, stop.variable)
+        step = functools.partial(self._step_of_model, "test_step")
+        self._run_test = host_loop(strategy, step, stop.variable)
 
     def _score(self, batch, memory):
         return self._model.score(
@@ -344,8 +323,3 @@ def _split(arguments):
         **{name: part[:at] for name, part in parts.items()},
         "validation_data": tuple(part[at:] for part in parts.values()),
     }
-
-
-def _without_data(arguments):
-    data = ("x", "y", "sample_weight", "batch_size")
-    return {k: value for k, value in arguments.items() if k not in data}

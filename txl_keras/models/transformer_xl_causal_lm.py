@@ -489,7 +489,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         return x, y
 
     def _prepare_validation(self, data, batch_size, segment_length):
-        """Returns the argument `validation_data` of `fit` as `_prepare` does."""
+        """Returns `validation_data` of `fit` as `_prepare` does."""
         with naming_validation():
             if is_text(data):
                 return self._prepare(data, None, batch_size, segment_length)[0]

@@ -44,14 +44,14 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
-from txl_keras.models.model_config import backbone_config
-from txl_keras.models.model_config import check_model_config
-from txl_keras.models.model_config import warn_of_memory_source
-from txl_keras.models.model_config import weight_shapes
 from txl_keras.models.presets import check_required
 from txl_keras.models.presets import own_arguments
 from txl_keras.models.presets import split_overrides
 from txl_keras.models.run_folder import RunFolder
+from txl_keras.models.run_folder import backbone_config
+from txl_keras.models.run_folder import check_model_config
+from txl_keras.models.run_folder import warn_of_memory_source
+from txl_keras.models.run_folder import weight_shapes
 from txl_keras.output_folders import check_replaceable
 from txl_keras.tensor_files import int8_with_scale
 from txl_keras.tensor_files import read_safetensors
@@ -123,28 +123,24 @@ def load_preset(model_class, preset, load_weights, dtype, overrides):
 
 def _find_folder(model_class, preset):
     """Returns the local folder that `preset` names."""
-    if not isinstance(preset, (str, os.PathLike)) or not os.fspath(preset):
-        raise ValueError(_expected(model_class, preset))
-    folder = os.path.expanduser(os.fspath(preset))
+    folder = ""
+    if isinstance(preset, (str, os.PathLike)):
+        folder = os.path.expanduser(os.fspath(preset))
     if folder in model_class.trained_presets:
         # Its files may be links, as some installers make them.
         return model_class.trained_presets[folder]
     if folder.startswith("hf://"):
         folder = _download(folder)
-    elif not tf.io.gfile.isdir(folder):
-        raise ValueError(_expected(model_class, preset))
+    if not folder or not tf.io.gfile.isdir(folder):
+        sizes, trained = [*model_class.presets], [*model_class.trained_presets]
+        named = f"a trained model, one of {trained}, " if trained else ""
+        named += f"sizes without weights, one of {sizes}, " if sizes else ""
+        raise ValueError(
+            f"`preset` must be {named}the path of a folder, or "
+            f"'hf://owner/name'. Received: preset={preset!r}"
+        )
     _check_links(folder)
     return folder
-
-
-def _expected(model_class, preset):
-    sizes, trained = [*model_class.presets], [*model_class.trained_presets]
-    named = f"a trained model, one of {trained}, " if trained else ""
-    named += f"sizes without weights, one of {sizes}, " if sizes else ""
-    return (
-        f"`preset` must be {named}the path of a folder, or 'hf://owner/name'. "
-        f"Received: preset={preset!r}"
-    )
 
 
 def _download(preset):
@@ -162,14 +158,12 @@ def _download(preset):
             f"Reading {preset} requires huggingface_hub. Run "
             "`pip install huggingface_hub`."
         ) from error
-    patterns = [*_DOWNLOADED]
-    folder = huggingface_hub.snapshot_download(
-        repository, allow_patterns=patterns
-    )
-    if not any("safetensors" in name for name in os.listdir(folder)):
+    for patterns in (_DOWNLOADED, _DOWNLOADED + _DOWNLOADED_ELSE):
         folder = huggingface_hub.snapshot_download(
-            repository, allow_patterns=[*patterns, *_DOWNLOADED_ELSE]
+            repository, allow_patterns=[*patterns]
         )
+        if any("safetensors" in name for name in os.listdir(folder)):
+            break
     return folder
 
 
@@ -200,15 +194,13 @@ class _Preset:
 
     def __init__(self, folder, content):
         self.path = folder
-        path = os.path.join(folder, "config.json")
+        path = self._config_path = os.path.join(folder, "config.json")
         check_fields(content, _FIELDS, path)
         check_known(content, _FIELDS.keys(), f"{path} is damaged: it")
-        name = content["class_name"]
-        if name not in _CLASSES:
+        if content["class_name"] not in _CLASSES:
             raise ValueError(
-                f"{path} must be that of a txl_keras model: its field "
-                f"`class_name` must be one of {sorted(_CLASSES)}. Received: "
-                f"{shown(name)}"
+                f"{path} must have a `class_name` that is one of "
+                f"{sorted(_CLASSES)}. Received: {shown(content['class_name'])}"
             )
         self._content = content
         self._weights_path = os.path.join(folder, _WEIGHTS)
@@ -222,20 +214,17 @@ class _Preset:
         return self._content["class_name"]
 
     def read_model_config(self, model_class, _):
-        path = os.path.join(self.path, "config.json")
+        path, limit = self._config_path, len(self._tensors)
         config = check_model_config(self._content, model_class, path, "config")
-        self._check_shapes(
-            weight_shapes(config, model_class, path, len(self._tensors))
-        )
+        self._check_shapes(weight_shapes(config, model_class, path, limit))
         return config
 
-    def _check_shapes(self, shapes):
-        saved = self._tensors.shapes
-        check_shapes(
-            self._weights_path,
-            {f"weights/{name}": shape for name, shape in saved.items()},
-            {f"weights/{name}": shape for name, shape in shapes.items()},
+    def _check_shapes(self, expected):
+        saved, expected = (
+            {f"weights/{name}": shape for name, shape in shapes.items()}
+            for shapes in (self._tensors.shapes, expected)
         )
+        check_shapes(self._weights_path, saved, expected)
 
     def restore_weights(self, model, _):
         weights = weights_by_name(model)
@@ -415,11 +404,6 @@ def save_preset(model, folder, training, dtype):
             "`folder` must be a path that is not empty; `.` is the current "
             f"folder. Received: folder={folder!r}"
         )
-    if not isinstance(training, (dict, type(None))):
-        raise ValueError(
-            "`training` must be None or a dictionary that JSON can hold. "
-            f"Received: training={shown(training)}"
-        )
     check_one_of("dtype", dtype, _WEIGHT_DTYPES)
     folder = os.path.expanduser(os.fspath(folder))
     name = type(model).__name__
@@ -431,10 +415,7 @@ def save_preset(model, folder, training, dtype):
     tokenizer = getattr(model, "tokenizer", None)
     config = model.get_config()
     config.pop("tokenizer", None)
-    if "quantization" in {
-        **config,
-        **config.get("backbone", {}).get("config", {}),
-    }:
+    if "quantization" in {**config, **backbone_config(config)}:
         raise ValueError(
             "A preset must hold float32 weights: save the model before "
             "`quantize`, and quantize what `from_preset` returns. Received: a "
@@ -443,7 +424,7 @@ def save_preset(model, folder, training, dtype):
     content = {
         "class_name": name,
         "config": config,
-        "training": {**_training(model), **(training or {})},
+        "training": _training(model, training),
         "weights": "",
         "tokenizer": tokenizer and tokenizer_hash(tokenizer),
     }
@@ -479,40 +460,38 @@ def save_preset(model, folder, training, dtype):
         ) from error
 
 
-def _training(model):
-    """Returns what the model itself knows of its training."""
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return {}
-    return {
-        "optimizer": type(optimizer).__name__,
-        "steps": int(optimizer.iterations.numpy()),
-    }
+def _training(model, training):
+    """Returns how the model was trained, with what it knows itself."""
+    optimizer, known = getattr(model, "optimizer", None), {}
+    if optimizer is not None:
+        known = {
+            "optimizer": type(optimizer).__name__,
+            "steps": int(optimizer.iterations.numpy()),
+        }
+    try:
+        known.update(training or {})
+        size = len(json.dumps(known))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "`training` must be None or a dictionary that JSON can hold. "
+            f"Received: {shown(training)} ({error})"
+        ) from error
+    if size > MAX_BYTES // 2:
+        raise ValueError(
+            f"`training` must have at most {MAX_BYTES // 2:,} bytes. "
+            f"Received: {size:,} bytes"
+        )
+    return known
 
 
 def _check_loads(model, content):
     """Raises `ValueError` if `from_preset` could not load the model."""
-    try:
-        text = json.dumps(content)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            "`training` must be a dictionary that JSON can hold. Received: "
-            f"{shown(content['training'])} ({error})"
-        ) from error
-    if len(text) > MAX_BYTES // 2:
-        raise ValueError(
-            f"`training` must have at most {MAX_BYTES // 2:,} bytes with the "
-            f"config of the model. Received: {len(text):,} bytes"
-        )
+    content = json.loads(json.dumps(content))
     received = shapes_of(_merged_weights(model))
     source = "the preset to be saved"
-    config = check_model_config(json.loads(text), type(model), source, "config")
+    config = check_model_config(content, type(model), source, "config")
     expected = weight_shapes(config, type(model), source, len(received))
-    different = sorted(
-        name
-        for name in received.keys() | expected.keys()
-        if received.get(name) != expected.get(name)
-    )
+    different = sorted({*received.items()} ^ {*expected.items()})
     if different:
         raise ValueError(
             "The weights of a model must be those that its config describes to "

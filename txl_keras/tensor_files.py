@@ -127,19 +127,15 @@ def _find_scales(shapes, dtypes):
         if dtypes[name] != "I8" or scale not in shapes:
             continue
         scales[name] = scale
-        if dtypes[scale] != "F32":
-            raise ValueError(
-                f"{shown(scale)} must be of dtype F32. Received: "
-                f"{dtypes[scale]}"
-            )
-        if len(shapes[scale]) != len(shape) or any(
-            size not in (1, expected)
+        fits = len(shapes[scale]) == len(shape) and all(
+            size in (1, expected)
             for size, expected in zip(shapes[scale], shape, strict=True)
-        ):
+        )
+        if dtypes[scale] != "F32" or not fits:
             raise ValueError(
-                f"{shown(scale)} must have the shape of {shown(name)}, "
+                f"{shown(scale)} must be F32 of the shape of {shown(name)}, "
                 f"{shape}, or 1 in place of a size. Received: "
-                f"{shapes[scale]}"
+                f"{dtypes[scale]}, {shapes[scale]}"
             )
     return scales
 

@@ -97,7 +97,7 @@ def batches(*sizes):
         ({"x": PAIRS, "sample_weight": Y}, "`sample_weight` must be None"),
         ({"x": SEGMENTS, "validation_split": 0.3}, "`validation_split` must"),
         ({**ARRAYS, "validation_split": -0.3}, "`validation_split` must"),
-        ({**ARRAYS, "validation_split": 1.0}, "`validation_split` must leave"),
+        ({**ARRAYS, "validation_split": 1.0}, "`validation_split` must"),
         ({"x": PAIRS, "steps_per_epoch": -1}, "`steps_per_epoch` must be"),
         ({"x": PAIRS, "steps_per_epoch": 0}, "`steps_per_epoch` must be"),
         ({"x": PAIRS, "steps_per_epoch": 9}, "`steps_per_epoch` must be"),
@@ -205,7 +205,7 @@ def test_a_step_without_targets_changes_nothing(model):
 def test_data_that_ends_before_the_last_epoch_is_an_error(rewind):
     steps = X.shape[0] // B
     x = PAIRS.take(steps).filter(lambda *pair: True)  # of unknown length
-    with pytest.raises(ValueError, match="`x` must have `steps_per_epoch`"):
+    with pytest.raises(ValueError, match="`x` must have batches for every"):
         rewind().fit(x, steps_per_epoch=steps, epochs=2, verbose=0)
 
 

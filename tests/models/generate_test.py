@@ -315,7 +315,7 @@ def test_unknown_words_are_named():
         ({"prompts": [[1], [-1]]}, r"`prompts\[1\]`.*from -1 to -1"),
         ({"prompts": [0.5]}, "float64"),
         ({"prompts": None}, "`prompts` must be a list. Rec.* prompts=None"),
-        ({"prompts": b"a"}, r"string with `.decode\(\)`.*prompts=b'a'"),
+        ({"prompts": b"a"}, r"string with `.decode\(\)`.*b'a'"),
         ({"prompts": ["a", b"b"]}, r"string with `.decode\(\)`.*b'b'"),
         ({"max_length": 3, "max_new_tokens": 3}, "exclude each other"),
         ({"max_length": 1}, "`max_length`.* 2 tokens.*max_length=1"),

@@ -161,12 +161,6 @@ def test_a_field_that_is_missing_is_named(field, runs, load):
         load("xlnet", {"model.backbone.config": config})
 
 
-def test_another_checkpoint_is_named(runs):
-    model_class, workdir = runs["lstm"]
-    with pytest.raises(ValueError, match="`checkpoint` must be .*'bst'"):
-        workdir.load_model("bst", model_class)
-
-
 def test_a_field_without_meaning_is_named(load):
     with pytest.raises(ValueError, match="config` has the unknown key 'fn'"):
         load("lstm", {"model.backbone.config.fn": "os.system"})
@@ -179,16 +173,15 @@ def test_nothing_is_read_that_is_nested_too_deeply(tmp_path):
 
 
 def test_keras_looks_up_no_class_that_a_file_names(load):
-    changes = {"model.backbone.compile_config": {"optimizer": "Evil"}}
-    model, _ = load("adaptive", changes)
-    assert not model.compiled
-    for field, value in {
+    changes = {
+        "compile_config": {"optimizer": "Evil"},
         "module": "antigravity",  # opens a browser
         "registered_name": "package>Evil",
-    }.items():
-        message = f"backbone.{field}` must be that of .*{value}"
-        with pytest.raises(ValueError, match=message):
-            load("adaptive", {f"model.backbone.{field}": value})
+    }
+    model, _ = load(
+        "adaptive", {f"model.backbone.{k}": v for k, v in changes.items()}
+    )
+    assert not model.compiled
     assert "antigravity" not in sys.modules
     with pytest.raises(ValueError, match="class_name` must be that of one of"):
         load("adaptive", {"model.backbone.class_name": "Lambda"})

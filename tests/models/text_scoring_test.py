@@ -140,10 +140,10 @@ def test_what_cannot_be_scored_is_refused(model, scorer):
     for call in (scorer.score, scorer.embed):
         for texts, message in (
             (["a", ""], r"`texts`.*texts\[1\]=''"),
-            ("abc", "list of strings.*'abc'"),
-            ({"a": "b"}, "list of strings.*of type dict"),
+            ("abc", "`texts` must be a list.*'abc'"),
+            ({"a": "b"}, "`texts` must be a list.*'a': 'b'"),
             (["ab", "ax"], "symbol 'x'.*position 1"),
-            (None, "`texts` must be a list.*NoneType"),
+            (None, "`texts` must be a list.*None"),
         ):
             with pytest.raises(ValueError, match=message):
                 call(texts)

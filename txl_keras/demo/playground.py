@@ -15,8 +15,8 @@ from txl_keras.evaluation.surprise import SurpriseReader
 from txl_keras.evaluation.surprise import fill_page
 from txl_keras.json_files import check_fields
 from txl_keras.models.generation.generator import Generator
+from txl_keras.models.generation.generator import generation_memory_length
 from txl_keras.models.generation.request import Request
-from txl_keras.models.generation.request import generation_memory_length
 from txl_keras.samplers import Sampler
 
 # Limits on what one visitor can ask for, so that the others need not wait long.
@@ -129,16 +129,15 @@ class Playground:
         lengths = [self._memory_length] + [other] * (other is not None)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            requests = [
-                Request(
-                    self._model, question["prompt"], None, num_new, (), (),
-                    question["seed"], length,
-                )
-                for length in lengths
-            ]  # fmt: skip
+            request = Request(
+                self._model,
+                question["prompt"],
+                max_new_tokens=num_new,
+                seed=question["seed"],
+            )
         for note in dict.fromkeys(str(warning.message) for warning in caught):
             yield {"note": note}
-        received = len(requests[0].ids[0])
+        received = len(request.ids[0])
         if received > MAX_PROMPT_TOKENS:
             raise ValueError(
                 f"`prompt` must have at most {MAX_PROMPT_TOKENS:,} tokens. "
@@ -147,13 +146,12 @@ class Playground:
         for name, variable in self._settings.items():
             value = numbers[name]
             variable.assign(_NO_EFFECT[name] if value is None else value)
-        streams = [self._stream(request) for request in requests]
+        streams = [self._stream(request, length) for length in lengths]
         for parts in itertools.zip_longest(*streams, fillvalue=""):
             yield {"texts": list(parts)}
 
-    def _stream(self, request):
+    def _stream(self, request, length):
         """Returns an iterator over the parts of a text."""
-        length = request.memory_length
         if length not in self._generators:
             self._generators[length] = Generator(
                 self._model, self._sampler, length

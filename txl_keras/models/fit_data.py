@@ -27,40 +27,75 @@ from txl_keras.data.step_batches import StepBatches
 _MOST_STEPS = 2**62
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class FitData:
-    """Describes batches like those of `Segments`: dicts of static shapes."""
+    """Holds batches like those of `Segments`, and counts the steps of `fit`."""
 
-    # It repeats if its length is known.
+    # Of dicts of static shapes. It repeats if its length is known.
     dataset: tf.data.Dataset
     batch_size: int
     # None if unknown, infinite if there is no end.
-    steps_per_epoch: int | float | None = None
+    num_steps: int | float | None = None
     # Those of `Segments`, if they vary.
     segment_lengths: tuple[int, ...] | None = None
     # What is read from any step on, if the data is `Segments`.
     source: object = None
+    steps_per_epoch: int | None = None
+    initial_epoch: int = 0
+    steps_done: int = 0  # of this epoch
+    # Done before a restart: they count, but are not run again.
+    steps_to_skip: int = 0
+    batches_to_drop: int = 0
 
     @property
     def has_resets(self):
         """Returns whether batches say where a text begins, or epochs do."""
         return "reset" in self.dataset.element_spec
 
-    def checked_steps(self, name, num_steps):
-        """Returns the steps that are asked for by an argument, or all."""
-        is_endless = self.steps_per_epoch == math.inf
-        if num_steps is None and not is_endless:
-            return self.steps_per_epoch
-        most = None if is_endless else self.steps_per_epoch
-        return check_integer(name, num_steps, 1, most)
+    def set_steps(self, name, num_steps):
+        """Returns the steps per epoch: those of an argument, or all."""
+        self.steps_per_epoch = self.num_steps
+        is_endless = self.num_steps == math.inf
+        if num_steps is not None or is_endless:
+            most = None if is_endless else self.num_steps
+            self.steps_per_epoch = check_integer(name, num_steps, 1, most)
+        return self.steps_per_epoch
 
-    def start_at(self, step):
-        """Sets the first step; returns how many batches must be dropped."""
+    def start(self, epoch, steps_done=0):
+        """Begins in an epoch, after steps of it that were done before."""
+        steps = self.steps_per_epoch
+        if steps is not None and steps_done > steps:
+            raise ValueError(
+                "`x` must be the data of the run that was interrupted after "
+                f"{steps_done} batches of an epoch. Received: {steps} batches"
+            )
+        self.steps_to_skip = steps_done
+        if self.source is None:  # its first epoch begins the data
+            epoch -= self.initial_epoch
+        # Without a known number of steps, every epoch does.
+        step = epoch * (steps or 0) + steps_done
         if self.source is not None:
             self.source.first_step = step
-            return 0
-        num_steps = self.steps_per_epoch
-        return step if num_steps in (None, math.inf) else step % num_steps
+        elif self.num_steps in (None, math.inf):
+            self.batches_to_drop = step
+        else:
+            self.batches_to_drop = step % self.num_steps
+
+    def next_steps(self, num_steps):
+        """Returns how many of the next `num_steps` steps are to be run."""
+        if self.steps_per_epoch is not None:
+            left = self.steps_per_epoch - self.steps_done
+            num_steps = min(num_steps, left)
+        self.steps_done += num_steps
+        skipped = min(num_steps, self.steps_to_skip)
+        self.steps_to_skip -= skipped
+        return num_steps - skipped
+
+    def drop(self, iterator):
+        """Reads, after a restart, what was used before."""
+        while self.batches_to_drop:
+            next(iterator)
+            self.batches_to_drop -= 1
 
 
 class _FromStep(StepBatches):
@@ -113,7 +148,7 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
     num_steps = int(x.cardinality())
     dataset = _as_dicts(x, first, vocabulary_size)
     if num_steps == 0:
-        raise ValueError("`x` must not be empty. Received: no batches")
+        _first_of(x)  # raises an error
     if 0 < num_steps < _MOST_STEPS:
         dataset = dataset.enumerate().map(_begin_cold).repeat()
     elif num_steps == tf.data.UNKNOWN_CARDINALITY:
@@ -127,10 +162,7 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
 def _generated(batches):
     """Returns a dataset of what an iterable yields, and its first batch."""
     iterator = iter(batches)
-    first = next(iterator, None)
-    if first is None:
-        raise ValueError("`x` must not be empty. Received: no batches")
-    size = None
+    first, size = _first_of(iterator), None
     if isinstance(batches, keras.utils.PyDataset):
         size = batches.num_batches
         read = functools.partial(_read_epoch, batches)
@@ -150,6 +182,14 @@ def _generated(batches):
         cardinality = tf.data.experimental.assert_cardinality(size)
         dataset = dataset.apply(cardinality)
     return dataset, first
+
+
+def _first_of(batches):
+    """Returns the first batch; raises `ValueError` if there is none."""
+    first = next(iter(batches), None)
+    if first is None:
+        raise ValueError("`x` must not be empty. Received: no batches")
+    return first
 
 
 def _read_epoch(batches):
@@ -182,8 +222,10 @@ def as_array(x):
     return np.asarray(x) if is_array else x
 
 
-def check_batch_size(batch_size):
-    """Raises `ValueError` unless arrays come with a batch size."""
+def check_arrays(x, y, batch_size, vocabulary_size):
+    """Checks arrays for mistakes that Keras would not report."""
+    if not isinstance(x, (np.ndarray, tf.Tensor)):
+        return
     if batch_size is None:
         raise ValueError(
             "`batch_size` must be given with arrays: samples r, r + "
@@ -192,13 +234,6 @@ def check_batch_size(batch_size):
             "of its own. Received: batch_size=None"
         )
     check_integer("batch_size", batch_size, 1)
-
-
-def check_arrays(x, y, batch_size, vocabulary_size):
-    """Checks arrays for mistakes that Keras would not report."""
-    if not isinstance(x, (np.ndarray, tf.Tensor)):
-        return
-    check_batch_size(batch_size)
     check_shape("x", x, (None, None))
     if 0 in x.shape:
         raise ValueError(
@@ -230,16 +265,6 @@ def check_no_class_weight(class_weight):
             "`class_weight` must be None. Pass `sample_weight=weights[y]`, "
             "with `weights` an array of a weight per token id. Received: "
             f"class_weight={shown(class_weight)}"
-        )
-
-
-def check_segment_length(x, segment_length):
-    """Raises `ValueError` for a length that would not be used."""
-    if segment_length is not None and not is_text(x):
-        raise ValueError(
-            "`segment_length` must be None unless `x` is text: other data is "
-            "in segments already. Received: "
-            f"segment_length={shown(segment_length)}, x={shown(x)}"
         )
 
 
@@ -338,9 +363,7 @@ def _as_dicts(dataset, first, vocabulary_size):
     shape = spec["inputs"].shape
     if not shape.is_fully_defined():
         # All batches must be as large as the first, but the last may be short.
-        first = first or next(iter(dataset), None)
-        if first is None:
-            raise ValueError("`x` must not be empty. Received: no batches")
+        first = first or _first_of(dataset)
         shape = tf.TensorShape(_parts(first)["inputs"].shape)
         dataset = dataset.scan(False, functools.partial(_follow, rows=shape[0]))
     if shape.rank != 2:

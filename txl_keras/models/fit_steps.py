@@ -3,18 +3,16 @@
 Letters: `B` batch, `T` segment.
 """
 
+import functools
 import random
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_keras.checks import check_number
 from txl_keras.checks import shown
 from txl_keras.data.step_batches import distribute_rows
-from txl_keras.models.fit_data import as_array
 from txl_keras.models.fit_data import batch_data
-from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import fit_data
 from txl_keras.models.fit_data import naming_validation
 from txl_keras.training.compilation import compile_layers
@@ -41,32 +39,41 @@ class FitSteps:
         self.trainer = None  # of the latest batches
         self._model = model
         self._run_test = None
-        self._training = self._test = None  # `_Reading`s
+        self._training = self._validation = self._test = None
 
     def begin_fit(self, arguments):
         """Prepares for `fit` and returns the arguments for that of Keras."""
         arguments = _split(arguments)
-        data = self._data(arguments)
-        steps = data.checked_steps(
-            "steps_per_epoch", arguments.get("steps_per_epoch")
-        )
+        data = self._read(arguments, "steps_per_epoch")
         if (validation := arguments.get("validation_data")) is not None:
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(validation)
+            found = {
+                "x": x,
+                "y": y,
+                "sample_weight": weights,
+                "batch_size": arguments.get("validation_batch_size"),
+                "validation_steps": arguments.get("validation_steps"),
+            }
             with naming_validation():
-                validation = self._validation_data(validation, arguments)
-                arguments["validation_data"] = self._distribute(validation)
-            arguments["validation_steps"] = validation.checked_steps(
-                "validation_steps", arguments.get("validation_steps")
-            )
+                self._validation = self._read(found, "validation_steps")
+            found["validation_data"] = found.pop("x")
+            arguments.update(found)
         self._set_trainer(data)
-        initial_epoch = arguments.get("initial_epoch", 0)
-        self._training = _Reading(data, steps, initial_epoch)
-        if steps is not None and data.source is not None:
-            data.start_at(initial_epoch * steps)
-        return {
-            **_without_data(arguments),
-            "x": self._distribute(data),
-            "steps_per_epoch": steps,
-        }
+        data.initial_epoch = arguments.get("initial_epoch", 0)
+        data.start(data.initial_epoch)
+        self._training = data
+        return arguments
+
+    def _read(self, arguments, steps_name):
+        """Puts batches in place of data in arguments; returns `FitData`."""
+        names = ("x", "y", "sample_weight", "batch_size")
+        parts = [arguments.pop(name, None) for name in names]
+        data = fit_data(*parts, self._model.backbone.vocabulary_size)
+        arguments["x"] = self._distribute(data)
+        arguments[steps_name] = data.set_steps(
+            steps_name, arguments.get(steps_name)
+        )
+        return data
 
     @property
     def steps_done(self):
@@ -75,23 +82,23 @@ class FitSteps:
 
     def resume(self, epoch, steps_done, seed):
         """Makes `fit` begin after steps of an epoch that were done before."""
-        self._training.resume(epoch, steps_done)
+        self._training.start(epoch, steps_done)
         self.seed = self.trainer.seed = seed
 
     def begin_epoch(self):
         """Resets the memory of training where the text begins again."""
-        reading = self._training
-        if not reading.steps_to_skip:
+        data = self._training
+        if not data.steps_to_skip:
             # That of a `train_step` of the user, and of the library's.
             self._model._training_memory.reset_state()
-            if not reading.data.has_resets:
+            if not data.has_resets:
                 self.trainer.memory.reset_state()
-        reading.steps_done = 0
+        data.steps_done = 0
         self._first_step = int(self.trainer.step.numpy())
 
     def end_fit(self):
         """Forgets the data; `train_on_batch` brings its own."""
-        self._training = None
+        self._training = self._validation = None
         # Set by callbacks that restore, for the `fit` that they are given to.
         self._model._initial_epoch = None
 
@@ -99,13 +106,11 @@ class FitSteps:
         """Prepares for `evaluate` and returns the arguments for Keras's."""
         if arguments.get("_use_cached_eval_dataset"):
             # This is how `fit` of Keras asks for validation.
-            self._test = _Reading(None, arguments.get("steps"))
-            return arguments
-        data = self._data(arguments)
-        steps = data.checked_steps("steps", arguments.get("steps"))
-        self._test = _Reading(data, steps)
-        data = self._distribute(data)
-        return {**_without_data(arguments), "x": data, "steps": steps}
+            self._test = self._validation
+            self._test.steps_done = 0
+        else:
+            self._test = self._read(arguments, "steps")
+        return arguments
 
     def end_test(self):
         """Forgets the data; `test_on_batch` brings its own."""
@@ -113,34 +118,28 @@ class FitSteps:
 
     def train(self, iterator):
         """Trains for some steps, for Keras's `train_function`."""
-        reading, results = self._training, {}
-        if reading is None:  # in `train_on_batch`
+        data, results = self._training, {}
+        if data is None:  # in `train_on_batch`
             data = self._one_batch(iterator)
             self._set_trainer(data)
             iterator = iter(self._distribute(data))
             results = self._run(self.trainer.train, iterator, 1)
-        elif num_steps := reading.next_steps(self._model.steps_per_execution):
+        elif num_steps := data.next_steps(self._model.steps_per_execution):
             try:
-                reading.drop(iterator)
+                data.drop(iterator)
                 results = self._run(self.trainer.train, iterator, num_steps)
             except tf.errors.OutOfRangeError as error:
                 # Without `steps_per_epoch` this is how an epoch ends.
-                if reading.steps_per_epoch is None:
-                    self._check_any_step(error)
+                is_first = int(self.trainer.step.numpy()) == self._first_step
+                if data.steps_per_epoch is None and not is_first:
                     raise StopIteration from error
                 raise ValueError(
-                    "`x` must have `steps_per_epoch` batches for every epoch. "
-                    "Call its `repeat`. Received: steps_per_epoch="
-                    f"{reading.steps_per_epoch}, and fewer batches"
+                    "`x` must have batches for every epoch, and as many as "
+                    "`steps_per_epoch`. Call its `repeat`; a generator can be "
+                    "read only once. Received: steps_per_epoch="
+                    f"{data.steps_per_epoch}, and fewer batches"
                 ) from error
         return self._logs(results)
-
-    def _check_any_step(self, error):
-        if int(self.trainer.step.numpy()) == self._first_step:
-            raise ValueError(
-                "`x` must have batches for every epoch: a generator can be "
-                "read only once. Received: none in this epoch"
-            ) from error
 
     def test(self, iterator):
         """Evaluates some batches, for Keras's `test_function`."""
@@ -200,31 +199,6 @@ class FitSteps:
         finally:
             tf.config.run_functions_eagerly(eagerly)
 
-    def _data(self, arguments):
-        """Returns the `FitData` of arguments."""
-        return fit_data(
-            arguments["x"],
-            arguments["y"],
-            arguments.get("sample_weight"),
-            arguments["batch_size"],
-            self._model.backbone.vocabulary_size,
-        )
-
-    def _validation_data(self, validation, arguments):
-        """Returns the `FitData` of the argument `validation_data`."""
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(validation)
-        x, y = as_array(x), as_array(y)
-        batch_size = arguments.get("validation_batch_size")
-        check_arrays(x, y, batch_size, self._model.backbone.vocabulary_size)
-        return self._data(
-            {
-                "x": x,
-                "y": y,
-                "sample_weight": weights,
-                "batch_size": batch_size,
-            }
-        )
-
     def _one_batch(self, iterator):
         """Returns `FitData` of a batch that is not of `fit`."""
         return batch_data(next(iterator), self._model.backbone.vocabulary_size)
@@ -249,7 +223,7 @@ class FitSteps:
             seed=self.seed,
             segment_lengths=data.segment_lengths,
             jit_compile=self.jit_compile,
-            step=self._replica_step,
+            step=functools.partial(self._step_of_model, "train_step"),
         )
         # Dropout is a function of the step.
         self.trainer.step.assign(
@@ -258,16 +232,10 @@ class FitSteps:
             )
         )  # fmt: skip
 
-    def _replica_step(self, batch, stop):
-        return self._step_of_model(self._model.train_step, batch, stop)
-
-    def _replica_test(self, batch, stop):
-        return self._step_of_model(self._model.test_step, batch, stop)
-
-    def _step_of_model(self, step, batch, stop):
+    def _step_of_model(self, name, batch, stop):
         """Runs a step of the model, maybe overridden, for `host_loop`."""
         self._stop, self._results = stop, {}
-        logs = step(batch) or {}
+        logs = getattr(self._model, name)(batch) or {}
         # An overridden step need not call that of this library.
         known = self._model.metrics_names if self._results else ()
         own = {
@@ -300,7 +268,8 @@ class FitSteps:
             training=False,
             jit_compile=self.jit_compile,
         )
-        self._run_test = host_loop(strategy, self._replica_test, stop.variable)
+        step = functools.partial(self._step_of_model, "test_step")
+        self._run_test = host_loop(strategy, step, stop.variable)
 
     def _score(self, batch, memory):
         return self._model.score(
@@ -338,71 +307,19 @@ def _split(arguments):
     share = arguments.pop("validation_split", None)
     if not share or arguments.get("validation_data") is not None:
         return arguments
-    if not isinstance(arguments["x"], (np.ndarray, tf.Tensor)):
-        raise ValueError(
-            "`validation_split` must be 0 unless `x` is an array. Pass "
-            "`validation_data`. Received: validation_split="
-            f"{share}, x={shown(arguments['x'])}"
-        )
-    check_number("validation_split", share, 0, 1)
-    names = ("x", "y", "sample_weight")
-    parts = {name: arguments.get(name) for name in names}
-    parts = {name: part for name, part in parts.items() if part is not None}
-    num_samples = len(arguments["x"])
+    x = arguments["x"]
+    num_samples = len(x) if isinstance(x, (np.ndarray, tf.Tensor)) else 0
     at = int(num_samples * (1 - share))
-    if at in (0, num_samples):
+    if not 0 < at < num_samples:
         raise ValueError(
-            "`validation_split` must leave samples for both parts. Received: "
-            f"validation_split={share}, {num_samples} samples"
+            "`validation_split` must be 0 unless `x` is an array, and leave "
+            "samples of it for both parts. Received: validation_split="
+            f"{share}, x={shown(x)}"
         )
+    names = ("x", "y", "sample_weight")
+    parts = {n: arguments[n] for n in names if arguments.get(n) is not None}
     return {
         **arguments,
         **{name: part[:at] for name, part in parts.items()},
         "validation_data": tuple(part[at:] for part in parts.values()),
     }
-
-
-def _without_data(arguments):
-    data = ("x", "y", "sample_weight", "batch_size")
-    return {k: value for k, value in arguments.items() if k not in data}
-
-
-class _Reading:
-    """Counts the steps of an epoch, and which of them were done before."""
-
-    def __init__(self, data, steps_per_epoch, initial_epoch=0):
-        self.data = data
-        self._initial_epoch = initial_epoch
-        self.steps_per_epoch = steps_per_epoch
-        self.steps_done = self.steps_to_skip = self._batches_to_drop = 0
-
-    def resume(self, epoch, steps_done):
-        steps = self.steps_per_epoch
-        if steps is not None and steps_done > steps:
-            raise ValueError(
-                "`x` must be the data of the run that was interrupted after "
-                f"{steps_done} batches of an epoch. Received: {steps} batches"
-            )
-        self.steps_to_skip = steps_done
-        if self.data.source is None:  # its first epoch begins the data
-            epoch -= self._initial_epoch
-        # Without a known number of steps, every epoch does.
-        step = epoch * (steps or 0) + steps_done
-        self._batches_to_drop = self.data.start_at(step)
-
-    def next_steps(self, num_steps):
-        """Returns how many of the next `num_steps` steps are to be run."""
-        if self.steps_per_epoch is not None:
-            left = self.steps_per_epoch - self.steps_done
-            num_steps = min(num_steps, left)
-        self.steps_done += num_steps
-        # Done before a restart: they count, but are not run again.
-        skipped = min(num_steps, self.steps_to_skip)
-        self.steps_to_skip -= skipped
-        return num_steps - skipped
-
-    def drop(self, iterator):
-        """Reads, after a restart, what was used before."""
-        while self._batches_to_drop:
-            next(iterator)
-            self._batches_to_drop -= 1

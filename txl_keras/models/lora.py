@@ -3,12 +3,10 @@
 Letters: `r` rank.
 """
 
-import itertools
 import os
 import pathlib
 import weakref
 
-import h5py
 import keras
 import numpy as np
 
@@ -17,11 +15,12 @@ from txl_keras.checks import check_list
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
 from txl_keras.layers.sublayers import LORA_MATRICES
+from txl_keras.tensor_files import read_safetensors
+from txl_keras.tensor_files import write_safetensors
+from txl_keras.training.bundles import check_shapes
 
-_SUFFIX = ".lora.h5"
-# Far more than a model needs. HDF5 reads deep groups in quadratic time.
-_MAX_DEPTH = 16
-_MAX_ITEMS = 1 << 16
+_SUFFIX = ".lora.safetensors"
+_ALPHA = "lora/alpha"
 
 
 class LoraBackbone(keras.Model):
@@ -38,7 +37,7 @@ class LoraBackbone(keras.Model):
     model.compile("adam")
     ids = np.arange(60).reshape(3, 20)
     model.fit(ids[:, :-1], ids[:, 1:], batch_size=3, verbose=0)
-    model.backbone.save_lora_weights("mine.lora.h5")
+    model.backbone.save_lora_weights("mine.lora.safetensors")
     ```
 
     Reference:
@@ -120,7 +119,7 @@ class LoraBackbone(keras.Model):
         """Writes the weights of LoRA, and nothing else, to a file.
 
         Args:
-            filepath: Path that ends in `.lora.h5`.
+            filepath: Path that ends in `.lora.safetensors`.
         """
         path = _checked_path(filepath)
         layers = self._lora_layers()
@@ -129,12 +128,9 @@ class LoraBackbone(keras.Model):
                 "LoRA must be enabled before its weights are saved. Call "
                 "`enable_lora(rank)` first. Received: a model without LoRA"
             )
-        with h5py.File(path, "w") as file:
-            group = file.create_group("lora")
-            for name, layer in layers.items():
-                for part in LORA_MATRICES:
-                    group[f"{name}/{part}"] = np.asarray(getattr(layer, part))
-                group[name].attrs["lora_alpha"] = float(layer.lora_alpha)
+        arrays = {name: w.numpy() for name, w in _matrices(layers).items()}
+        (alpha,) = {layer.lora_alpha for layer in layers.values()}
+        write_safetensors({_ALPHA: np.float32(alpha), **arrays}, path)
 
     def load_lora_weights(self, filepath):
         """Reads the weights of LoRA that `save_lora_weights` wrote.
@@ -142,7 +138,7 @@ class LoraBackbone(keras.Model):
         Enables LoRA as in the file if it is not enabled yet.
 
         Args:
-            filepath: Path that ends in `.lora.h5`.
+            filepath: Path that ends in `.lora.safetensors`.
 
         Raises:
             FileNotFoundError: If there is no such file.
@@ -150,52 +146,44 @@ class LoraBackbone(keras.Model):
                 shapes are not those of this model. Nothing is changed then.
         """
         path = _checked_path(filepath)
-        if not path.is_file():
-            raise FileNotFoundError(f"There is no file {path}.")
-        arrays, alphas = _read(path)
+        saved = read_safetensors(path)
         adaptable, enabled = self._adaptable_layers(), self._lora_layers()
-        expected = enabled or adaptable
-        unknown = sorted(alphas.keys() - expected.keys())
-        missing = sorted(enabled.keys() - alphas.keys())
-        if unknown or missing or not alphas:
+        layers = enabled or {
+            name: layer
+            for name, layer in adaptable.items()
+            if f"lora/{name}/{LORA_MATRICES[0]}" in saved
+        }
+        ranks = {shape[-1] for name, shape in saved.shapes.items() if shape}
+        rank = self._rank() if enabled else min(ranks, default=1)
+        expected = {_ALPHA: ()}
+        for name, layer in layers.items():
+            shape = layer.kernel.shape
+            shapes = (*shape[:-1], rank), (rank, shape[-1])
+            expected |= zip(_names(name), shapes, strict=True)
+        check_shapes(path, saved.shapes, expected)
+        arrays = {name: np.float32(saved[name]) for name in saved}
+        alpha = float(arrays.pop(_ALPHA))
+        are_finite = all(np.isfinite(array).all() for array in arrays.values())
+        if not (are_finite and layers and rank and 0 < alpha < np.inf):
             raise ValueError(
-                f"{path} must have the layers of this model. Received: "
-                f"unknown {shown(unknown)}, missing {shown(missing)}"
+                f"{path} is damaged: it must have finite matrices of layers of "
+                f"this model, and a positive alpha. Received: rank {rank}, "
+                f"alpha {alpha}, layers {shown(sorted(layers))}"
             )
-        ranks = {a.shape[-1] for a, _ in arrays.values()}
-        rank = self._rank() if enabled else min(ranks)
-        scales = {alphas[name] / rank for name in alphas}
-        if enabled:
-            scales |= {layer.lora_alpha / rank for layer in enabled.values()}
-        if ranks != {rank} or len(scales) > 1:
+        if any(layer.lora_alpha != alpha for layer in enabled.values()):
             raise ValueError(
-                f"{path} must have the rank and the scale of this model, which "
-                f"are the same for all layers: rank {rank}. Load it before "
-                "`enable_lora`, which then takes them from the file. Received: "
-                f"ranks {sorted(ranks)}, scales {sorted(scales)}"
+                f"{path} must have the `lora_alpha` of this model. Load it "
+                "before `enable_lora`, which then takes it from the file. "
+                f"Received: {alpha}"
             )
-        for name, (a, b) in arrays.items():
-            shape = expected[name].kernel.shape
-            wanted = (*shape[:-1], rank), (rank, shape[-1])
-            if (a.shape, b.shape) != wanted:
-                raise ValueError(
-                    f"{path} must have matrices of shapes {wanted} for {name}. "
-                    f"Received: {a.shape}, {b.shape}"
-                )
         if not enabled:
-            chosen = {name: adaptable[name] for name in arrays}
-            self._enable(chosen, rank, min(alphas.values()))
-        for name, parts in arrays.items():
-            for part, array in zip(LORA_MATRICES, parts, strict=True):
-                getattr(adaptable[name], part).assign(array)
+            self._enable(layers, rank, alpha)
+        for name, matrix in _matrices(layers).items():
+            matrix.assign(arrays[name])
 
     def freeze_for_lora(self):
         """Freezes the backbone and the softmax, if LoRA has matrices in it."""
-        matrices = [
-            getattr(layer, name)
-            for layer in self._lora_layers().values()
-            for name in LORA_MATRICES
-        ]
+        matrices = _matrices(self._lora_layers()).values()
         if not matrices:
             return
         heads = [getattr(owner, "softmax", None) for owner in self._owners]
@@ -248,70 +236,15 @@ def _checked_path(filepath):
     return pathlib.Path(filepath).expanduser()
 
 
-def _read(path):
-    """Returns pairs of matrices and the alphas of a file, by layer.
-
-    The file may come from a stranger: no array is read that is not in it.
-    """
-    arrays, alphas = {}, {}
-    visited = itertools.count(1)
-
-    def visit(name, item):
-        if name.count("/") > _MAX_DEPTH or next(visited) > _MAX_ITEMS:
-            raise ValueError("it has too many groups")
-        # Links to other places and files are not visited.
-        _, _, layer = name.partition("/")
-        if isinstance(item, h5py.Dataset):
-            _check_dataset(item)
-            layer, _, part = layer.rpartition("/")
-            arrays.setdefault(layer, {})[part] = item[()]
-        elif "lora_alpha" in item.attrs:
-            alphas[layer] = float(item.attrs["lora_alpha"])
-
-    try:
-        with h5py.File(path) as file:
-            file.visititems(visit)
-        pairs = {
-            layer: tuple(parts[part] for part in LORA_MATRICES)
-            for layer, parts in arrays.items()
-        }
-    except (
-        OSError,
-        KeyError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise ValueError(
-            f"{path} is damaged, or was not written by `save_lora_weights`: "
-            f"{error}"
-        ) from error
-    # In float32, as layers compute with it.
-    scales = np.array([*alphas.values()]).astype(np.float32)
-    is_valid = np.isfinite(scales).all() and (scales > 0).all()
-    if pairs.keys() != alphas.keys() or not is_valid:
-        raise ValueError(
-            f"{path} is damaged: each layer must have two matrices and a "
-            f"positive `lora_alpha`. Received: {shown(sorted(pairs))} and "
-            f"{shown(alphas)}"
-        )
-    for layer, pair in pairs.items():
-        if not all(np.isfinite(matrix).all() for matrix in pair):
-            raise ValueError(f"{path} is damaged: {layer} is not finite")
-    return pairs, alphas
+def _names(layer):
+    """Returns the names in a file of the two matrices of a layer."""
+    return [f"lora/{layer}/{part}" for part in LORA_MATRICES]
 
 
-def _check_dataset(dataset):
-    """Checks that a matrix has as many bytes in the file as in memory."""
-    is_plain = (
-        dataset.ndim >= 2
-        and dataset.dtype == np.float32
-        and not dataset.is_virtual
-        and dataset.external is None
-        and dataset.id.get_storage_size() == dataset.nbytes > 0
-    )
-    if not is_plain:
-        raise ValueError(
-            f"{shown(dataset.name)} must be float32 values in the file itself. "
-            f"Received: {shown(dataset)}"
-        )
+def _matrices(layers):
+    """Returns the matrices of layers by their names in a file."""
+    return {
+        name: getattr(layer, part)
+        for path, layer in layers.items()
+        for name, part in zip(_names(path), LORA_MATRICES, strict=True)
+    }

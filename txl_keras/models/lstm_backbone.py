@@ -10,14 +10,11 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
-from txl_keras.checks import check_number
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.config import config_of
 from txl_keras.layers.memory.projected_memory import choose_rows
 from txl_keras.layers.row_dropout import RowDropout
-from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 
@@ -93,25 +90,19 @@ class LSTMBackbone(RecurrentBackbone):
         initializer_stddev=0.02,
         **kwargs,
     ):
-        super().__init__(**kwargs)
-        self.vocabulary_size = check_integer(
-            "vocabulary_size", vocabulary_size, 1
-        )
-        self.num_layers = check_integer("num_layers", num_layers, 1)
-        self.hidden_dim = check_integer("hidden_dim", hidden_dim, 1)
-        check_number("initializer_stddev", initializer_stddev, 0)
-        self.dropout = check_dropout("dropout", dropout)
-        self.initializer_stddev = initializer_stddev
-        self.token_embedding = AdaptiveEmbedding(
-            vocabulary_size,
+        super().__init__(
+            check_integer("vocabulary_size", vocabulary_size, 1),
+            num_layers,
             hidden_dim,
+            initializer_stddev,
+            dropout,
+            **kwargs,
+        )
+        self.token_embedding = self._embedding(
             cutoffs=cutoffs,
             embedding_dim=embedding_dim,
             div_val=div_val,
             project_same_dim=project_same_dim,
-            embeddings_initializer=self.kernel_initializer(),
-            dtype=self.dtype_policy,
-            name="token_embedding",
         )
         self.layers_of_cells = [
             keras.layers.RNN(

@@ -7,8 +7,11 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.checks import check_dropout
+from txl_keras.checks import check_head_dim
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
+from txl_keras.checks import check_number
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
@@ -16,7 +19,9 @@ from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import prefers_tensorflow_matmul
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import MemoryStack
+from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.memory_stack import initial_memory
+from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.models.lora import LoraBackbone
 from txl_keras.models.preset_model import PresetModel
 from txl_keras.weights import normal_initializer
@@ -32,10 +37,9 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
 
     What a subclass provides:
 
-    - Attributes `vocabulary_size`, `num_layers`, `hidden_dim`, `memory_length`,
-      `initializer_stddev` and `token_embedding`, an `AdaptiveEmbedding`;
-      `num_heads`, `head_dim` and `intermediate_dim`, or a `layer_flops` of its
-      own; and any of the class attributes and properties below that differ.
+    - `token_embedding`, `memory_length`, any of the class attributes and
+      properties below that differ, and a `layer_flops` of its own unless it
+      calls `_set_heads`.
     - `call(token_ids, memory, reset, training, dropout_seed, first_row)`, which
       begins with `_begin` or its two parts, and returns hidden states and the
       new `Memory`.
@@ -60,6 +64,50 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
     compression_variables = ()
     # The number of later tokens that a block attends to.
     look_ahead = 0
+
+    def __init__(
+        self,
+        vocabulary_size,
+        num_layers,
+        hidden_dim,
+        initializer_stddev,
+        dropout,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if vocabulary_size is not None:
+            vocabulary_size = check_integer(
+                "vocabulary_size", vocabulary_size, 1
+            )
+        self.vocabulary_size = vocabulary_size
+        self.num_layers = check_integer("num_layers", num_layers, 1)
+        self.hidden_dim = check_integer("hidden_dim", hidden_dim, 1)
+        self.initializer_stddev = check_number(
+            "initializer_stddev", initializer_stddev, 0
+        )
+        self.dropout = check_dropout("dropout", dropout)
+
+    def _embedding(self, **arguments):
+        """Returns the embedding of token ids, if the model has one."""
+        if self.vocabulary_size is None:
+            return None
+        return AdaptiveEmbedding(
+            self.vocabulary_size,
+            self.hidden_dim,
+            embeddings_initializer=self.kernel_initializer(),
+            dtype=self.dtype_policy,
+            name="token_embedding",
+            **arguments,
+        )
+
+    def _set_heads(self, num_heads, head_dim, intermediate_dim, memory_length):
+        """Checks and sets the sizes of a model with attention."""
+        self.num_heads = check_integer("num_heads", num_heads, 1)
+        self.head_dim = check_head_dim(head_dim, self.hidden_dim, num_heads)
+        self.intermediate_dim = check_integer(
+            "intermediate_dim", intermediate_dim, 1
+        )
+        self.memory_length = check_memory_length(memory_length)
 
     @property
     def remembers(self):

@@ -1,29 +1,38 @@
 """Reading the folder of a run: its configuration, weights and tokenizer."""
 
+import copy
 import functools
 import hashlib
+import inspect
 import json
 import os
+import random
+import re
 
 import tensorflow as tf
 from absl import logging
 
-from txl_keras.checks import check_one_of
+from txl_keras.checks import shown
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.json_files import check_fields
+from txl_keras.json_files import check_known
 from txl_keras.json_files import read_json
-from txl_keras.models.model_config import MAX_LENGTH
-from txl_keras.models.model_config import check_limit
-from txl_keras.models.model_config import check_model_config
-from txl_keras.models.model_config import warn_of_memory_source
-from txl_keras.models.model_config import weight_shapes
-from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import XLNetBackbone
 from txl_keras.training.bundles import DamagedCheckpointError
 from txl_keras.training.bundles import check_saved_shapes
 from txl_keras.training.bundles import restore_weights
 from txl_keras.training.bundles import saved_steps
+from txl_keras.weights import weights_by_name
 
+_MAX_LENGTH = 1 << 20
+_BACKBONES = {
+    backbone.__name__: backbone
+    for backbone in (TransformerXLBackbone, LSTMBackbone, XLNetBackbone)
+}
 _CONFIG_FIELDS = {
     "flags": "an object",
     "flags.segment_length": "an integer or null",
@@ -42,8 +51,6 @@ _CONFIG_FIELDS = {
     "corpus.text_key": "a string or null",
     "data": "an object",
 }
-# "best" is by validation score, and the latest if there is none.
-CHECKPOINTS = ("latest", "best")
 
 
 class RunFolder:
@@ -82,7 +89,7 @@ class RunFolder:
         config = read_json(path)
         check_fields(config, _CONFIG_FIELDS, path)
         length = config["flags"].get("segment_length") or 0
-        check_limit("flags.segment_length", length, MAX_LENGTH, path)
+        _check_limit("flags.segment_length", length, _MAX_LENGTH, path)
         return {**config, "corpus": config.get("corpus") or {}}
 
     def run_hash(self):
@@ -106,17 +113,17 @@ class RunFolder:
         """Loads the weights of the run into a model and returns their step."""
         run = self.run_hash()
         return self._read_weights(
-            checkpoint, lambda folder: restore_weights(model, folder, run), True
+            checkpoint, lambda folder: restore_weights(model, folder, run)
         )
 
-    def _read_weights(self, checkpoint, read, reports_damage=False):
+    def _read_weights(self, checkpoint, read):
         """Returns `read(folder)` of the best weights, or of the newest."""
+        # "best" is by validation score, and the latest if there is none.
         if checkpoint == "best" and saved_steps(self.best):
             try:
                 return read(self.best)
             except DamagedCheckpointError as error:
-                if reports_damage:
-                    logging.error("%s The newest weights are taken.", error)
+                logging.error("%s The newest weights are taken.", error)
         return read(self.checkpoints)
 
     def build_model(
@@ -135,7 +142,6 @@ class RunFolder:
         self, model_class=TransformerXLCausalLM, checkpoint="latest"
     ):
         """Returns `get_config()` of the run's model, if the weights match."""
-        check_one_of("checkpoint", checkpoint, CHECKPOINTS)
         self.check_model_class(model_class)
         path = self.file("config.json")
         config = check_model_config(self.read_config(), model_class, path)
@@ -198,3 +204,137 @@ class RunFolder:
         # would now attend to the last token only.
         segment_length = self.read_config()["flags"].get("segment_length")
         return max(backbone.memory_length, segment_length or 0)
+
+
+# ------------------------------ Configurations ------------------------------
+# Keras would look up any class that an untrusted config.json names, and
+# allocate any size. Here only the classes above are allowed, and sizes are
+# compared with the saved weights.
+
+
+def check_model_config(content, model_class, path, field="model"):
+    """Checks and returns a model's config, which names only our classes."""
+    if model_class in _BACKBONES.values():
+        return _arguments(content, model_class, field, path)
+    at = f"{field}.backbone"
+    kinds = {
+        field: "an object",
+        at: "an object",
+        f"{at}.class_name": "a string",
+    }
+    check_fields(content, kinds, path)
+    name = content[field]["backbone"]["class_name"]
+    if name not in _BACKBONES:
+        raise ValueError(
+            f"{path} is damaged: its field `{at}.class_name` must be that of "
+            f"one of {sorted(_BACKBONES)}. Received: {shown(name)}"
+        )
+    return {
+        **_arguments(content, model_class, field, path),
+        # No module or class is looked up by what the file says.
+        "backbone": {
+            "module": _BACKBONES[name].__module__,
+            "class_name": name,
+            "config": _arguments(
+                content, _BACKBONES[name], f"{at}.config", path
+            ),
+            "registered_name": f"txl_keras>{name}",
+        },
+    }
+
+
+def _arguments(content, model_class, field, path):
+    """Returns the arguments in a field, whose values the constructor checks."""
+    kinds = {field: "an object"}
+    if model_class in _BACKBONES.values():
+        kinds[f"{field}.num_layers"] = "an integer"
+        kinds[f"{field}.cutoffs"] = "a list or null"
+    check_fields(content, kinds, path)
+    arguments = content
+    for name in field.split("."):
+        arguments = arguments[name]
+    parameters = inspect.signature(model_class).parameters
+    known = {*parameters, "name", "trainable", "dtype"}
+    check_known(arguments, known, f"{path} is damaged: its field `{field}`")
+    for name, parameter in parameters.items():
+        is_needed = (
+            parameter.kind == parameter.POSITIONAL_OR_KEYWORD
+            and parameter.default is parameter.empty
+        )
+        if is_needed and name not in arguments:
+            raise ValueError(
+                f"{path} is damaged: it has no field `{field}.{name}`"
+            )
+    for name, value in arguments.items():
+        if type(value) is int:
+            # No weight depends on lengths of memory.
+            is_length = name.endswith("length") or name == "compression_rate"
+            limit = _MAX_LENGTH if is_length else 2**31 - 1
+            _check_limit(f"{field}.{name}", value, limit, path)
+    arguments = dict(arguments)
+    if isinstance(arguments.get("dtype"), dict):
+        # A dtype policy by its name: an object could name any class.
+        name = f"{field}.dtype.config.name"
+        check_fields(content, {name: "a string"}, path)
+        arguments["dtype"] = arguments["dtype"]["config"]["name"]
+    return arguments
+
+
+def _check_limit(field, value, maximum, path):
+    """Raises `ValueError` unless a JSON field is from 0 to `maximum`."""
+    if not 0 <= value <= maximum:
+        raise ValueError(
+            f"{path} is damaged: its field `{field}` must be from 0 to "
+            f"{maximum:,}. Received: {shown(value)}"
+        )
+
+
+def warn_of_memory_source(trained, overrides):
+    """Warns if weights `trained` with one memory source get another."""
+    before = trained.get("memory_source", "inputs")
+    after = overrides.get("memory_source", before)
+    if after != before:
+        logging.warning(
+            "The weights were trained with memory_source=%s and will be worse "
+            "with memory_source=%s, unless they are trained on.",
+            before,
+            after,
+        )
+
+
+def weight_shapes(config, model_class, path, max_layers):
+    """Returns the shapes of weights by name, without allocating the weights."""
+    sizes = backbone_config(config)
+    for name, number in (
+        ("num_layers", sizes["num_layers"]),
+        ("cutoffs", len(sizes.get("cutoffs") or ())),
+    ):
+        _check_limit(name, number, max_layers, path)
+    one_layer = copy.deepcopy(config)
+    backbone_config(one_layer)["num_layers"] = 1
+    # Building draws random seeds, which would change later initial weights.
+    state = random.getstate()
+    try:
+        with tf.Graph().as_default():
+            model = model_class.from_config(one_layer)
+            shapes = {
+                name: tuple(weight.shape)
+                for name, weight in weights_by_name(model).items()
+            }
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ValueError(
+            f"The model in {path} does not describe a {model_class.__name__}: "
+            f"{str(error)[-500:]}"
+        ) from error
+    finally:
+        random.setstate(state)
+    return {
+        re.sub(r"^(block|lstm|compression)_0/", rf"\g<1>_{layer}/", name): shape
+        for name, shape in shapes.items()
+        for layer in range(sizes["num_layers"])
+    }
+
+
+def backbone_config(config):
+    """Returns the part of a model's config that configures its backbone."""
+    return config["backbone"]["config"] if "backbone" in config else config

@@ -8,6 +8,7 @@ import math
 import types
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
@@ -219,6 +220,18 @@ class SegmentReader:
         columns = kernel.shape[-1] if is_output else -1
         rows = -1 if is_output else kernel.shape[0]
         return tf.reshape(kernel.value, (rows, columns))
+
+
+def padded_segment(texts, start, length):
+    """Returns ids of texts from `start` on, `(B, length)`, and how many.
+
+    Rows are padded with 0. The second value is the number of ids, `(B,)`.
+    """
+    ids = np.zeros((len(texts), length), np.int32)
+    counts = np.array([len(text) - start for text in texts]).clip(0, length)
+    for row, text, count in zip(ids, texts, counts, strict=True):
+        row[:count] = text[start : start + count]
+    return tf.constant(ids), tf.constant(counts, tf.int32)
 
 
 def _variables_like(function, batch_size=None):

@@ -15,7 +15,7 @@ from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.request import Request
 from txl_keras.models.generation.request import check_has_tokenizer
 from txl_keras.models.text_scoring import TextScorer
-from txl_keras.models.text_scoring import default_batch_size
+from txl_keras.models.text_scoring import check_texts
 
 
 class TextMethods:
@@ -113,7 +113,6 @@ class TextMethods:
             stop_token_ids,
             stop,
             seed,
-            memory_length,
         )
         if isinstance(sampler, samplers.BeamSampler):
             if (engine, weights) != ("tensorflow", "float32"):
@@ -122,13 +121,11 @@ class TextMethods:
                     "with a BeamSampler, which reorders the memory. Received: "
                     f"engine={engine!r}, weights={weights!r}"
                 )
-            search = self._keep(
-                BeamSearch, sampler.num_beams, request.memory_length
-            )
+            search = self._keep(BeamSearch, sampler.num_beams, memory_length)
             steps = search(request.ids, request.continuations())
         else:
             write = self._keep(
-                Generator, sampler, request.memory_length, engine, weights
+                Generator, sampler, memory_length, engine, weights
             )
             tokens = write(request.ids, request.num_new_tokens, request.seed)
             steps = request.continue_with(tokens)
@@ -234,7 +231,8 @@ class TextMethods:
     def _scorer(self, texts, batch_size, segment_length, memory_length):
         check_has_tokenizer(self, "texts")
         if batch_size is None:
-            batch_size = default_batch_size(texts)
+            check_texts("texts", texts)
+            batch_size = max(1, min(16, len(texts)))
         return self._keep(
             TextScorer,
             self.tokenizer,

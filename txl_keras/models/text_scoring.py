@@ -4,22 +4,16 @@ Letters: `B` texts of a batch, `T` segment, `M` memory, `D` hidden size, `P`
 tokens of one text.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.checks import check_list
 from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_vocabulary
 from txl_keras.models.segment_reader import SegmentReader
+from txl_keras.models.segment_reader import padded_segment
 from txl_keras.training.compilation import compile_layers
 from txl_keras.training.compilation import compile_replica_function
-
-
-def default_batch_size(texts):
-    """Returns the number of texts, at most 16, after a check of `texts`."""
-    _check_list("texts", texts)
-    return max(1, min(16, len(texts)))
 
 
 class TextScorer:
@@ -57,10 +51,10 @@ class TextScorer:
 
     def score(self, texts, contexts=None):
         """Computes the loss of every token: see `score_texts`."""
-        _check_list("texts", texts)
+        check_texts("texts", texts)
         if contexts is None:
             contexts = [""] * len(texts)
-        _check_list("contexts", contexts)
+        check_texts("contexts", contexts)
         if len(contexts) != len(texts):
             raise ValueError(
                 "`contexts` must be as many as `texts`. Received: "
@@ -84,7 +78,7 @@ class TextScorer:
 
     def embed(self, texts):
         """Returns the hidden states of the last layer: see `embed_texts`."""
-        _check_list("texts", texts)
+        check_texts("texts", texts)
         ids = [self._encode(text) for text in texts]
         check_no_empty_text("texts", texts, ids)
         return self._read(self._hidden, [(text,) for text in ids])
@@ -111,49 +105,37 @@ class TextScorer:
         for start in range(0, len(order), self._batch_size):
             rows = order[start : start + self._batch_size]
             batch = self._read_batch(read, [texts[i] for i in rows])
-            for i, outputs in zip(rows, batch, strict=True):
+            for i, outputs in zip(rows, batch, strict=False):
                 found[i] = outputs
         return found
 
     def _read_batch(self, read, rows):
         self._reader.reset_rows(tf.fill((self._batch_size,), True))
-        lengths = np.zeros(self._batch_size, np.int32)
-        lengths[: len(rows)] = [len(row[0]) for row in rows]
-        parts = [[] for _ in rows]
+        # One list of texts per argument of `read`, with empty rows at the end.
+        idle = ((),) * len(rows[0])
+        rows = [*rows, *[idle] * (self._batch_size - len(rows))]
+        arguments = [*zip(*rows, strict=True)]
+        longest = max(map(len, arguments[0]))
+        parts = []
         # At least once: a text of one token has no inputs, but needs a result.
-        for start in range(0, max(1, lengths.max()), self._segment_length):
-            arguments = [
-                self._segment(arrays, start)
-                for arrays in zip(*rows, strict=True)
-            ]
-            outputs, entries = read(*arguments)
-            left = np.clip(lengths - start, 0, self._segment_length)
-            self._remember(entries, tf.constant(left, tf.int32))
-            outputs = outputs.numpy()
-            for part, values, count in zip(parts, outputs, left, strict=False):
-                part.append(values[:count])
-        return [np.concatenate(part) for part in parts]
-
-    def _segment(self, arrays, start):
-        """Returns T ids of each row from `start` on, int32 `(B, T)`."""
-        segment = np.zeros((self._batch_size, self._segment_length), np.int32)
-        for row, ids in zip(segment, arrays, strict=False):
-            ids = ids[start : start + self._segment_length]
-            row[: len(ids)] = ids
-        return tf.constant(segment)
+        for start in range(0, max(1, longest), self._segment_length):
+            segments, counts = zip(
+                *(
+                    padded_segment(texts, start, self._segment_length)
+                    for texts in arguments
+                ),
+                strict=True,
+            )
+            outputs, entries = read(*segments)
+            self._remember(entries, counts[0])
+            part = zip(outputs.numpy(), counts[0].numpy(), strict=True)
+            parts.append([values[:count] for values, count in part])
+        return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
-def _check_list(name, texts):
-    if isinstance(texts, (str, bytes)):
-        raise ValueError(
-            f"`{name}` must be a list of strings. Received: the string "
-            f"{texts[:40]!r}. Put it in a list."
-        )
-    if not isinstance(texts, (Sequence, np.ndarray)):
-        raise ValueError(
-            f"`{name}` must be a list of strings. Received: {texts!r} of type "
-            f"{type(texts).__name__}"
-        )
+def check_texts(name, texts):
+    """Raises `ValueError` unless an argument is a list of strings."""
+    check_list(name, texts)
     for i, text in enumerate(texts):
         if not isinstance(text, (str, bytes)):
             raise ValueError(

@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from txl_keras.checks import check_head_dim
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_number
@@ -35,7 +34,6 @@ from txl_keras.layers.memory.memory_stack import check_batches
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.row_dropout import RowDropout
-from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.models.episodes import Episodes
 from txl_keras.models.padding import Padding
@@ -237,27 +235,22 @@ class TransformerXLBackbone(RecurrentBackbone):
         stateful=False,
         **kwargs,
     ):
-        super().__init__(**kwargs)
-        if vocabulary_size is not None:
-            vocabulary_size = check_integer(
-                "vocabulary_size", vocabulary_size, 1
-            )
-        elif cutoffs or embedding_dim is not None:
+        super().__init__(
+            vocabulary_size,
+            num_layers,
+            hidden_dim,
+            initializer_stddev,
+            dropout,
+            **kwargs,
+        )
+        if vocabulary_size is None and (cutoffs or embedding_dim is not None):
             raise ValueError(
                 "`vocabulary_size` must be given with `cutoffs` or "
                 "`embedding_dim`, which describe the token embedding. "
                 f"Received: vocabulary_size=None, cutoffs={cutoffs}, "
                 f"embedding_dim={embedding_dim}"
             )
-        self.vocabulary_size = vocabulary_size
-        self.num_layers = check_integer("num_layers", num_layers, 1)
-        self.num_heads = check_integer("num_heads", num_heads, 1)
-        self.hidden_dim = check_integer("hidden_dim", hidden_dim, 2)
-        self.intermediate_dim = check_integer(
-            "intermediate_dim", intermediate_dim, 1
-        )
-        self.memory_length = check_memory_length(memory_length)
-        check_number("initializer_stddev", initializer_stddev, 0)
+        self._set_heads(num_heads, head_dim, intermediate_dim, memory_length)
         if projection_initializer_stddev is not None:
             check_number(
                 "projection_initializer_stddev",
@@ -265,9 +258,6 @@ class TransformerXLBackbone(RecurrentBackbone):
                 0,
             )
         check_one_of("memory_source", memory_source, MEMORY_SOURCES)
-        self.head_dim = check_head_dim(
-            head_dim, self.hidden_dim, self.num_heads
-        )
         check_attention_type(attention_type, max_positions, same_length)
         self.attention_type = attention_type
         self.compression = compression
@@ -276,7 +266,6 @@ class TransformerXLBackbone(RecurrentBackbone):
         self._check_compression(memory_source)
         self.check_remembers(memory_length)
         self.max_positions = max_positions
-        self.dropout = dropout
         self.attention_dropout = attention_dropout
         self.clamp_length = clamp_length
         self.same_length = same_length
@@ -286,27 +275,18 @@ class TransformerXLBackbone(RecurrentBackbone):
         self.gate = gate
         self.normalize_output = normalize_output
         self.layer_norm_epsilon = layer_norm_epsilon
-        self.initializer_stddev = initializer_stddev
         self.projection_initializer_stddev = projection_initializer_stddev
         self.cold_start = check_one_of("cold_start", cold_start, COLD_STARTS)
         self.memory_source = memory_source
         self.stateful = bool(stateful)
         self.supports_masking = True  # of the hidden states
-
-        self.token_embedding = None
-        if vocabulary_size is not None:
-            self.token_embedding = AdaptiveEmbedding(
-                vocabulary_size,
-                self.hidden_dim,
-                cutoffs=cutoffs,
-                embedding_dim=embedding_dim,
-                div_val=div_val,
-                project_same_dim=project_same_dim,
-                embeddings_initializer=self.kernel_initializer(),
-                projection_initializer=self.projection_initializer(),
-                dtype=self.dtype_policy,
-                name="token_embedding",
-            )
+        self.token_embedding = self._embedding(
+            cutoffs=cutoffs,
+            embedding_dim=embedding_dim,
+            div_val=div_val,
+            project_same_dim=project_same_dim,
+            projection_initializer=self.projection_initializer(),
+        )
         self._position_encoding = RelativePositionEncoding(
             clamp_length,
             # Absolute positions are those of the tokens themselves.
@@ -408,21 +388,19 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     def _check_compression(self, memory_source):
         """Checks the arguments about compression and what excludes it."""
-        sizes = {
-            "compression_rate": self.compression_rate,
-            "compressed_length": self.compressed_length,
-        }
-        if self.compression is None:
-            for name, value in sizes.items():
-                if value is not None:
-                    raise ValueError(
-                        f"`{name}` must be None without `compression`. "
-                        f"Received: {name}={value}"
-                    )
-            return
-        for (name, value), minimum in zip(sizes.items(), (2, 1), strict=True):
-            check_integer(name, value, minimum)
-        if memory_source != "inputs":
+        for name, minimum in (
+            ("compression_rate", 2),
+            ("compressed_length", 1),
+        ):
+            value = getattr(self, name)
+            if self.compression is not None:
+                check_integer(name, value, minimum)
+            elif value is not None:
+                raise ValueError(
+                    f"`{name}` must be None without `compression`. "
+                    f"Received: {name}={value}"
+                )
+        if self.compression is not None and memory_source != "inputs":
             raise ValueError(
                 "`memory_source` must be 'inputs' with `compression`. "
                 f"Received: memory_source={memory_source!r}, "

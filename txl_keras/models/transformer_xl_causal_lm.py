@@ -17,12 +17,12 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
+from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.fit_data import as_array
 from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import check_no_class_weight
-from txl_keras.models.fit_data import check_segment_length
 from txl_keras.models.fit_data import in_batches
 from txl_keras.models.fit_data import is_text
 from txl_keras.models.fit_data import naming_validation
@@ -392,19 +392,14 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         check_integer("epochs", epochs, 0)
         check_integer("initial_epoch", kwargs.get("initial_epoch", 0), 0)
         check_no_class_weight(kwargs.get("class_weight"))
-        validation = kwargs.get("validation_data")
-        if not is_text(validation):
-            check_segment_length(x, segment_length)
-        else:
-            rows = kwargs.get("validation_batch_size")
-            with naming_validation():
-                kwargs["validation_data"] = self._text_segments(
-                    validation, rows, segment_length, is_training=False
-                )
-        if is_text(x):
-            x = self._text_segments(x, batch_size, segment_length)
-        x, y = as_array(x), as_array(y)
-        self._check_arrays(x, y, batch_size)
+        validation, length = kwargs.get("validation_data"), segment_length
+        if is_text(validation) and not is_text(x):
+            length = None  # meant for the validation text
+        x, y = self._prepare(x, y, batch_size, length, is_training=True)
+        if validation is not None:
+            kwargs["validation_data"] = self._prepare_validation(
+                validation, kwargs.get("validation_batch_size"), segment_length
+            )
         arguments = {"x": x, "y": y, "batch_size": batch_size, **kwargs}
         arguments["epochs"] = epochs
         callbacks = kwargs.get("callbacks") or []
@@ -440,13 +435,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         every token but the first is scored, in rows that each begin with a
         cold start; `score_texts` scores a text as a whole.
         """
-        check_segment_length(x, segment_length)
-        if is_text(x):
-            x = self._text_segments(
-                x, batch_size, segment_length, is_training=False
-            )
-        x, y = as_array(x), as_array(y)
-        self._check_arrays(x, y, batch_size)
+        x, y = self._prepare(x, y, batch_size, segment_length)
         self._inference_memory.reset_state()
         arguments = {"x": x, "y": y, "batch_size": batch_size, **kwargs}
         if self.fit_steps is None:
@@ -462,10 +451,9 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         `x` is an array, `Segments` or a dataset. All arguments after
         `batch_size` are passed by name.
         """
+        x, _ = self._prepare(x, None, batch_size)
         if isinstance(x, Segments):
             (x, _), batch_size = x.arrays(), x.batch_size
-        x = as_array(x)
-        self._check_arrays(x, None, batch_size)
         self._inference_memory.reset_state()
         return super().predict(x, batch_size, **kwargs)
 
@@ -476,22 +464,38 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
         return super().compute_loss(x, y, y_pred, *args, **kwargs)
 
-    def _check_arrays(self, x, y, batch_size):
-        y = y if self._has_default_loss() else None
-        check_arrays(x, y, batch_size, self.backbone.vocabulary_size)
-
-    def _text_segments(
-        self, texts, batch_size, segment_length, is_training=True
+    def _prepare(
+        self, x, y, batch_size, segment_length=None, is_training=False
     ):
-        """Returns the `Segments` of text, see `fit`."""
-        if segment_length is None:
-            segment_length = 128
-            # The memory of an LSTM is one state.
-            if self.backbone.has_attention and self.backbone.memory_length:
-                segment_length = self.backbone.memory_length
-        return text_segments(
-            texts, self.tokenizer, batch_size, segment_length, is_training
-        )
+        """Returns text as `Segments`, and arrays as NumPy's after checks."""
+        if is_text(x):
+            if segment_length is None:
+                segment_length = 128
+                # The memory of an LSTM is one state.
+                if self.backbone.has_attention and self.backbone.memory_length:
+                    segment_length = self.backbone.memory_length
+            x = text_segments(
+                x, self.tokenizer, batch_size, segment_length, is_training
+            )
+        elif segment_length is not None:
+            raise ValueError(
+                "`segment_length` must be None unless `x` is text: other data "
+                "is in segments already. Received: "
+                f"segment_length={shown(segment_length)}, x={shown(x)}"
+            )
+        x, y = as_array(x), as_array(y)
+        targets = y if self._has_default_loss() else None
+        check_arrays(x, targets, batch_size, self.backbone.vocabulary_size)
+        return x, y
+
+    def _prepare_validation(self, data, batch_size, segment_length):
+        """Returns `validation_data` of `fit` as `_prepare` does."""
+        with naming_validation():
+            if is_text(data):
+                return self._prepare(data, None, batch_size, segment_length)[0]
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+            x, y = self._prepare(x, y, batch_size)
+            return keras.utils.pack_x_y_sample_weight(x, y, weights)
 
     def export(self, filepath, *args, **kwargs):
         """Raises an error, since all clients would share the memory.

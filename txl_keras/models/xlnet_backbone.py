@@ -7,10 +7,8 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `P` targets,
 import keras
 from keras import ops
 
-from txl_keras.checks import check_head_dim
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
-from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.layers.attention.position_encoding import (
@@ -18,9 +16,7 @@ from txl_keras.layers.attention.position_encoding import (
 )
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.config import config_of
-from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.row_dropout import RowDropout
-from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.two_stream_block import TwoStreamBlock
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 
@@ -129,39 +125,24 @@ class XLNetBackbone(RecurrentBackbone):
         initializer_stddev=0.02,
         **kwargs,
     ):
-        super().__init__(**kwargs)
-        self.vocabulary_size = check_integer(
-            "vocabulary_size", vocabulary_size, 1
+        super().__init__(
+            check_integer("vocabulary_size", vocabulary_size, 1),
+            num_layers,
+            hidden_dim,
+            initializer_stddev,
+            dropout,
+            **kwargs,
         )
-        self.num_layers = check_integer("num_layers", num_layers, 1)
-        self.num_heads = check_integer("num_heads", num_heads, 1)
-        self.hidden_dim = check_integer("hidden_dim", hidden_dim, 2)
-        self.intermediate_dim = check_integer(
-            "intermediate_dim", intermediate_dim, 1
-        )
-        self.head_dim = check_head_dim(
-            head_dim, self.hidden_dim, self.num_heads
-        )
-        self.memory_length = check_memory_length(memory_length)
+        self._set_heads(num_heads, head_dim, intermediate_dim, memory_length)
         if reuse_length is not None:
             check_integer("reuse_length", reuse_length, 1)
         check_one_of("attention_type", attention_type, ATTENTION_TYPES)
-        check_number("initializer_stddev", initializer_stddev, 0)
         self.reuse_length = reuse_length
         self.attention_type = attention_type
-        self.dropout = dropout
         self.attention_dropout = attention_dropout
         self.clamp_length = clamp_length
         self.layer_norm_epsilon = layer_norm_epsilon
-        self.initializer_stddev = initializer_stddev
-
-        self.token_embedding = AdaptiveEmbedding(
-            self.vocabulary_size,
-            self.hidden_dim,
-            embeddings_initializer=self.kernel_initializer(),
-            dtype=self.dtype_policy,
-            name="token_embedding",
-        )
+        self.token_embedding = self._embedding()
         self._position_encoding = RelativePositionEncoding(
             clamp_length, bidirectional=True, name="position_encoding"
         )

@@ -215,7 +215,7 @@ def test_models_that_only_tensorflow_decodes_are_refused(config, part):
     with pytest.raises(
         ValueError, match=f"Received: engine='openvino'.*{part}"
     ):
-        Generator(model, engine="openvino")
+        Generator(model, None, config.get("memory_length"), "openvino")
 
 
 def test_bad_engines_are_refused(monkeypatch):

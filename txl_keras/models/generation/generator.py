@@ -3,8 +3,6 @@
 Letters: `B` batch, `P` prompt, `T` segment, `M` memory, `V` vocabulary.
 """
 
-import functools
-
 import numpy as np
 import tensorflow as tf
 
@@ -14,8 +12,8 @@ from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.models.generation.openvino_decoder import OpenVinoDecoder
 from txl_keras.models.generation.openvino_decoder import check_engine
 from txl_keras.models.generation.token_reader import TokenReader
-from txl_keras.models.generation.token_reader import WindowReader
 from txl_keras.models.generation.token_reader import check_prompts
+from txl_keras.models.generation.token_reader import token_reader
 from txl_keras.samplers.sampler import Sampler
 
 
@@ -72,18 +70,12 @@ class Generator:
                 "`model.generate` also takes names and a BeamSampler. "
                 f"Received: sampler={shown(sampler)}"
             )
-        if memory_length is None:
-            memory_length = model.backbone.default_memory_length
-        self._memory_length = check_integer(
-            "memory_length",
-            memory_length,
-            0,
-            model.backbone.max_segment_length,
+        self._memory_length = generation_memory_length(
+            model.backbone, memory_length
         )
         check_engine(engine, weights, model, self._memory_length)
         self._weights = None if engine == "tensorflow" else weights
-        self._window = WindowReader(model, self._memory_length)
-        self._step = None
+        self._reader = None
         self._num_weights = len(model.weights)
 
     def __call__(self, prompts, max_tokens, seed=0):
@@ -117,24 +109,7 @@ class Generator:
         prompts = check_prompts(prompts, self._model.backbone.vocabulary_size)
         check_integer("max_tokens", max_tokens, 0)
         check_integer("seed", seed, 0, np.iinfo(np.int32).max - len(prompts))
-        seeds = row_seeds(seed, len(prompts))
-        if self._model.backbone.remembers:
-            tokens = self._with_memory(prompts, max_tokens, seeds)
-        else:
-            tokens = self._with_window(prompts, max_tokens, seeds)
-        return self._checked_tokens(tokens)
-
-    def _checked_tokens(self, tokens):
-        """Yields tokens, and raises an error at the id -1."""
-        for position, token in enumerate(tokens):
-            if token.min() < 0:
-                row = token.argmin()
-                raise FloatingPointError(
-                    f"Token {position} after the prompt of row {row} cannot be "
-                    "drawn, because the model returned NaN. Check that its "
-                    "weights are finite."
-                )
-            yield token
+        return self._tokens(prompts, max_tokens, row_seeds(seed, len(prompts)))
 
     def replica_step(self, num_rows=1):
         """Returns the function that generates one token per row.
@@ -148,54 +123,45 @@ class Generator:
             A pair of the function and a tuple of example arguments.
         """
         rows = np.zeros((num_rows, 1), "int32")
+        reader = self._make_reader(num_rows)
         if not self._model.backbone.remembers:
-            ids = tf.repeat(rows, self._window.length, axis=1)
-            return self._window.predict, (ids,)
-        step = self._make_step(num_rows)
+            return reader.predict, (tf.repeat(rows, reader.length, axis=1),)
         seeds, position = row_seeds(0, num_rows), tf.constant(0)
-        return step, (
-            tf.constant(rows[:, 0]),
-            seeds,
-            position,
-            self._seen(rows),
-        )
+        token = tf.constant(rows[:, 0])
+        return reader, (token, seeds, position, self._seen(rows))
 
-    def _make_step(self, num_rows):
-        settings = (self._model, self._sampler, num_rows, self._memory_length)
+    def _make_reader(self, num_rows):
+        settings = (self._model, num_rows, self._memory_length, self._sampler)
         if self._weights is None:
-            return Step(*settings)
-        return _OpenVinoStep(*settings, self._weights)
+            return token_reader(*settings)
+        return _OpenVinoReader(*settings, self._weights)
 
-    def _with_memory(self, prompts, max_tokens, seeds):
-        """Yields tokens from a model with memory."""
-        # Taken out, so that an iterator started meanwhile creates its own step
-        # and memory.
-        step, self._step = self._step, None
-        if step is None or step.num_rows != len(prompts):
-            step = self._make_step(len(prompts))
+    def _tokens(self, prompts, max_tokens, seeds):
+        """Yields the tokens of a call."""
+        # Taken out, so that an iterator started meanwhile creates its own
+        # reader and memory.
+        reader, self._reader = self._reader, None
+        if reader is None or reader.num_rows != len(prompts):
+            reader = self._make_reader(len(prompts))
         try:
             # The first step reads the last token of each prompt.
-            step.begin(prompts)
+            reader.begin(prompts)
             token = tf.constant([prompt[-1] for prompt in prompts])
             seen = self._seen(prompts)
             for position in range(max_tokens):
-                token, seen = step(token, seeds, tf.constant(position), seen)
-                yield token.numpy()
+                token = reader(token, seeds, tf.constant(position), seen)
+                if seen is not None:
+                    seen |= tf.one_hot(token, seen.shape[1], True, False)
+                found = token.numpy()
+                if found.min() < 0:
+                    raise FloatingPointError(
+                        f"Token {position} after the prompt of row "
+                        f"{found.argmin()} cannot be drawn, because the model "
+                        "returned NaN. Check that its weights are finite."
+                    )
+                yield found
         finally:
-            self._step = step
-
-    def _with_window(self, texts, max_tokens, seeds):
-        """Yields tokens from a model without memory."""
-        for position in range(max_tokens):
-            log_probs = self._window.log_probs(texts)
-            seen = self._seen(texts)
-            token = self._sampler(log_probs, fold_in(seeds, position), seen)
-            token = token.numpy()
-            texts = [
-                np.append(text, row)
-                for text, row in zip(texts, token, strict=True)
-            ]
-            yield token
+            self._reader = reader
 
     def _seen(self, texts):
         """Returns the tokens to penalize `(B, V)`, or None if none are."""
@@ -208,85 +174,56 @@ class Generator:
         return tf.constant(seen)
 
 
+def generation_memory_length(backbone, memory_length):
+    """Returns the memory length for generating, by default the model's own."""
+    if memory_length is None:
+        memory_length = backbone.default_memory_length
+        if not memory_length:
+            raise ValueError(
+                "`memory_length` must be given for a model without memory, "
+                "where each token would attend to itself only. Pass the "
+                "segment length of training. Received: memory_length=None"
+            )
+    check_integer(
+        "memory_length", memory_length, 0, backbone.max_segment_length
+    )
+    if backbone.remembers:
+        backbone.check_remembers(memory_length)
+    return memory_length
+
+
 def row_seeds(seed, num_rows):
     """Returns one seed per row, uint32 `(B,)`; row r depends on `seed + r`."""
     rows = tf.cast(seed + tf.range(num_rows), tf.uint32)
     return fold_in(rows, 0)
 
 
-class Step(TokenReader):
-    """Reads one token per row and draws the next one."""
-
-    def __init__(self, model, sampler, num_rows, memory_length):
-        super().__init__(model, num_rows, memory_length)
-        self._sampler = sampler
-        self._draw = self._reader.compile(self._read_and_draw)
-
-    @tf.function(autograph=False)
-    def __call__(self, token, seeds, position, seen):
-        token, entries = self._draw(token, seeds, position, seen)
-        self._remember(entries)
-        return token, _add_seen(seen, token)
-
-    def _read_and_draw(self, token, seeds, position, seen):
-        hidden, entries = self._reader.read(token[:, None])
-        token = self._model.softmax.sample(
-            hidden[:, 0], self._sampler, fold_in(seeds, position), seen
-        )
-        return token, entries
-
-
-class _OpenVinoStep(TokenReader):
+class _OpenVinoReader(TokenReader):
     """Reads one token per row by OpenVINO, after prompts by TensorFlow."""
 
-    def __init__(self, model, sampler, num_rows, memory_length, weights):
-        super().__init__(model, num_rows, memory_length)
-        self._sampler = sampler
-        self._make_decoder = functools.partial(
-            OpenVinoDecoder, model, num_rows, memory_length, weights
-        )
-        self._decoder = self._sums = None
+    def __init__(self, model, num_rows, memory_length, sampler, weights):
+        super().__init__(model, num_rows, memory_length, sampler)
+        self._settings = model, num_rows, memory_length, weights
+        self._decoder = self._hashes = None
         self._draw = tf.function(
-            self._draw_token, jit_compile=True, autograph=False
+            lambda log_probs, seeds, position, seen: sampler(
+                log_probs, fold_in(seeds, position), seen
+            ),
+            jit_compile=True,
+            autograph=False,
         )
 
     def begin(self, prompts):
         super().begin(prompts)
-        sums = _checksums([w.value for w in self._model.weights]).numpy()
-        if not np.array_equal(sums, self._sums):
+        hashes = [
+            tf.fingerprint(tf.reshape(weight.value, (1, -1))).numpy().tobytes()
+            for weight in self._model.weights
+        ]
+        if hashes != self._hashes:
             # The graph has the values of the weights.
-            self._decoder, self._sums = self._make_decoder(), sums
+            self._decoder = OpenVinoDecoder(*self._settings)
+            self._hashes = hashes
         self._decoder.begin(self._reader.memory())
 
-    def __call__(self, token, seeds, position, seen):
-        log_probs = self._decoder(token.numpy())
-        return self._draw(tf.constant(log_probs), seeds, position, seen)
-
-    def _draw_token(self, log_probs, seeds, position, seen):
-        token = self._sampler(log_probs, fold_in(seeds, position), seen)
-        return token, _add_seen(seen, token)
-
-
-def _add_seen(seen, token):
-    """Adds the tokens `(B,)` to those seen `(B, V)`, unless that is None."""
-    if seen is None:
-        return None
-    return seen | tf.one_hot(token, seen.shape[1], True, False)
-
-
-@tf.function(autograph=False, jit_compile=True)
-def _checksums(weights):
-    """Returns a hash of each float32 tensor's values and their order."""
-
-    def checksum(x):
-        # The last steps of MurmurHash3, since a sum of the bits themselves
-        # would not notice a new sign or scale.
-        h = tf.reshape(tf.bitcast(x, tf.uint32), [-1])
-        places = tf.cast(tf.range(tf.size(h)), tf.uint32)
-        h = tf.bitwise.bitwise_xor(h, places * np.uint32(0x9E3779B9))
-        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-            shifted = tf.bitwise.right_shift(h, np.uint32(shift))
-            h = tf.bitwise.bitwise_xor(h, shifted) * np.uint32(factor)
-        return tf.reduce_sum(h)
-
-    return tf.stack([checksum(x) for x in weights])
+    def __call__(self, token, *draw):
+        return self._draw(tf.constant(self._decoder(token.numpy())), *draw)

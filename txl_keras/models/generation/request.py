@@ -1,5 +1,6 @@
-"""The checked arguments of one call of `generate`."""
+"""The checked arguments of one call of `generate`, and its result."""
 
+import copy
 import random
 import warnings
 
@@ -9,7 +10,6 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
-from txl_keras.models.generation.continuation import Continuation
 from txl_keras.models.generation.text_stream import TextStream
 from txl_keras.models.generation.text_stream import check_stop
 from txl_keras.models.generation.token_reader import check_prompts
@@ -25,66 +25,57 @@ class Request:
         self,
         model,
         prompts,
-        max_length,
-        max_new_tokens,
-        stop_token_ids,
-        stop,
-        seed,
-        memory_length,
+        max_length=None,
+        max_new_tokens=None,
+        stop_token_ids=(),
+        stop=(),
+        seed=None,
     ):
         vocabulary_size = model.backbone.vocabulary_size
         self._tokenizer = None
-        self._is_single = isinstance(prompts, str)
+        self._is_single = isinstance(prompts, (str, bytes))
         if self._is_single:
             prompts = [prompts]
-        items = prompts if isinstance(prompts, list | tuple) else [prompts]
-        if any(isinstance(prompt, bytes) for prompt in items):
-            raise ValueError(
-                "`prompts` must be a string, a list of strings, or token ids: "
-                "turn bytes into a string with `.decode()`. "
-                f"Received: prompts={shown(prompts)}"
-            )
         check_list("prompts", prompts)
-        self._prompts = list(prompts)
-        if any(isinstance(prompt, str) for prompt in self._prompts):
-            _check_all_text(self._prompts)
-            check_has_tokenizer(model, "prompts")
+        if any(isinstance(prompt, (str, bytes)) for prompt in prompts):
             self._tokenizer = model.tokenizer
-            self.ids = _encode(self._tokenizer, self._prompts)
-        elif self._prompts and _is_scalar(self._prompts[0]):
-            self._is_single = True
-            self.ids = check_prompts([prompts], vocabulary_size)
+            self.ids = _encode(model, prompts)
         else:
-            self.ids = check_prompts(prompts, vocabulary_size)
+            self._is_single = len(prompts) > 0 and _is_scalar(prompts[0])
+            rows = [prompts] if self._is_single else prompts
+            self.ids = check_prompts(rows, vocabulary_size)
+        self._prompts = prompts
         lengths = [len(ids) for ids in self.ids]
         self._num_new = _num_new_tokens(lengths, max_length, max_new_tokens)
         self.num_new_tokens = max(self._num_new)
-        self._stop_token_ids = check_stop_ids(
-            "stop_token_ids", stop_token_ids, vocabulary_size
-        )
+        check_list("stop_token_ids", stop_token_ids)
+        self._stop_token_ids = frozenset()
+        if len(stop_token_ids):
+            ids = check_token_ids(
+                "stop_token_ids", stop_token_ids, vocabulary_size
+            )
+            self._stop_token_ids = frozenset(np.ravel(ids).tolist())
         self._stop = check_stop(stop)
         if self._tokenizer is None and self._stop:
             raise ValueError(
                 "`stop` must be empty for prompts of token ids. Use "
                 f"`stop_token_ids`, or prompts of text. Received: stop={stop!r}"
             )
-        self.seed = generation_seed(seed, len(self.ids))
-        self.memory_length = generation_memory_length(
-            model.backbone, memory_length
-        )
+        limit = np.iinfo(np.int32).max - len(self.ids)
+        if seed is None:
+            seed = random.randrange(limit)
+        self.seed = check_integer("seed", seed, 0, limit)
 
     def continuations(self):
         """Returns a new `Continuation` for each prompt."""
-        streams = [None] * len(self.ids)
-        if self._tokenizer is not None:
-            streams = [
-                TextStream(self._tokenizer.decode_bytes, self._stop)
-                for _ in self.ids
-            ]
         return [
-            Continuation(stream, num_new, self._stop_token_ids)
-            for stream, num_new in zip(streams, self._num_new, strict=True)
+            Continuation(self._stream(), num_new, self._stop_token_ids)
+            for num_new in self._num_new
         ]
+
+    def _stream(self):
+        if self._tokenizer is not None:
+            return TextStream(self._tokenizer.decode_bytes, self._stop)
 
     def continue_with(self, tokens):
         """Yields the continuations after each of the `tokens` `(B,)`."""
@@ -108,15 +99,54 @@ class Request:
         """Returns text or ids as they are after the last of the steps."""
         *_, continuations = steps
         rows = [row.take() for row in continuations]
-        if not strip_prompt and self._tokenizer is not None:
-            pairs = zip(self._prompts, rows, strict=True)
-            rows = [prompt + text for prompt, text in pairs]
-        elif not strip_prompt:
-            rows = list(map(np.append, self.ids, rows))
+        if not strip_prompt:
+            is_text = self._tokenizer is not None
+            before = self._prompts if is_text else self.ids
+            join = str.__add__ if is_text else np.append
+            rows = list(map(join, before, rows))
         return self._as_given(rows)
 
     def _as_given(self, rows):
         return rows[0] if self._is_single else rows
+
+
+class Continuation:
+    """Collects the tokens after one prompt until something ends them."""
+
+    def __init__(self, stream, max_tokens, stop_token_ids):
+        self._stream = stream  # a `TextStream`, or None to collect ids
+        self._num_left = max_tokens
+        self._stop_token_ids = stop_token_ids
+        self._pieces = []
+        self.is_ended = max_tokens == 0
+
+    def copy(self):
+        """Returns a continuation that is independent of this one."""
+        other = copy.copy(self)
+        other._stream = copy.copy(self._stream)
+        other._pieces = list(self._pieces)
+        return other
+
+    def add(self, token):
+        """Adds a token; ignores it after the end."""
+        if self.is_ended:
+            return
+        token, stream = int(token), self._stream
+        self._num_left -= 1
+        is_stop = token in self._stop_token_ids
+        if not is_stop:
+            self._pieces.append(stream.add(token) if stream else token)
+        is_stop |= stream is not None and stream.is_stopped
+        self.is_ended = is_stop or self._num_left == 0
+        if self.is_ended and stream:
+            self._pieces.append(stream.finish())
+
+    def take(self):
+        """Returns what is certain and was not taken yet: text or int32 ids."""
+        pieces, self._pieces = self._pieces, []
+        if self._stream is None:
+            return np.array(pieces, np.int32)
+        return "".join(pieces)
 
 
 def check_has_tokenizer(model, name):
@@ -133,20 +163,17 @@ def _is_scalar(value):
     return getattr(value, "ndim", int(hasattr(value, "__len__"))) == 0
 
 
-def _check_all_text(prompts):
-    for row, prompt in enumerate(prompts):
-        if not isinstance(prompt, str):
-            raise ValueError(
-                "`prompts` must be either all strings or all token ids. "
-                f"Received: prompts[{row}]={shown(prompt)}"
-            )
-
-
-def _encode(tokenizer, prompts):
+def _encode(model, prompts):
     """Returns the ids of texts, int32 arrays of shape `(P,)`."""
-    rows = []
+    check_has_tokenizer(model, "prompts")
+    tokenizer, rows = model.tokenizer, []
     for row, prompt in enumerate(prompts):
         received = f"Received: prompts[{row}]={shown(prompt)}"
+        if not isinstance(prompt, str):
+            raise ValueError(
+                "`prompts` must be either all strings or all token ids; turn "
+                f"bytes into a string with `.decode()`. {received}"
+            )
         try:
             ids = np.asarray(tokenizer.encode(prompt), np.int32)
         except ValueError as error:
@@ -205,38 +232,3 @@ def _num_new_tokens(lengths, max_length, max_new_tokens):
             f"max_length={max_length}"
         )
     return [max_length - length for length in lengths]
-
-
-def check_stop_ids(name, stop_token_ids, vocabulary_size):
-    """Returns the ids that end a row, as a set."""
-    check_list(name, stop_token_ids)
-    if not len(stop_token_ids):
-        return frozenset()
-    ids = check_token_ids(name, stop_token_ids, vocabulary_size)
-    return frozenset(np.asarray(ids).ravel().tolist())
-
-
-def generation_seed(seed, num_rows):
-    """Returns the seed of the first row, by default a random one."""
-    limit = np.iinfo(np.int32).max - num_rows
-    if seed is None:
-        seed = random.randrange(limit)
-    return check_integer("seed", seed, 0, limit)
-
-
-def generation_memory_length(backbone, memory_length):
-    """Returns the memory length for generating token by token."""
-    if memory_length is None:
-        memory_length = backbone.default_memory_length
-        if not memory_length:
-            raise ValueError(
-                "`memory_length` must be given for a model without memory, "
-                "where each token would attend to itself only. Pass the "
-                "segment length of training. Received: memory_length=None"
-            )
-    check_integer(
-        "memory_length", memory_length, 0, backbone.max_segment_length
-    )
-    if backbone.remembers:
-        backbone.check_remembers(memory_length)
-    return memory_length

@@ -49,11 +49,6 @@ from txl_keras.training.bundles import saved_steps
 from txl_keras.training.compilation import describe as describe_strategy
 from txl_keras.training.compilation import device_of
 from txl_keras.training.memory_estimate import estimate_bytes
-from txl_keras.training.stopping import EXIT_CODE
-from txl_keras.training.stopping import StopRequest
-from txl_keras.training.strategy import create_strategy
-from txl_keras.training.strategy import is_chief
-from txl_keras.training.strategy import wait_for_all
 
 FLAGS = flags.FLAGS
 
@@ -91,25 +86,12 @@ def main(_):
     slice_ = tpu_type(FLAGS.tpu_type) if FLAGS.tpu_type else None
     if slice_ and FLAGS.attention_kernel:
         check_kernel(slice_, FLAGS.precision)
-    strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
-    if slice_ and FLAGS.tpu is not None:
-        check_replicas(slice_, strategy)
-    if FLAGS.attention_kernel and device_of(strategy) != "tpu":
-        raise ValueError(
-            "`attention_kernel` can only be given with --tpu or "
-            "--compile_only: other devices would interpret the kernel, which "
-            "is slow. Received: attention_kernel=True, on "
-            f"{describe_strategy(strategy)}"
-        )
-    # In a cluster TensorFlow installs its own signal handler, so this one must
-    # be installed after the strategy is created.
-    with StopRequest() as stop:
-        if not train(strategy, stop):
-            sys.exit(EXIT_CODE)
+    training_run.main(train)
 
 
 def train(strategy, stop):
     """Trains and scores test; returns False if it was stopped."""
+    _check_device(strategy)
     run = training_run.TrainingRun(strategy, stop)
     workdir = run.workdir
 
@@ -205,28 +187,22 @@ def train(strategy, stop):
         samples=samples,
         bytes_per_token=sizes,
     )
-    run.restore(
-        lambda: _describe_start(workdir, corpus, tokenizer, splits, run.trainer)
+    parts = estimate_bytes(
+        model,
+        run.trainer.optimizer,
+        replica_batch_size(FLAGS.batch_size, strategy),
+        FLAGS.segment_length,
+        FLAGS.accumulate_steps,
     )
-    if run.is_finished():
-        run.log(
-            "To score it in other ways or to write more text, use `txl "
-            "evaluate` and `txl generate`."
-        )
-        run.log(_describe_results(workdir, tokenizer))
-        return True
-
-    # Train.
-    if not run.train(segments):
-        return False
+    mebibytes = ", ".join(
+        f"{name} {size / 2**20:,.0f}" for name, size in parts.items()
+    )
+    per_step = f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens per step"
+    if FLAGS.accumulate_steps > 1:
+        per_step += f" in {FLAGS.accumulate_steps} parts"
 
     # Finish with the best weights.
-    run.log("Scoring test, writing a sample, exporting.")
-    scored = run.score_best(lambda: evaluator.evaluate(test))
-    if scored is None:
-        return False
-    best_step, scores = scored
-    if is_chief(strategy):
+    def finish(best_step, scores):
         for name in held_out:
             scores[name] = {
                 **add_bits_per_byte(scores[name], text_of(name)),
@@ -246,10 +222,30 @@ def train(strategy, stop):
         if model.backbone.has_attention:
             # Copied to one device: the trained model may be on several.
             export_run(workdir, *workdir.load_model("best"))
-        workdir.write_results({"step": best_step, **scores})
-        run.log(_describe_results(workdir, tokenizer))
-    wait_for_all(strategy)
-    return True
+
+    return run.complete(
+        corpus,
+        tokenizer,
+        splits,
+        segments,
+        f"{per_step}; MiB per device, about: {mebibytes}",
+        lambda: evaluator.evaluate(test),
+        finish,
+        lambda: _describe_results(workdir, tokenizer),
+    )
+
+
+def _check_device(strategy):
+    """Checks that the flags of a TPU suit the devices of the run."""
+    if FLAGS.tpu_type and FLAGS.tpu is not None:
+        check_replicas(tpu_type(FLAGS.tpu_type), strategy)
+    if FLAGS.attention_kernel and device_of(strategy) != "tpu":
+        raise ValueError(
+            "`attention_kernel` can only be given with --tpu or "
+            "--compile_only: other devices would interpret the kernel, which "
+            "is slow. Received: attention_kernel=True, on "
+            f"{describe_strategy(strategy)}"
+        )
 
 
 def _origin(workdir):
@@ -295,36 +291,6 @@ def _prompt(test, tokenizer):
     return typical_passage(tokens[:], starts, FLAGS.segment_length)
 
 
-def _describe_start(workdir, corpus, tokenizer, splits, trainer):
-    tokens = ", ".join(
-        f"{len(s.tokens):,} {name}" for name, s in splits.items()
-    )
-    model = trainer.model
-    cutoffs = model.get_config()["backbone"]["config"]["cutoffs"]
-    parts = estimate_bytes(
-        model,
-        trainer.optimizer,
-        replica_batch_size(FLAGS.batch_size, trainer.strategy),
-        FLAGS.segment_length,
-        FLAGS.accumulate_steps,
-    )
-    mebibytes = ", ".join(
-        f"{name} {size / 2**20:,.0f}" for name, size in parts.items()
-    )
-    parts_of_step = ""
-    if FLAGS.accumulate_steps > 1:
-        parts_of_step = f" in {FLAGS.accumulate_steps} parts"
-    return (
-        f"{workdir.path}: {corpus.name}, {tokens} tokens, a vocabulary of "
-        f"{tokenizer.vocabulary_size:,}"
-        + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
-        + f"; {model.count_params():,} weights, {FLAGS.precision}\n"
-        f"{describe_strategy(trainer.strategy)}; "
-        f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens per step"
-        f"{parts_of_step}; MiB per device, about: {mebibytes}"
-    )
-
-
 def _describe_results(workdir, tokenizer):
     results = workdir.read_results()
     export = f"export/{results['step']}"
@@ -347,6 +313,8 @@ def _describe_results(workdir, tokenizer):
             + "surprise.html, " * has_page
             + "events (TensorBoard)"
             + f", {export} (SavedModel of the best step)" * is_exported,
+            "To score it in other ways or to write more text, use `txl "
+            "evaluate` and `txl generate`.",
         ]
     )
 

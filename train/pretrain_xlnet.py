@@ -16,7 +16,6 @@ training flags and the files in the workdir are those of main.py; in addition,
 """
 
 import os
-import sys
 import tempfile
 
 import txl_keras.scripts.quiet  # noqa: F401
@@ -36,12 +35,6 @@ from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
-from txl_keras.training.compilation import describe as describe_strategy
-from txl_keras.training.stopping import EXIT_CODE
-from txl_keras.training.stopping import StopRequest
-from txl_keras.training.strategy import create_strategy
-from txl_keras.training.strategy import is_chief
-from txl_keras.training.strategy import wait_for_all
 
 FLAGS = flags.FLAGS
 
@@ -102,10 +95,7 @@ for _name, _value in {
 
 
 def main(_):
-    strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
-    with StopRequest() as stop:
-        if not train(strategy, stop):
-            sys.exit(EXIT_CODE)
+    training_run.main(train)
 
 
 def train(strategy, stop):
@@ -160,27 +150,23 @@ def train(strategy, stop):
         describe=_bits,
         unit=f"predicted {tokenizer.unit}",
     )
-    run.restore(
-        lambda: _describe_start(workdir, corpus, splits, run.trainer, segments)
-    )
-    if run.is_finished():
-        run.log(_describe_results(workdir))
-        return True
-    if not run.train(segments):
-        return False
 
     # Finish with the best weights.
-    scored = run.score_best(lambda: evaluator.evaluate(test))
-    if scored is None:
-        return False
-    best_step, scores = scored
-    if is_chief(strategy):
+    def finish(_, scores):
         _save_model(workdir)
         scores["guess"] = _guess(splits, test, vocabulary_size)
-        workdir.write_results({"step": best_step, **scores})
-        run.log(_describe_results(workdir))
-    wait_for_all(strategy)
-    return True
+
+    return run.complete(
+        corpus,
+        tokenizer,
+        splits,
+        segments,
+        f"of each {segments.segment_length:,} tokens {segments.num_targets:,} "
+        f"are predicted, {FLAGS.batch_size * segments.num_targets:,} per step",
+        lambda: evaluator.evaluate(test),
+        finish,
+        lambda: _describe_results(workdir),
+    )
 
 
 def _stride():
@@ -236,21 +222,6 @@ def _guess(splits, test, vocabulary_size):
         for tokens in (splits["train"].tokens, test.segments.tokens)
     )
     return unigram_scores(train, test)
-
-
-def _describe_start(workdir, corpus, splits, trainer, segments):
-    tokens = ", ".join(
-        f"{len(s.tokens):,} {name}" for name, s in splits.items()
-    )
-    model = trainer.model
-    return (
-        f"{workdir.path}: {corpus.name}, {tokens} tokens, a vocabulary of "
-        f"{model.backbone.vocabulary_size:,}; {model.count_params():,} "
-        f"weights, {FLAGS.precision}\n"
-        f"{describe_strategy(trainer.strategy)}; of each "
-        f"{segments.segment_length:,} tokens {segments.num_targets:,} are "
-        f"predicted, {FLAGS.batch_size * segments.num_targets:,} per step"
-    )
 
 
 def _bits(nll):

@@ -186,17 +186,3 @@ def check_attends(model):
             "`model` must have no `compression`, whose slots stand for several "
             f"tokens. Received: compression={model.backbone.compression!r}"
         )
-
-
-def check_heads(backbone, layers, heads):
-    """Raises `ValueError` unless a backbone has these layers and heads."""
-    for name, numbers, size in (
-        ("layers", layers, backbone.num_layers),
-        ("heads", heads, backbone.num_heads),
-    ):
-        wrong = [number for number in numbers if not 0 <= number < size]
-        if wrong or not numbers:
-            raise ValueError(
-                f"`{name}` must be a list of numbers from 0 to {size - 1}: "
-                f"the model has {size} {name}. Received: {name}={numbers}"
-            )

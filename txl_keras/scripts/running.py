@@ -115,16 +115,29 @@ def _parse_flags(arguments):
         return app.parse_flags_with_usage(arguments)
 
 
+def check_flags(*cases):
+    """Raises `ValueError` for the first of the cases that is wrong."""
+    # A case: whether it is wrong, what is expected, and the names of flags.
+    for is_wrong, expected, *names in cases:
+        if is_wrong:
+            received = [f"--{name}={flags.FLAGS[name].value}" for name in names]
+            raise ValueError(f"{expected} Received: {', '.join(received)}")
+
+
 def check_used(by, users):
     """Checks that the value of the flag `by` uses the flags that are given."""
     # `users` has the values that use a flag, by its name.
-    value = flags.FLAGS[by].value
     for name, values in users.items():
-        if flags.FLAGS[name].present and value not in values:
-            raise ValueError(
+        check_flags(
+            (
+                flags.FLAGS[name].present
+                and flags.FLAGS[by].value not in values,
                 f"`{name}` can only be given with --{by}="
-                f"{' or '.join(values)}. Received: --{name}, --{by}={value}"
+                f"{' or '.join(values)}.",
+                name,
+                by,
             )
+        )
 
 
 def begin():

@@ -1,5 +1,7 @@
 """Steps of a training run that are the same for every model."""
 
+import sys
+
 import keras
 from absl import flags
 
@@ -10,9 +12,13 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import run_length
 from txl_keras.scripts import training_flags
 from txl_keras.training.checkpointing import Checkpoints
+from txl_keras.training.compilation import describe as describe_strategy
 from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.profiler import Profile
 from txl_keras.training.progress import Progress
+from txl_keras.training.stopping import EXIT_CODE
+from txl_keras.training.stopping import StopRequest
+from txl_keras.training.strategy import create_strategy
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.tensorboard import TensorBoard
@@ -152,26 +158,31 @@ class TrainingRun:
         # Checks that the other workers have the same flags and text.
         self.workdir.check_config(config)
 
-    def restore(self, describe_start):
-        """Restores the newest checkpoint, and prints where the run is."""
+    def complete(
+        self,
+        corpus,
+        tokenizer,
+        splits,
+        segments,
+        per_step,
+        evaluate_test,
+        finish,
+        describe_results,
+    ):
+        """Restores, trains and finishes; returns False if it was stopped."""
+        # `per_step` describes a step. `finish` takes the best step and its
+        # scores, to which it may add, with the best weights in the model.
         step = self.loop.restore()
         run_length.extend(self._asked, self.trainer, self.plan, self.workdir)
-        self.log(describe_start())
+        self.log(self._describe(corpus, tokenizer, splits) + per_step)
         self.log(f"step {step} of {self.plan.last_step}")
-
-    def is_finished(self):
-        """Returns whether all is done, with a message."""
-        step = int(self.trainer.step.numpy())
-        is_done = step == self.plan.last_step and self.workdir.is_finished()
-        if is_done:
+        if step == self.plan.last_step and self.workdir.is_finished():
             self.log(
                 "The run is finished. To train it for longer, give more "
                 "--max_steps."
             )
-        return is_done
-
-    def train(self, segments):
-        """Trains to the last step; returns False if stopped before."""
+            self.log(describe_results())
+            return True
         pace = run_length.Pace(self.plan, self.trainer, segments)
         with self.stop.deferred():
             is_done = self.loop.run(pace)
@@ -182,10 +193,8 @@ class TrainingRun:
             self.log(
                 f"Stopped after step {reached}; run the same command to resume."
             )
-        return is_done
-
-    def score_best(self, evaluate_test):
-        """Scores the best weights; returns their step and scores, or `None`."""
+            return False
+        self.log("Scoring test and finishing with the best weights.")
         best_step = self.workdir.when_present(
             lambda: self.workdir.restore_weights(self.trainer.model, "best")
         )
@@ -194,5 +203,36 @@ class TrainingRun:
             scores["test"] = evaluate_test()
         if scores["test"] is None:
             self.log("Stopped; run the same command to score test again.")
-            return None
-        return best_step, scores
+            return False
+        if is_chief(self.strategy):
+            finish(best_step, scores)
+            self.workdir.write_results({"step": best_step, **scores})
+            self.log(describe_results())
+        wait_for_all(self.strategy)
+        return True
+
+    def _describe(self, corpus, tokenizer, splits):
+        """Returns what is trained, and on how many replicas."""
+        model = self.trainer.model
+        config = model.get_config()["backbone"]["config"]
+        cutoffs = config.get("cutoffs")
+        tokens = ", ".join(
+            f"{len(split.tokens):,} {name}" for name, split in splits.items()
+        )
+        return (
+            f"{self.workdir.path}: {corpus.name}, {tokens} tokens, a "
+            f"vocabulary of {tokenizer.vocabulary_size:,}"
+            + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
+            + f"; {model.count_params():,} weights, {FLAGS.precision}\n"
+            f"{describe_strategy(self.strategy)}; "
+        )
+
+
+def main(train):
+    """Calls `train(strategy, stop)`; exits with a code if it was stopped."""
+    strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
+    # In a cluster TensorFlow installs its own signal handler, so this one must
+    # be installed after the strategy is created.
+    with StopRequest() as stop:
+        if not train(strategy, stop):
+            sys.exit(EXIT_CODE)

@@ -24,14 +24,9 @@ from absl import flags
 from txl_keras.data.statistics import mean_bytes
 from txl_keras.data.statistics import typical_passage
 from txl_keras.data.step_batches import replica_batch_size
+from txl_keras.evaluation import report
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.plots import plot_learning_curve
-from txl_keras.evaluation.report import add_bits_per_byte
-from txl_keras.evaluation.report import bytes_per_token
-from txl_keras.evaluation.report import describe
-from txl_keras.evaluation.report import left_out
-from txl_keras.evaluation.report import measure_text
-from txl_keras.evaluation.report import score
 from txl_keras.scripts import compiling
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
@@ -136,12 +131,12 @@ def train(strategy, stop):
     if tokenizer.is_lossless and not FLAGS.reset_documents:
         sizes = {
             "train": mean_bytes(splits["train"]),
-            "valid": bytes_per_token(tokenizer, held_out["valid"][0]),
+            "valid": report.bytes_per_token(tokenizer, held_out["valid"][0]),
         }
 
     @functools.cache  # compressing takes seconds
     def text_of(name):
-        return measure_text(tokenizer, held_out[name][0])
+        return report.measure_text(tokenizer, held_out[name][0])
 
     model = build().model
     evaluator = Evaluator(
@@ -173,20 +168,6 @@ def train(strategy, stop):
         max_tokens=FLAGS.max_sample_tokens,
         seed=FLAGS.seed,
     )
-    run.begin_loop(
-        segments,
-        lambda: evaluator.evaluate(valid),
-        tokenizer,
-        splits,
-        training_flags.result_settings(),
-        describe=lambda nll: score(
-            nll, tokenizer, sizes and {"bytes_per_token": sizes["train"]}
-        ),
-        describe_valid=lambda nll: score(nll, tokenizer, text_of("valid")),
-        unit=tokenizer.unit,
-        samples=samples,
-        bytes_per_token=sizes,
-    )
     parts = estimate_bytes(
         model,
         run.trainer.optimizer,
@@ -205,8 +186,8 @@ def train(strategy, stop):
     def finish(best_step, scores):
         for name in held_out:
             scores[name] = {
-                **add_bits_per_byte(scores[name], text_of(name)),
-                **left_out(held_out[name][0], splits[name].tokens),
+                **report.add_bits_per_byte(scores[name], text_of(name)),
+                **report.left_out(held_out[name][0], splits[name].tokens),
             }
         plot_learning_curve(
             workdir.read_metrics(),
@@ -228,10 +209,22 @@ def train(strategy, stop):
         tokenizer,
         splits,
         segments,
-        f"{per_step}; MiB per device, about: {mebibytes}",
-        lambda: evaluator.evaluate(test),
-        finish,
-        lambda: _describe_results(workdir, tokenizer),
+        training_flags.result_settings(),
+        evaluate=evaluator.evaluate,
+        valid=valid,
+        test=test,
+        describe=lambda nll: report.score(
+            nll, tokenizer, sizes and {"bytes_per_token": sizes["train"]}
+        ),
+        describe_valid=lambda nll: report.score(
+            nll, tokenizer, text_of("valid")
+        ),
+        unit=tokenizer.unit,
+        per_step=f"{per_step}; MiB per device, about: {mebibytes}",
+        finish=finish,
+        describe_results=lambda: _describe_results(workdir, tokenizer),
+        samples=samples,
+        bytes_per_token=sizes,
     )
 
 
@@ -299,7 +292,7 @@ def _describe_results(workdir, tokenizer):
         for name in (export, "surprise.html")
     )
     lines = [
-        f"{split}: {describe(results[split], tokenizer)}"
+        f"{split}: {report.describe(results[split], tokenizer)}"
         for split in ("valid", "test")
     ]
     return "\n".join(

@@ -47,9 +47,11 @@ import tensorflow as tf
 from absl import flags
 
 from txl_keras.data import Segments
-from txl_keras.evaluation import attention_maps
 from txl_keras.evaluation import plots
 from txl_keras.evaluation import report
+from txl_keras.evaluation.attention_maps import attention_maps_at
+from txl_keras.evaluation.attention_maps import check_attends
+from txl_keras.evaluation.attention_maps import mean_attention_by_distance
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.evaluator import Evaluator
@@ -158,27 +160,26 @@ def _check_flags():
         for flag in script_flags()
         if flag.present and flag.name not in drawing
     ]
-    for is_wrong, expected in (
+    given = "workdirs", "numbers"
+    running.check_flags(
         (
             FLAGS.numbers and measuring,
             f"`{''.join(measuring[:1])}` must be left out with `numbers`, "
             "which were measured already.",
+            *given,
         ),
         (
             not (FLAGS.numbers or FLAGS.workdirs),
             "`workdirs` must be one or more runs, or `numbers` a file to draw: "
             "that of `txl recl` for --picture=recl.",
+            *given,
         ),
         (
             len(FLAGS.numbers or []) > 1 and FLAGS.picture != "learning_curves",
             "`numbers` must be one file, or --picture=learning_curves.",
+            *given,
         ),
-    ):
-        if is_wrong:
-            raise ValueError(
-                f"{expected} Received: --workdirs={FLAGS.workdirs}, --numbers="
-                f"{','.join(FLAGS.numbers or ['None'])}"
-            )
+    )
     if FLAGS.workdirs:
         several_runs.check_different("workdirs", FLAGS.workdirs, "runs")
         _labels()
@@ -403,7 +404,7 @@ def _measure_positions(run, _, split):
 
 def _check_attention(run, num_tokens):
     """Checks that a run has the maps, and a place where memory is full."""
-    attention_maps.check_attends(run.model)
+    check_attends(run.model)
     _layers_and_heads(run)
     before = run.segment_length * _segments_in_memory(run)
     first, where = max(1, before), ""
@@ -419,7 +420,7 @@ def _check_attention(run, num_tokens):
 
 def _measure_attention(run, tokenizer, split):
     start, length = len(split.tokens) // 2, run.segment_length
-    maps = attention_maps.attention_maps_at(
+    maps = attention_maps_at(
         run.model, split.tokens, [start], length, run.memory_length
     )[:, 0]
     shown = _layers_and_heads(run)
@@ -439,7 +440,7 @@ def _measure_attention_by_distance(run, _, split):
         max(1, length * _segments_in_memory(run)),
     )
     with _progress(run, len(starts), "segment") as show:
-        means = attention_maps.mean_attention_by_distance(
+        means = mean_attention_by_distance(
             run.model,
             split.tokens,
             starts,

@@ -23,6 +23,7 @@ import txl_keras.scripts.quiet  # noqa: F401
 import tensorflow as tf
 from absl import flags
 
+from txl_keras.checks import check_token_ids
 from txl_keras.data import PermutedSegments
 from txl_keras.data.statistics import token_counts
 from txl_keras.data.statistics import unigram_scores
@@ -33,6 +34,7 @@ from txl_keras.models import XLNetPermutationLM
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
+from txl_keras.scripts import several_runs
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
 
@@ -137,20 +139,6 @@ def train(strategy, stop):
         model, strategy, FLAGS.eval_batch_size, stop=stop
     )
 
-    # Start, resume, or find that the run is finished.
-    run.begin_loop(
-        segments,
-        lambda: evaluator.evaluate(valid),
-        tokenizer,
-        splits,
-        {
-            **training_flags.result_settings(),
-            **{name: FLAGS[name].value for name in _OBJECTIVE_FLAGS},
-        },
-        describe=_bits,
-        unit=f"predicted {tokenizer.unit}",
-    )
-
     # Finish with the best weights.
     def finish(_, scores):
         _save_model(workdir)
@@ -161,11 +149,20 @@ def train(strategy, stop):
         tokenizer,
         splits,
         segments,
-        f"of each {segments.segment_length:,} tokens {segments.num_targets:,} "
-        f"are predicted, {FLAGS.batch_size * segments.num_targets:,} per step",
-        lambda: evaluator.evaluate(test),
-        finish,
-        lambda: _describe_results(workdir),
+        {
+            **training_flags.result_settings(),
+            **{name: FLAGS[name].value for name in _OBJECTIVE_FLAGS},
+        },
+        evaluate=evaluator.evaluate,
+        valid=valid,
+        test=test,
+        describe=_bits,
+        unit=f"predicted {tokenizer.unit}",
+        per_step=f"of each {segments.segment_length:,} tokens "
+        f"{segments.num_targets:,} are predicted, "
+        f"{FLAGS.batch_size * segments.num_targets:,} per step",
+        finish=finish,
+        describe_results=lambda: _describe_results(workdir),
     )
 
 
@@ -195,14 +192,10 @@ def _permuted(segments, vocabulary_size, seed):
 
 
 def _not_predicted(vocabulary_size):
-    ids = FLAGS.not_predicted
-    if not all(i.isdecimal() and int(i) < vocabulary_size for i in ids):
-        raise ValueError(
-            f"`not_predicted` must be token ids below {vocabulary_size}, the "
-            "vocabulary size, separated by commas. Received: "
-            f"not_predicted={','.join(ids)}"
-        )
-    return [int(i) for i in ids]
+    if not FLAGS.not_predicted:
+        return ()
+    ids = several_runs.numbers("not_predicted", int)
+    return check_token_ids("not_predicted", ids, vocabulary_size).tolist()
 
 
 def _save_model(workdir):

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_shape
 from txl_keras.data.feed import Feed
 from txl_keras.data.sliding_windows import SlidingWindows
 from txl_keras.data.step_batches import replica_batch_size
@@ -216,12 +217,10 @@ def check_sizes(segments, batch_size, segment_length):
 
 def check_token_nll(token_nll, segments):
     """Raises `ValueError` unless an array has a number for each token."""
-    shape = (segments.num_predictions + 1,)
-    if token_nll.shape != shape or token_nll.dtype.kind != "f":
+    check_shape("token_nll", token_nll, (segments.num_predictions + 1,))
+    if token_nll.dtype.kind != "f":
         raise ValueError(
-            f"`token_nll` must be a float array of shape {shape}, with one "
-            f"number per token of the text. Received: shape "
-            f"{token_nll.shape}, dtype {token_nll.dtype}"
+            f"`token_nll` must hold floats. Received: dtype {token_nll.dtype}"
         )
 
 
@@ -295,24 +294,28 @@ def check_finite(nll, positions, given=""):
 def check_slides(backbone, memory_length):
     """Raises `ValueError` unless a model can read `SlidingWindows`."""
     # Windows overlap, so a model with memory would read the same tokens twice.
-    if not backbone.has_attention:
-        raise ValueError(
+    for is_wrong, expected in (
+        (
+            not backbone.has_attention,
             "`stride` must be None for an LSTM: it carries its state from one "
-            "segment to the next. Sliding windows need a model with attention. "
-            f"Received: {type(backbone).__name__}"
-        )
-    if memory_length:
-        raise ValueError(
+            "segment to the next. Sliding windows need a model with attention",
+        ),
+        (
+            memory_length,
             "`memory_length` must be 0 with `stride`: each sliding window "
-            "contains the whole context of its targets. Received: "
-            f"memory_length={memory_length}"
-        )
-    if backbone.same_length:
-        raise ValueError(
+            "contains the whole context of its targets",
+        ),
+        (
+            backbone.has_attention and backbone.same_length,
             "`same_length` must be False with `stride`: without memory each "
-            "token would attend only to itself. Received: "
-            f"same_length={backbone.same_length}"
-        )
+            "token would attend only to itself",
+        ),
+    ):
+        if is_wrong:
+            raise ValueError(
+                f"{expected}. Received: {type(backbone).__name__}, "
+                f"memory_length={memory_length}"
+            )
 
 
 def segments_in_memory(backbone, segment_length, memory_length=None):

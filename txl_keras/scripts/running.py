@@ -127,17 +127,13 @@ def check_flags(*cases):
 def check_used(by, users):
     """Checks that the value of the flag `by` uses the flags that are given."""
     # `users` has the values that use a flag, by its name.
+    value = flags.FLAGS[by].value
     for name, values in users.items():
-        check_flags(
-            (
-                flags.FLAGS[name].present
-                and flags.FLAGS[by].value not in values,
+        if flags.FLAGS[name].present and value not in values:
+            raise ValueError(
                 f"`{name}` can only be given with --{by}="
-                f"{' or '.join(values)}.",
-                name,
-                by,
+                f"{' or '.join(values)}. Received: --{name}, --{by}={value}"
             )
-        )
 
 
 def begin():

@@ -71,26 +71,35 @@ class TrainingRun:
         )
         return self.trainer
 
-    def begin_loop(
+    def complete(
         self,
-        segments,
-        validate,
+        corpus,
         tokenizer,
         splits,
+        segments,
         settings,
         *,
+        evaluate,
+        valid,
+        test,
         describe,
         describe_valid=None,
         unit,
+        per_step,
+        finish,
+        describe_results,
         samples=None,
         bytes_per_token=None,
     ):
-        """Claims the workdir and makes the `TrainingLoop`, not yet restored."""
-        # `describe` formats nats per token for the progress line, and
-        # `describe_valid` (by default the same) those of a validation score;
-        # `unit` names a token in the learning curve. `samples` are `Samples` to
-        # show after each validation, unless the model cannot write text.
-        # `bytes_per_token`: see `TrainingLoop`.
+        """Trains and finishes the run; returns False if it was stopped."""
+        # `evaluate` scores the segments `valid` and `test`. `describe` formats
+        # nats per token for the progress line, and `describe_valid` (by default
+        # the same) those of a validation score; `unit` names a token in the
+        # learning curve and `per_step` describes a step. `finish` takes the
+        # best step and its scores, to which it may add, with the best weights
+        # in the model. `samples` are `Samples` to show after each validation,
+        # unless the model cannot write text. `bytes_per_token`: see
+        # `TrainingLoop`.
         workdir = self.workdir
 
         def on_score(step):
@@ -98,44 +107,79 @@ class TrainingRun:
             plot_learning_curve(workdir.read_metrics(), path, unit)
             # At the end there is a sample of the best weights.
             if samples is not None and step < self.plan.last_step:
-                samples.show(step, progress, tensorboard)
+                samples.show(step, loop.progress, loop.tensorboard)
 
         # `--minutes` may have chosen `max_steps`.
         profile = Profile(workdir.events, FLAGS.profile_steps, FLAGS.max_steps)
         self._claim(settings, tokenizer, splits)
-        checkpoints = Checkpoints(
-            workdir.checkpoints,
-            self.trainer,
-            FLAGS.max_to_keep,
-            workdir.best,
-            workdir.run_hash(),
-            self.plan,
-        )
         chief = is_chief(self.strategy)
-        progress = Progress(
-            FLAGS.max_steps,
-            FLAGS.batch_size * FLAGS.segment_length,
-            describe,
-            describe_valid or describe,
-            is_shown=chief,
-        )
-        tensorboard = TensorBoard(workdir.events if chief else None)
-        self.loop = TrainingLoop(
+        self.loop = loop = TrainingLoop(
             self.trainer,
             segments,
-            validate,
+            lambda: evaluate(valid),
             workdir,
-            checkpoints,
+            Checkpoints(
+                workdir.checkpoints,
+                self.trainer,
+                FLAGS.max_to_keep,
+                workdir.best,
+                workdir.run_hash(),
+                self.plan,
+            ),
             plan=self.plan,
             eval_every=FLAGS.eval_every,
             checkpoint_every=FLAGS.checkpoint_every,
             steps_per_execution=FLAGS.steps_per_execution,
-            progress=progress,
-            tensorboard=tensorboard,
+            progress=Progress(
+                FLAGS.max_steps,
+                FLAGS.batch_size * FLAGS.segment_length,
+                describe,
+                describe_valid or describe,
+                is_shown=chief,
+            ),
+            tensorboard=TensorBoard(workdir.events if chief else None),
             profile=profile,
             on_score=on_score,
             bytes_per_token=bytes_per_token,
         )
+        step = loop.restore()
+        run_length.extend(self._asked, self.trainer, self.plan, workdir)
+        self.log(self._describe(corpus, tokenizer, splits) + per_step)
+        self.log(f"step {step} of {self.plan.last_step}")
+        if step == self.plan.last_step and workdir.is_finished():
+            self.log(
+                "The run is finished. To train it for longer, give more "
+                "--max_steps."
+            )
+            self.log(describe_results())
+            return True
+        pace = run_length.Pace(self.plan, self.trainer, segments)
+        with self.stop.deferred():
+            is_done = loop.run(pace)
+        # Other workers wait until the chief has written everything.
+        wait_for_all(self.strategy)
+        if not is_done:
+            reached = int(self.trainer.step.numpy())
+            self.log(
+                f"Stopped after step {reached}; run the same command to resume."
+            )
+            return False
+        self.log("Scoring test and finishing with the best weights.")
+        best_step = workdir.when_present(
+            lambda: workdir.restore_weights(self.trainer.model, "best")
+        )
+        scores = {"valid": loop.score_at(best_step)}
+        with self.stop.deferred():
+            scores["test"] = evaluate(test)
+        if scores["test"] is None:
+            self.log("Stopped; run the same command to score test again.")
+            return False
+        if chief:
+            finish(best_step, scores)
+            workdir.write_results({"step": best_step, **scores})
+            self.log(describe_results())
+        wait_for_all(self.strategy)
+        return True
 
     def _claim(self, settings, tokenizer, splits):
         """Claims the workdir for this run, or checks that this run owns it."""
@@ -157,59 +201,6 @@ class TrainingRun:
             )
         # Checks that the other workers have the same flags and text.
         self.workdir.check_config(config)
-
-    def complete(
-        self,
-        corpus,
-        tokenizer,
-        splits,
-        segments,
-        per_step,
-        evaluate_test,
-        finish,
-        describe_results,
-    ):
-        """Restores, trains and finishes; returns False if it was stopped."""
-        # `per_step` describes a step. `finish` takes the best step and its
-        # scores, to which it may add, with the best weights in the model.
-        step = self.loop.restore()
-        run_length.extend(self._asked, self.trainer, self.plan, self.workdir)
-        self.log(self._describe(corpus, tokenizer, splits) + per_step)
-        self.log(f"step {step} of {self.plan.last_step}")
-        if step == self.plan.last_step and self.workdir.is_finished():
-            self.log(
-                "The run is finished. To train it for longer, give more "
-                "--max_steps."
-            )
-            self.log(describe_results())
-            return True
-        pace = run_length.Pace(self.plan, self.trainer, segments)
-        with self.stop.deferred():
-            is_done = self.loop.run(pace)
-        # Other workers wait until the chief has written everything.
-        wait_for_all(self.strategy)
-        if not is_done:
-            reached = int(self.trainer.step.numpy())
-            self.log(
-                f"Stopped after step {reached}; run the same command to resume."
-            )
-            return False
-        self.log("Scoring test and finishing with the best weights.")
-        best_step = self.workdir.when_present(
-            lambda: self.workdir.restore_weights(self.trainer.model, "best")
-        )
-        scores = {"valid": self.loop.score_at(best_step)}
-        with self.stop.deferred():
-            scores["test"] = evaluate_test()
-        if scores["test"] is None:
-            self.log("Stopped; run the same command to score test again.")
-            return False
-        if is_chief(self.strategy):
-            finish(best_step, scores)
-            self.workdir.write_results({"step": best_step, **scores})
-            self.log(describe_results())
-        wait_for_all(self.strategy)
-        return True
 
     def _describe(self, corpus, tokenizer, splits):
         """Returns what is trained, and on how many replicas."""

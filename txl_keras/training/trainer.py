@@ -150,6 +150,7 @@ class Trainer:
             for is_part in (False, True)
         ]
         self._parts = [part for part in parts if part]
+        self._rows = replica_batch_size(batch_size, strategy)
         for is_wrong, expected in (
             (
                 intermediate_loss_steps and not has_blocks,
@@ -167,9 +168,9 @@ class Trainer:
                 "`intermediate_loss_steps`",
             ),
             (
-                replica_batch_size(batch_size, strategy) % accumulate_steps,
+                self._rows % accumulate_steps,
                 "`accumulate_steps` must divide the per-replica batch, "
-                "batch_size / replicas",
+                f"batch_size / replicas = {self._rows}",
             ),
         ):
             if is_wrong:
@@ -182,7 +183,6 @@ class Trainer:
                 )
         if attention_kernel:
             _check_kernel(model, segment_lengths)
-        self._rows = replica_batch_size(batch_size, strategy)
         self.model = model
         self.optimizer = optimizer
         self.strategy = strategy

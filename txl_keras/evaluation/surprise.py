@@ -180,12 +180,13 @@ class SurpriseReader:
                 {
                     "bits": bits,
                     "cold": cold,
-                    "likeliest": [
-                        [int(i), p] for i, p in zip(*of, strict=True)
-                    ],
+                    "likeliest": [[int(i), p] for i, p in likeliest],
                 }
-                for bits, cold, *of in zip(
-                    *(values.tolist() for values in found), strict=True
+                for bits, cold, likeliest in zip(
+                    found[0].tolist(),
+                    found[1].tolist(),
+                    np.stack(found[2:], axis=-1).tolist(),
+                    strict=True,
                 )
             ]
 

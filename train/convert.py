@@ -124,10 +124,6 @@ def main(_):
 
 def _check_flags():
     """Checks flags that need others before anything is loaded."""
-    for name in ("input", "output"):
-        running.check_flags(
-            (not FLAGS[name].value, f"`{name}` must be a path.", name)
-        )
     is_run = FLAGS.output_format == "workdir"
     has_symbols = FLAGS.vocabulary and not _is_tokenizer_file()
     has_words = has_symbols and FLAGS.symbols == "words"
@@ -138,22 +134,20 @@ def _check_flags():
         (_WORD_FLAGS, has_words, "a `vocabulary` of words"),
         (("config",), has_config, "input_format=tf1 or pytorch"),
     ):
-        for name in names:
-            running.check_flags(
-                (
-                    FLAGS[name].present and FLAGS[name].value and not is_used,
-                    f"`{name}` must be left out, unless {needed} is given: "
-                    "without it this flag has no effect.",
-                    name,
-                )
+        given = [x for x in names if FLAGS[x].present and FLAGS[x].value]
+        if given and not is_used:
+            raise ValueError(
+                f"`{given[0]}` must be left out, unless {needed} is given: "
+                "without it this flag has no effect. Received: "
+                f"--{given[0]}={FLAGS[given[0]].value}"
             )
-    running.check_flags(
-        (
-            FLAGS.input_format == "tf1" and not FLAGS.config,
-            "`config` must be given with input_format=tf1.",
-            "config",
-        )
-    )
+    for name in ("input", "output", "config"):
+        is_needed = name != "config" or FLAGS.input_format == "tf1"
+        if is_needed and not FLAGS[name].value:
+            raise ValueError(
+                f"`{name}` must be given, a path. Received: --{name}="
+                f"{FLAGS[name].value or ''}"
+            )
 
 
 def _input():
@@ -185,20 +179,17 @@ def _load_model():
     if FLAGS.input_format == "workdir":
         return Workdir(_input()).load_model("best", **overrides)
     if FLAGS.input_format == "preset":
-        running.check_flags(
-            (
-                FLAGS.input in PRESETS,
-                "`input` must be a preset with weights.",
-                "input",
+        if FLAGS.input in PRESETS:
+            raise ValueError(
+                "`input` must be a preset with weights. Received: "
+                f"input={FLAGS.input}"
             )
-        )
         return TransformerXLCausalLM.from_preset(FLAGS.input, **overrides), 0
+    load = getattr(checkpoints, f"load_{FLAGS.input_format}")
+    config = [FLAGS.config and os.path.expanduser(FLAGS.config)]
     if FLAGS.input_format == "hugging_face":
-        return checkpoints.load_hugging_face(_input(), **overrides), 0
-    is_tf1 = FLAGS.input_format == "tf1"
-    load = checkpoints.load_tf1 if is_tf1 else checkpoints.load_pytorch
-    config = FLAGS.config and os.path.expanduser(FLAGS.config)
-    return load(_input(), config, **overrides), 0
+        config = []
+    return load(_input(), *config, **overrides), 0
 
 
 def _load_tokenizer():
@@ -222,13 +213,11 @@ def _load_tokenizer():
         return CharacterTokenizer(
             [" " if symbol == "_" else symbol for symbol in symbols]
         )
-    running.check_flags(
-        (
-            FLAGS["unknown"].present and FLAGS.unknown not in symbols,
-            "`unknown` must be a word of the vocabulary.",
-            "unknown",
+    if FLAGS["unknown"].present and FLAGS.unknown not in symbols:
+        raise ValueError(
+            "`unknown` must be a word of the vocabulary. "
+            f"Received: unknown={FLAGS.unknown}"
         )
-    )
     options = {name: FLAGS[name].value for name in _WORD_FLAGS}
     return WordTokenizer(symbols, **options)
 

@@ -431,27 +431,18 @@ def _describe_start(workdir, model, texts, token_ids, label_names):
 
 
 def _describe_results(workdir, results):
-    lines = []
-    for split in ("valid", "test"):
-        scores = results.get(split, {})
-        longer = scores.get("longer_than_segment")
-        lines += [
-            f"{name}: accuracy {part['accuracy']:.4f}, F1 {part['f1']:.4f}, "
-            f"loss {part['loss']:.4f} nats ({np.sum(part['confusion']):,} "
-            "texts)"
-            for name, part in (
-                (split, scores), ("  longer than a segment", longer)
-            )
-            if part
-        ]  # fmt: skip
-    return "\n".join(
-        [
-            *lines,
-            f"Written to {workdir.path}: best.keras, metrics.jsonl, "
-            f"results.json, export/{results['step']} (SavedModel of the best "
-            "epoch)",
-        ]
+    lines = [
+        f"{split}: accuracy {scores['accuracy']:.4f}, F1 {scores['f1']:.4f}, "
+        f"loss {scores['loss']:.4f} nats ({np.sum(scores['confusion']):,} "
+        "texts)"
+        for split, scores in results.items()
+        if split in SPLITS
+    ]
+    lines.append(
+        f"Written to {workdir.path}: best.keras, metrics.jsonl, results.json, "
+        f"export/{results['step']} (SavedModel of the best epoch)"
     )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -294,28 +294,24 @@ def check_finite(nll, positions, given=""):
 def check_slides(backbone, memory_length):
     """Raises `ValueError` unless a model can read `SlidingWindows`."""
     # Windows overlap, so a model with memory would read the same tokens twice.
-    for is_wrong, expected in (
-        (
-            not backbone.has_attention,
+    if not backbone.has_attention:
+        raise ValueError(
             "`stride` must be None for an LSTM: it carries its state from one "
-            "segment to the next. Sliding windows need a model with attention",
-        ),
-        (
-            memory_length,
+            "segment to the next. Sliding windows need a model with attention. "
+            f"Received: {type(backbone).__name__}"
+        )
+    if memory_length:
+        raise ValueError(
             "`memory_length` must be 0 with `stride`: each sliding window "
-            "contains the whole context of its targets",
-        ),
-        (
-            backbone.has_attention and backbone.same_length,
+            "contains the whole context of its targets. Received: "
+            f"memory_length={memory_length}"
+        )
+    if backbone.same_length:
+        raise ValueError(
             "`same_length` must be False with `stride`: without memory each "
-            "token would attend only to itself",
-        ),
-    ):
-        if is_wrong:
-            raise ValueError(
-                f"{expected}. Received: {type(backbone).__name__}, "
-                f"memory_length={memory_length}"
-            )
+            "token would attend only to itself. Received: "
+            f"same_length={backbone.same_length}"
+        )
 
 
 def segments_in_memory(backbone, segment_length, memory_length=None):

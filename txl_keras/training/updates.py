@@ -45,31 +45,28 @@ def apply_gradients(optimizer, gradients, variables):
 
 def check_supported(optimizer):
     """Checks that `apply_gradients` supports the settings of an optimizer."""
-    kind, base = type(optimizer), keras.optimizers.Optimizer
-    for is_wrong, expected in (
-        (
-            isinstance(optimizer, keras.optimizers.LossScaleOptimizer),
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
             "`optimizer` must not scale the loss, which training in float16 "
-            "does by itself. Pass the inner optimizer",
-        ),
-        (
-            kind is keras.optimizers.Muon
-            or kind.apply is not base.apply
-            or kind._backend_update_step is not base._backend_update_step,
+            "does by itself. Pass the inner optimizer. Received: optimizer="
+            "LossScaleOptimizer"
+        )
+    kind, base = type(optimizer), keras.optimizers.Optimizer
+    if kind is keras.optimizers.Muon or any(
+        getattr(kind, hook) is not getattr(base, hook)
+        for hook in ("apply", "_backend_update_step")
+    ):
+        raise ValueError(
             "`optimizer` must update each weight by its `update_step` alone. "
             "Use `txl_keras.training.Muon` instead of Keras's, and Adam "
-            "instead of Nadam",
-        ),
-        (
-            optimizer.gradient_accumulation_steps,
-            "`optimizer.gradient_accumulation_steps` must be None. Train with "
-            "larger batches",
-        ),
-        (
-            optimizer.ema_overwrite_frequency,
-            "`optimizer.ema_overwrite_frequency` must be None. Use "
-            "`keras.callbacks.SwapEMAWeights`",
-        ),
+            f"instead of Nadam. Received: optimizer={kind.__name__}"
+        )
+    for name, remedy in (
+        ("gradient_accumulation_steps", "Train with larger batches"),
+        ("ema_overwrite_frequency", "Use `keras.callbacks.SwapEMAWeights`"),
     ):
-        if is_wrong:
-            raise ValueError(f"{expected}. Received: optimizer={kind.__name__}")
+        if getattr(optimizer, name):
+            raise ValueError(
+                f"`optimizer.{name}` must be None. {remedy}. Received: {name}="
+                f"{getattr(optimizer, name)}"
+            )

@@ -264,7 +264,7 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
             ([], ["`workdirs` must be", "txl recl"]),
             ([one], ["`workdirs` can only be given with --picture=learning"]),
             ([numbers], ["picture of recl", "positions"]),
-            ([f"--numbers={recl}"], [str(recl), "measure them", "'label'"]),
+            ([f"--numbers={recl}"], [str(recl), "measure them", "'recl'"]),
         ),
     }.items():
         flags = f"--picture={picture}", f"--output={output}"

@@ -161,14 +161,14 @@ class SurpriseReader:
             count = len(part) - 1
             part = tf.constant(np.pad(part, (0, length - count))[None])
             inputs, targets = part[:, :-1], part[:, 1:]
-            (bits, ids, probabilities), memory = self._score(
+            (bits, likeliest, probabilities), memory = self._score(
                 inputs, targets, memory
             )
             (cold, _, _), _ = self._score(inputs, targets, self._empty)
             found = [
                 np.round(values[0, :count].numpy().astype(float), digits)
                 for values, digits in (
-                    (bits, 3), (cold, 3), (ids, 0), (probabilities, 4)
+                    (bits, 3), (cold, 3), (likeliest, 0), (probabilities, 4)
                 )
             ]  # fmt: skip
             if not all(np.isfinite(values).all() for values in found):

@@ -11,6 +11,7 @@ from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import run_length
 from txl_keras.scripts import training_flags
+from txl_keras.training import strategy as strategies
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.compilation import describe as describe_strategy
 from txl_keras.training.loop import TrainingLoop
@@ -18,9 +19,6 @@ from txl_keras.training.profiler import Profile
 from txl_keras.training.progress import Progress
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
-from txl_keras.training.strategy import create_strategy
-from txl_keras.training.strategy import is_chief
-from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.trainer import Trainer
 from txl_keras.workdir import Workdir
@@ -41,14 +39,14 @@ class TrainingRun:
         data_flags.check_outside_text("workdir", FLAGS.workdir)
         self.workdir = Workdir(FLAGS.workdir)
         self.workdir.check_has_config()
-        if is_chief(strategy):
+        if strategies.is_chief(strategy):
             self.workdir.check_writable()
         self._asked = run_length.keep_plan(self.workdir)
         self.trainer = self.plan = self.loop = None
 
     def log(self, text):
         """Prints on the chief worker."""
-        if is_chief(self.strategy):
+        if strategies.is_chief(self.strategy):
             print(text, flush=True)
 
     def build_trainer(self, build_model, **options):
@@ -112,7 +110,7 @@ class TrainingRun:
         # `--minutes` may have chosen `max_steps`.
         profile = Profile(workdir.events, FLAGS.profile_steps, FLAGS.max_steps)
         self._claim(settings, tokenizer, splits)
-        chief = is_chief(self.strategy)
+        chief = strategies.is_chief(self.strategy)
         self.loop = loop = TrainingLoop(
             self.trainer,
             segments,
@@ -157,7 +155,7 @@ class TrainingRun:
         with self.stop.deferred():
             is_done = loop.run(pace)
         # Other workers wait until the chief has written everything.
-        wait_for_all(self.strategy)
+        strategies.wait_for_all(self.strategy)
         if not is_done:
             reached = int(self.trainer.step.numpy())
             self.log(
@@ -178,7 +176,7 @@ class TrainingRun:
             finish(best_step, scores)
             workdir.write_results({"step": best_step, **scores})
             self.log(describe_results())
-        wait_for_all(self.strategy)
+        strategies.wait_for_all(self.strategy)
         return True
 
     def _claim(self, settings, tokenizer, splits):
@@ -190,9 +188,9 @@ class TrainingRun:
             "corpus": data_flags.corpus_options(),
             "data": {name: s.fingerprint() for name, s in splits.items()},
         }
-        if is_chief(self.strategy):
+        if strategies.is_chief(self.strategy):
             self.workdir.claim(config, tokenizer)
-        wait_for_all(self.strategy)
+        strategies.wait_for_all(self.strategy)
         if not self.workdir.is_claimed():
             raise ValueError(
                 "`workdir` must be a folder that all workers share, such as a "
@@ -221,7 +219,7 @@ class TrainingRun:
 
 def main(train):
     """Calls `train(strategy, stop)`; exits with a code if it was stopped."""
-    strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
+    strategy = strategies.create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
     # In a cluster TensorFlow installs its own signal handler, so this one must
     # be installed after the strategy is created.
     with StopRequest() as stop:

@@ -53,6 +53,7 @@ from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
 from txl_keras.models.generation.openvino_decoder import WEIGHTS
+from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
@@ -63,7 +64,6 @@ from txl_keras.training.compilation import compile_layers
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import device_memory
-from txl_keras.training.utilization import memory_of
 from txl_keras.training.utilization import model_flops
 from txl_keras.training.utilization import peak_flops
 
@@ -135,41 +135,33 @@ def main(_):
     line = json.dumps({**_describe(model), **results})
     print(line)
     if FLAGS.output:
-        with open(FLAGS.output, "a") as file:
+        with open(os.path.expanduser(FLAGS.output), "a") as file:
             file.write(line + "\n")
 
 
 def _check_flags():
     running.check_used("experiment", _ONLY_FOR)
-    unwritable = None
     if FLAGS.output:
-        try:
-            open(FLAGS.output, "a").close()
-        except OSError as error:
-            unwritable = error.strerror
-    for name, is_wrong, expected in (
-        ("output", unwritable, f"a writable file ({unwritable})"),
+        data_flags.check_writable("output", FLAGS.output)
+    running.check_flags(
         (
-            "backbone",
             FLAGS.backbone != "transformer_xl",
-            "transformer_xl, as the other contenders implement no LSTM",
+            "`backbone` must be transformer_xl, as the other contenders "
+            "implement no LSTM.",
+            "backbone",
         ),
         (
-            "cutoffs",
             FLAGS.cutoffs == ["auto"],
-            "a list of integers: a benchmark has no text to count",
+            "`cutoffs` must be a list of integers: a benchmark has no text to "
+            "count.",
+            "cutoffs",
         ),
         (
-            "peer_python",
             FLAGS.peer_python and not shutil.which(FLAGS.peer_python),
-            "the path of an executable Python",
+            "`peer_python` must be the path of an executable Python.",
+            "peer_python",
         ),
-    ):
-        if is_wrong:
-            raise ValueError(
-                f"`{name}` must be {expected}. Received: "
-                f"--{name}={FLAGS[name].value}"
-            )
+    )
 
 
 def _build_model():
@@ -185,18 +177,13 @@ def _build_model():
 
 def _describe(model):
     """Returns the settings to record with the results."""
-    sizes = (
-        "vocabulary_size", "num_layers", "num_heads", "hidden_dim", "head_dim",
-        "intermediate_dim", "memory_length", "same_length", "clamp_length",
-        "attention_type", "dropout",
-    )  # fmt: skip
     names = (
         "experiment", "preset", "precision", "batch_size", "segment_length",
         "turns", "calls_per_turn",
     )  # fmt: skip
     return {
         **{name: FLAGS[name].value for name in names},
-        **{name: getattr(model.backbone, name) for name in sizes},
+        **model.backbone.get_config(),
         "cpus": os.cpu_count(),
         "tensorflow": tf.__version__,
     }
@@ -229,10 +216,16 @@ def _training(model, peer):
         trainer.train(steps, FLAGS.calls_per_turn)
         return [(time.perf_counter() - start) / FLAGS.calls_per_turn]
 
-    peers = peer("train", segment_length=length, num_steps=FLAGS.calls_per_turn)
+    contenders = peer(
+        "train", segment_length=length, num_steps=FLAGS.calls_per_turn
+    )
     flops = model_flops(model, rows, length, training=True)
     return _measure(
-        model, {"txl_keras": train}, peers, "per step", rows * length, flops
+        model,
+        {"txl_keras": train, **contenders},
+        "per step",
+        rows * length,
+        flops,
     )
 
 
@@ -247,13 +240,11 @@ def _evaluation(model, peer):
         name: _timed(lambda score=score: score(*segment).numpy())
         for name, score in scorers.items()
     }
-    peers = peer(
+    contenders |= peer(
         "evaluate", segment_length=length, num_segments=FLAGS.calls_per_turn
     )
     flops = model_flops(model, rows, length)
-    return _measure(
-        model, contenders, peers, "per segment", rows * length, flops
-    )
+    return _measure(model, contenders, "per segment", rows * length, flops)
 
 
 def _segment_scorer(model, length, memory_length=None):
@@ -303,13 +294,11 @@ def _generation(model, peer):
         f"openvino {weights}": ("openvino", weights)
         for weights in FLAGS.openvino_weights
     }
-
-    def written_by(*engine):
+    contenders = {}
+    for name, engine in engines.items():
         write = Generator(model, Sampler(temperature=0), None, *engine)
-        return lambda: _time_items(write(start, count))
-
-    contenders = {
-        **{name: written_by(*engine) for name, engine in engines.items()},
+        contenders[name] = lambda write=write: _time_items(write(start, count))
+    contenders |= {
         "training path": _training_path_writer(model),
         "bandwidth": _read_memory,
     }
@@ -498,57 +487,42 @@ def _take_turns(contenders):
     }
 
 
-def _measure(model, contenders, peers, unit, num_tokens, flops):
-    """Times contenders, those of a peer in another process, and reports."""
-    times = _take_turns(contenders | peers)
+def _measure(model, contenders, unit, num_tokens, flops):
+    """Times contenders, maybe of another process, and reports utilization."""
+    times = _take_turns(contenders)
     dtype = model.compute_dtype
     best = peak_flops(dtype, tf.distribute.get_strategy())
-    work = {
-        "flops": flops,
-        "peak_flops": best,
-        "utilization": {
-            name: flops / seconds / best
-            for name, seconds in times["seconds"].items()
-        },
-    }
-    results = _report(times, unit, num_tokens, work)
-    step_bytes = {name: memory_of(call) for name, call in contenders.items()}
+    shares = {k: flops / x / best for k, x in times["seconds"].items()}
+    results = _report(times, unit, num_tokens, shares)
     print(
         f"{flops / 1e9:.3g} GFLOP {unit}; the fastest {dtype} matmul reaches "
         f"{best / 1e9:,.0f} GFLOP/s"
     )
-    for name, number in step_bytes.items():
-        if number is not None:
-            print(f"{name}: {number / 2**20:,.1f} MiB of memory per turn")
-    return {**results, "step_bytes": step_bytes}
+    return {
+        **results, "flops": flops, "peak_flops": best, "utilization": shares,
+    }  # fmt: skip
 
 
-def _report(times, unit, num_tokens, work=None):
+def _report(times, unit, num_tokens, utilization=None):
     """Prints a table of contenders and returns it as a dictionary for JSON."""
-    results = {
-        **times,
-        "tokens_per_s": {
-            name: num_tokens / seconds
-            for name, seconds in times["seconds"].items()
-        },
-        "peak_bytes": device_memory()["peak"],
-        **(work or {}),
-    }
+    seconds = times["seconds"]
+    speeds = {name: num_tokens / x for name, x in seconds.items()}
     width = max(14, len(f"ms {unit}"))
     print(
         f"{'':24} {f'ms {unit}':>{width}} {'min to max':>18} {'times':>7} "
         f"{'tokens/s':>10} {'utilization':>12}"
     )
-    ours = next(iter(results["seconds"].values()))
-    for name, seconds in results["seconds"].items():
-        least, greatest = (1e3 * bound for bound in results["spread"][name])
-        share = f"{work['utilization'][name]:.3f}" if work else ""
+    ours = next(iter(seconds.values()))
+    for name, median in seconds.items():
+        least, greatest = (1e3 * bound for bound in times["spread"][name])
+        share = f"{utilization[name]:.3f}" if utilization else ""
         print(
-            f"{name:24} {1e3 * seconds:{width},.2f} "
-            f"{f'{least:,.2f} to {greatest:,.2f}':>18} {seconds / ours:7.2f} "
-            f"{results['tokens_per_s'][name]:10,.0f} {share:>12}"
+            f"{name:24} {1e3 * median:{width},.2f} "
+            f"{f'{least:,.2f} to {greatest:,.2f}':>18} {median / ours:7.2f} "
+            f"{speeds[name]:10,.0f} {share:>12}"
         )
-    return results
+    peak = device_memory()["peak"]
+    return {**times, "tokens_per_s": speeds, "peak_bytes": peak}
 
 
 # === Hugging Face, in an environment of its own ===
@@ -606,28 +580,20 @@ def _open_peer(model):
 def _peer_sizes(model):
     backbone = model.backbone
     # It would ignore these options and time another model.
-    for name, supported in (
-        ("attention_type", "relative"),
-        ("normalize_first", False),
-        ("normalize_output", False),
-    ):
-        received = getattr(backbone, name)
-        if received != supported:
+    supported = {
+        "attention_type": "relative",
+        "normalize_first": False,
+        "normalize_output": False,
+    }
+    for name, value in supported.items():
+        if getattr(backbone, name) != value:
             raise ValueError(
-                f"`{name}` must be {supported} with --peer_python, whose model "
-                f"has no other. Received: {name}={received}"
+                f"`{name}` must be {value} with --peer_python, whose model has "
+                f"no other. Received: {name}={getattr(backbone, name)}"
             )
-    embedding = backbone.token_embedding
-    names = (
-        "vocabulary_size", "num_layers", "num_heads", "hidden_dim", "head_dim",
-        "intermediate_dim", "memory_length", "dropout", "attention_dropout",
-    )  # fmt: skip
     return {
-        **{name: getattr(backbone, name) for name in names},
-        "same_length": bool(backbone.same_length),
-        "clamp_length": backbone.clamp_length or 0,
-        "cutoffs": list(embedding.cutoffs),
-        "div_val": embedding.div_val,
+        **backbone.get_config(),
+        "head_dim": backbone.head_dim,
         "batch_size": FLAGS.batch_size,
         "num_threads": os.cpu_count(),
     }

@@ -23,11 +23,7 @@ import txl_keras.scripts.quiet  # noqa: F401
 import tensorflow as tf
 from absl import flags
 
-from txl_keras.checkpoints import load_hugging_face
-from txl_keras.checkpoints import load_pytorch
-from txl_keras.checkpoints import load_tf1
-from txl_keras.checkpoints import load_vocabulary
-from txl_keras.checkpoints import save_hugging_face
+from txl_keras import checkpoints
 from txl_keras.checks import shown
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
@@ -112,7 +108,7 @@ def main(_):
     if FLAGS.output_format == "workdir":
         Workdir(output).create(model, step, _config(), tokenizer)
     else:
-        save_hugging_face(model, output)
+        checkpoints.save_hugging_face(model, output)
     print(f"{model.count_params():,} weights written to {output}")
     if tokenizer and FLAGS.output_format == "hugging_face":
         print(
@@ -123,24 +119,15 @@ def main(_):
 
 def _check_flags():
     """Checks flags that need others before anything is loaded."""
-    for name in ("input", "output"):
-        if not FLAGS[name].value:
-            raise ValueError(f"`{name}` must be a path. Received: ''")
     is_run = FLAGS.output_format == "workdir"
     has_symbols = FLAGS.vocabulary and not _is_tokenizer_file()
+    has_words = has_symbols and FLAGS.symbols == "words"
+    has_config = FLAGS.input_format in ("tf1", "pytorch")
     for names, is_used, needed in (
         (("vocabulary", "segment_length"), is_run, "output_format=workdir"),
         (("symbols",), has_symbols, "a `vocabulary` without a tokenizer"),
-        (
-            _WORD_FLAGS,
-            has_symbols and FLAGS.symbols == "words",
-            "a `vocabulary` of words",
-        ),
-        (
-            ("config",),
-            FLAGS.input_format in ("tf1", "pytorch"),
-            "input_format=tf1 or pytorch",
-        ),
+        (_WORD_FLAGS, has_words, "a `vocabulary` of words"),
+        (("config",), has_config, "input_format=tf1 or pytorch"),
     ):
         given = [x for x in names if FLAGS[x].present and FLAGS[x].value]
         if given and not is_used:
@@ -149,8 +136,13 @@ def _check_flags():
                 "without it this flag has no effect. Received: "
                 f"--{given[0]}={FLAGS[given[0]].value}"
             )
-    if FLAGS.input_format == "tf1" and not FLAGS.config:
-        raise ValueError("`config` must be given with input_format=tf1.")
+    for name in ("input", "output", "config"):
+        is_needed = name != "config" or FLAGS.input_format == "tf1"
+        if is_needed and not FLAGS[name].value:
+            raise ValueError(
+                f"`{name}` must be given, a path. Received: --{name}="
+                f"{FLAGS[name].value or ''}"
+            )
 
 
 def _input():
@@ -172,12 +164,13 @@ def _config():
 
 def _load_model():
     """Returns the model and its training step, 0 if unknown."""
-    overrides = {}
-    if FLAGS.cold_start:
-        overrides["cold_start"] = FLAGS.cold_start
-    if FLAGS.same_length:
-        values = {"false": False, "true": True, "pytorch": "pytorch"}
-        overrides["same_length"] = values[FLAGS.same_length]
+    overrides = {
+        "cold_start": FLAGS.cold_start,
+        "same_length": {"false": False, "true": True}.get(
+            FLAGS.same_length, FLAGS.same_length
+        ),
+    }
+    overrides = {k: v for k, v in overrides.items() if v is not None}
     if FLAGS.input_format == "workdir":
         return Workdir(_input()).load_model("best", **overrides)
     if FLAGS.input_format == "preset":
@@ -187,11 +180,11 @@ def _load_model():
                 f"input={FLAGS.input}"
             )
         return TransformerXLCausalLM.from_preset(FLAGS.input, **overrides), 0
+    load = getattr(checkpoints, f"load_{FLAGS.input_format}")
+    config = [FLAGS.config and os.path.expanduser(FLAGS.config)]
     if FLAGS.input_format == "hugging_face":
-        return load_hugging_face(_input(), **overrides), 0
-    load = load_tf1 if FLAGS.input_format == "tf1" else load_pytorch
-    config = FLAGS.config and os.path.expanduser(FLAGS.config)
-    return load(_input(), config, **overrides), 0
+        config = []
+    return load(_input(), *config, **overrides), 0
 
 
 def _load_tokenizer():
@@ -204,7 +197,7 @@ def _load_tokenizer():
     path = os.path.expanduser(FLAGS.vocabulary)
     if _is_tokenizer_file():
         return load_tokenizer(path)
-    symbols = load_vocabulary(path)
+    symbols = checkpoints.load_vocabulary(path)
     if FLAGS.symbols == "bytes":
         return CharacterTokenizer(
             [_byte(symbol) for symbol in symbols],

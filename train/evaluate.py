@@ -58,17 +58,9 @@ from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.data.corpora.files import absolute_path
 from txl_keras.data.corpora.files import write_text
-from txl_keras.evaluation.evaluator import Evaluator
-from txl_keras.evaluation.evaluator import check_slides
-from txl_keras.evaluation.evaluator import segments_in_memory
-from txl_keras.evaluation.evaluator import warmup_segments
-from txl_keras.evaluation.plots import plot_position_curve
-from txl_keras.evaluation.report import add_bits_per_byte
-from txl_keras.evaluation.report import describe
-from txl_keras.evaluation.report import left_out
-from txl_keras.evaluation.report import measure_text
-from txl_keras.evaluation.report import position_curve
-from txl_keras.evaluation.report import with_result
+from txl_keras.evaluation import evaluator
+from txl_keras.evaluation import report
+from txl_keras.evaluation.plots import plot_losses
 from txl_keras.evaluation.surprise import surprise_page
 from txl_keras.evaluation.token_file import create_token_file
 from txl_keras.scripts import data_flags
@@ -134,12 +126,6 @@ dynamic_flags.Dynamic.define()
 # By default the text of the run.
 
 
-# The segments that each row reads before its own part.
-_WARMUPS = {
-    "none": lambda *_: 0,
-    "memory": segments_in_memory,
-    "exact": warmup_segments,
-}
 # A longer page is slow to scroll.
 _MAX_PAGE_TOKENS = 5000
 # What a preset has in place of a run's config.json.
@@ -176,7 +162,7 @@ def _evaluate(workdir, stop):
     _warn_of_short_rows(len(tokens) // FLAGS.batch_size, settings)
     result = {"split": FLAGS.split, **checkpoint, **text, **settings}
     if FLAGS.dynamic:
-        evaluator, result["dynamic"] = dynamic_flags.build_evaluator(
+        scorer, result["dynamic"] = dynamic_flags.build_evaluator(
             model, tokenizer, {**settings, **checkpoint}, config, workdir, stop
         )
         options = {}
@@ -184,7 +170,7 @@ def _evaluate(workdir, stop):
             state = workdir.file(f"evaluation_{FLAGS.split}_state")
             options = {"backup": state}
     else:
-        evaluator = Evaluator(
+        scorer = evaluator.Evaluator(
             model,
             tf.distribute.get_strategy(),
             segments.batch_size,
@@ -200,14 +186,15 @@ def _evaluate(workdir, stop):
         file = create_token_file(result["token_nll"], len(tokens))
     with file as nll:
         with stop.deferred():
-            scores = _score(evaluator, segments, nll, options)
+            scores = _score(scorer, segments, nll, options)
         if scores is None:
             print("Stopped; run the same command to go on.")
             sys.exit(EXIT_CODE)
-        result |= add_bits_per_byte(scores, measure_text(tokenizer, tokens))
-        result |= left_out(tokens, split.tokens)
+        text = report.measure_text(tokenizer, tokens)
+        result |= report.add_bits_per_byte(scores, text)
+        result |= report.left_out(tokens, split.tokens)
         if FLAGS.position_curve:
-            result["position_curve"] = position_curve(nll, documents)
+            result["position_curve"] = report.position_curve(nll, documents)
     written = [FLAGS.token_nll] if FLAGS.token_nll else []
     if workdir is not None:
         path = workdir.file(f"evaluation_{FLAGS.split}")
@@ -226,7 +213,7 @@ def _evaluate(workdir, stop):
             write_text(page, f"{path}.html")
             written.append(f"{path}.html")
         written.append(f"{path}.json")
-    print(f"{name}, {FLAGS.split}: {describe(result, tokenizer)}")
+    print(f"{name}, {FLAGS.split}: {report.describe(result, tokenizer)}")
     print(f"{result['tokens_per_second']:,.0f} tokens/s.")
     for path in written:
         print(f"Written to {path}")
@@ -287,15 +274,16 @@ def _prepare_text(config, tokenizer):
     run_corpus = config["corpus"]
     options = data_flags.corpus_options(run_corpus)
     is_run_text = all(options[n] == run_corpus.get(n) for n in _TEXT_FLAGS)
-    if FLAGS.split == WHOLE and _is_same(
-        options["corpus"], run_corpus.get("corpus")
-    ):
-        raise ValueError(
-            f"`split` {WHOLE} is for text that the model was not trained on. "
-            f"Received: --corpus={options['corpus']}, the text of the run"
-        )
+    is_whole = FLAGS.split == WHOLE
+    if is_whole and run_corpus.get("corpus"):
+        paths = options["corpus"], run_corpus["corpus"]
+        if len(set(map(os.path.realpath, paths))) == 1:
+            raise ValueError(
+                f"`split` {WHOLE} is for text that the model was not trained "
+                f"on. Received: --corpus={paths[0]}, the text of the run"
+            )
     corpus, split = data_flags.prepare_split(
-        options, tokenizer, FLAGS.split, whole=FLAGS.split == WHOLE
+        options, tokenizer, FLAGS.split, whole=is_whole
     )
     expected = config["data"].get(FLAGS.split)
     if split.fingerprint() == expected:  # even if the files were moved
@@ -306,17 +294,8 @@ def _prepare_text(config, tokenizer):
             "Bring it back, or score another text with --corpus",
         )  # fmt: skip
     text = {"corpus": options["corpus"], "fingerprint": split.fingerprint()}
-    name = corpus.name
-    if run_corpus:
-        name = f"{corpus.name} (not the text of the run)"
-    return name, text, split
-
-
-def _is_same(path, other):
-    """Returns True if two paths lead to the same corpus."""
-    return other is not None and os.path.realpath(path) == os.path.realpath(
-        other
-    )
+    other = " (not the text of the run)" if run_corpus else ""
+    return f"{corpus.name}{other}", text, split
 
 
 def _settings(backbone, run_flags):
@@ -327,9 +306,14 @@ def _settings(backbone, run_flags):
     if memory_length is None:
         memory_length = backbone.memory_length
     if FLAGS.stride:
-        check_slides(backbone, memory_length)
-    count = _WARMUPS[FLAGS.warmup]
-    warmup = count(backbone, segment_length, memory_length)
+        evaluator.check_slides(backbone, memory_length)
+    warmup = 0
+    if FLAGS.warmup != "none":
+        count = {
+            "memory": evaluator.segments_in_memory,
+            "exact": evaluator.warmup_segments,
+        }[FLAGS.warmup]
+        warmup = count(backbone, segment_length, memory_length)
     return {
         "max_eval_tokens": FLAGS.max_eval_tokens,
         "reset_documents": run_flags.get("reset_documents", False),
@@ -382,41 +366,43 @@ def _warn_of_short_rows(tokens_per_row, settings):
         )
 
 
-def _score(evaluator, segments, nll, options):
+def _score(scorer, segments, nll, options):
     """Scores and shows progress; measures tokens/s without compilation."""
-    times = {0: time.monotonic()}
+    marks = [(0, time.monotonic())]
     with progress_bar(len(segments), "segment") as show:
 
         def on_progress(done, _):
-            times[done] = time.monotonic()
+            marks.append((done, time.monotonic()))
             show(done)
 
-        scores = evaluator.evaluate(
+        scores = scorer.evaluate(
             segments, on_progress=on_progress, token_nll=nll, **options
         )
     if scores is None:
         return None
-    return {**scores, "tokens_per_second": _speed(times, scores["num_tokens"])}
-
-
-def _speed(times, num_tokens):
-    """Computes tokens/s from the time at which each segment was done."""
-    done = list(times)
-    if len(done) < 2:
-        return 0.0
     # The first segment includes compilation.
-    first = done[min(1, len(done) - 2)]
-    share = (done[-1] - first) / done[-1]
-    return share * num_tokens / (times[done[-1]] - times[first])
+    first, start = marks[min(1, len(marks) - 2)]
+    last, end = marks[-1]
+    speed = (last - first) / last * scores["num_tokens"] / (end - start)
+    return {**scores, "tokens_per_second": speed}
 
 
 def _write(workdir, result, path, unit):
     # Read again, because another process may have added a result meanwhile.
-    results = with_result(workdir.read_evaluations(FLAGS.split), result)
-    write_json(results, f"{path}.json")
+    results = workdir.read_evaluations(FLAGS.split)
+    write_json(report.with_result(results, result), f"{path}.json")
     if FLAGS.position_curve:
-        curve = result["position_curve"]
-        plot_position_curve(curve, f"{path}_positions.png", unit)
+        starts, nll = (
+            [bucket[name] for bucket in result["position_curve"]]
+            for name in ("start", "nll")
+        )
+        plot_losses(
+            {FLAGS.split: (starts, nll)},
+            f"{path}_positions.png",
+            f"position of the {unit} in its document, from",
+            unit,
+            starts,
+        )
 
 
 if __name__ == "__main__":

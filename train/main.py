@@ -24,14 +24,9 @@ from absl import flags
 from txl_keras.data.statistics import mean_bytes
 from txl_keras.data.statistics import typical_passage
 from txl_keras.data.step_batches import replica_batch_size
+from txl_keras.evaluation import report
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.plots import plot_learning_curve
-from txl_keras.evaluation.report import add_bits_per_byte
-from txl_keras.evaluation.report import bytes_per_token
-from txl_keras.evaluation.report import describe
-from txl_keras.evaluation.report import left_out
-from txl_keras.evaluation.report import measure_text
-from txl_keras.evaluation.report import score
 from txl_keras.scripts import compiling
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
@@ -49,11 +44,6 @@ from txl_keras.training.bundles import saved_steps
 from txl_keras.training.compilation import describe as describe_strategy
 from txl_keras.training.compilation import device_of
 from txl_keras.training.memory_estimate import estimate_bytes
-from txl_keras.training.stopping import EXIT_CODE
-from txl_keras.training.stopping import StopRequest
-from txl_keras.training.strategy import create_strategy
-from txl_keras.training.strategy import is_chief
-from txl_keras.training.strategy import wait_for_all
 
 FLAGS = flags.FLAGS
 
@@ -87,25 +77,12 @@ def main(_):
     slice_ = tpu_type(FLAGS.tpu_type) if FLAGS.tpu_type else None
     if slice_ and FLAGS.attention_kernel:
         check_kernel(slice_, FLAGS.precision)
-    strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
-    if slice_ and FLAGS.tpu is not None:
-        check_replicas(slice_, strategy)
-    if FLAGS.attention_kernel and device_of(strategy) != "tpu":
-        raise ValueError(
-            "`attention_kernel` can only be given with --tpu or "
-            "--compile_only: other devices would interpret the kernel, which "
-            "is slow. Received: attention_kernel=True, on "
-            f"{describe_strategy(strategy)}"
-        )
-    # In a cluster TensorFlow installs its own signal handler, so this one must
-    # be installed after the strategy is created.
-    with StopRequest() as stop:
-        if not train(strategy, stop):
-            sys.exit(EXIT_CODE)
+    training_run.main(train)
 
 
 def train(strategy, stop):
     """Trains and scores test; returns False if it was stopped."""
+    _check_device(strategy)
     run = training_run.TrainingRun(strategy, stop)
     workdir = run.workdir
 
@@ -150,12 +127,12 @@ def train(strategy, stop):
     if tokenizer.is_lossless and not FLAGS.reset_documents:
         sizes = {
             "train": mean_bytes(splits["train"]),
-            "valid": bytes_per_token(tokenizer, held_out["valid"][0]),
+            "valid": report.bytes_per_token(tokenizer, held_out["valid"][0]),
         }
 
     @functools.cache  # compressing takes seconds
     def text_of(name):
-        return measure_text(tokenizer, held_out[name][0])
+        return report.measure_text(tokenizer, held_out[name][0])
 
     model = build().model
     evaluator = Evaluator(
@@ -187,46 +164,26 @@ def train(strategy, stop):
         max_tokens=FLAGS.max_sample_tokens,
         seed=FLAGS.seed,
     )
-    run.begin_loop(
-        segments,
-        lambda: evaluator.evaluate(valid),
-        tokenizer,
-        splits,
-        training_flags.result_settings(),
-        describe=lambda nll: score(
-            nll, tokenizer, sizes and {"bytes_per_token": sizes["train"]}
-        ),
-        describe_valid=lambda nll: score(nll, tokenizer, text_of("valid")),
-        unit=tokenizer.unit,
-        samples=samples,
-        bytes_per_token=sizes,
+    parts = estimate_bytes(
+        model,
+        run.trainer.optimizer,
+        replica_batch_size(FLAGS.batch_size, strategy),
+        FLAGS.segment_length,
+        FLAGS.accumulate_steps,
     )
-    run.restore(
-        lambda: _describe_start(workdir, corpus, tokenizer, splits, run.trainer)
+    mebibytes = ", ".join(
+        f"{name} {size / 2**20:,.0f}" for name, size in parts.items()
     )
-    if run.is_finished():
-        run.log(
-            "To score it in other ways or to write more text, use `txl "
-            "evaluate` and `txl generate`."
-        )
-        run.log(_describe_results(workdir, tokenizer))
-        return True
-
-    # Train.
-    if not run.train(segments):
-        return False
+    per_step = f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens per step"
+    if FLAGS.accumulate_steps > 1:
+        per_step += f" in {FLAGS.accumulate_steps} parts"
 
     # Finish with the best weights.
-    run.log("Scoring test, writing a sample, exporting.")
-    scored = run.score_best(lambda: evaluator.evaluate(test))
-    if scored is None:
-        return False
-    best_step, scores = scored
-    if is_chief(strategy):
+    def finish(best_step, scores):
         for name in held_out:
             scores[name] = {
-                **add_bits_per_byte(scores[name], text_of(name)),
-                **left_out(held_out[name][0], splits[name].tokens),
+                **report.add_bits_per_byte(scores[name], text_of(name)),
+                **report.left_out(held_out[name][0], splits[name].tokens),
             }
         plot_learning_curve(
             workdir.read_metrics(),
@@ -242,10 +199,42 @@ def train(strategy, stop):
         if model.backbone.has_attention:
             # Copied to one device: the trained model may be on several.
             export_run(workdir, *workdir.load_model("best"))
-        workdir.write_results({"step": best_step, **scores})
-        run.log(_describe_results(workdir, tokenizer))
-    wait_for_all(strategy)
-    return True
+
+    return run.complete(
+        corpus,
+        tokenizer,
+        splits,
+        segments,
+        training_flags.result_settings(),
+        evaluate=evaluator.evaluate,
+        valid=valid,
+        test=test,
+        describe=lambda nll: report.score(
+            nll, tokenizer, sizes and {"bytes_per_token": sizes["train"]}
+        ),
+        describe_valid=lambda nll: report.score(
+            nll, tokenizer, text_of("valid")
+        ),
+        unit=tokenizer.unit,
+        per_step=f"{per_step}; MiB per device, about: {mebibytes}",
+        finish=finish,
+        describe_results=lambda: _describe_results(workdir, tokenizer),
+        samples=samples,
+        bytes_per_token=sizes,
+    )
+
+
+def _check_device(strategy):
+    """Checks that the flags of a TPU suit the devices of the run."""
+    if FLAGS.tpu_type and FLAGS.tpu is not None:
+        check_replicas(tpu_type(FLAGS.tpu_type), strategy)
+    if FLAGS.attention_kernel and device_of(strategy) != "tpu":
+        raise ValueError(
+            "`attention_kernel` can only be given with --tpu or "
+            "--compile_only: other devices would interpret the kernel, which "
+            "is slow. Received: attention_kernel=True, on "
+            f"{describe_strategy(strategy)}"
+        )
 
 
 def _origin(workdir):
@@ -291,36 +280,6 @@ def _prompt(test, tokenizer):
     return typical_passage(tokens[:], starts, FLAGS.segment_length)
 
 
-def _describe_start(workdir, corpus, tokenizer, splits, trainer):
-    tokens = ", ".join(
-        f"{len(s.tokens):,} {name}" for name, s in splits.items()
-    )
-    model = trainer.model
-    cutoffs = model.get_config()["backbone"]["config"]["cutoffs"]
-    parts = estimate_bytes(
-        model,
-        trainer.optimizer,
-        replica_batch_size(FLAGS.batch_size, trainer.strategy),
-        FLAGS.segment_length,
-        FLAGS.accumulate_steps,
-    )
-    mebibytes = ", ".join(
-        f"{name} {size / 2**20:,.0f}" for name, size in parts.items()
-    )
-    parts_of_step = ""
-    if FLAGS.accumulate_steps > 1:
-        parts_of_step = f" in {FLAGS.accumulate_steps} parts"
-    return (
-        f"{workdir.path}: {corpus.name}, {tokens} tokens, a vocabulary of "
-        f"{tokenizer.vocabulary_size:,}"
-        + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
-        + f"; {model.count_params():,} weights, {FLAGS.precision}\n"
-        f"{describe_strategy(trainer.strategy)}; "
-        f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens per step"
-        f"{parts_of_step}; MiB per device, about: {mebibytes}"
-    )
-
-
 def _describe_results(workdir, tokenizer):
     results = workdir.read_results()
     export = f"export/{results['step']}"
@@ -329,7 +288,7 @@ def _describe_results(workdir, tokenizer):
         for name in (export, "surprise.html")
     )
     lines = [
-        f"{split}: {describe(results[split], tokenizer)}"
+        f"{split}: {report.describe(results[split], tokenizer)}"
         for split in ("valid", "test")
     ]
     return "\n".join(
@@ -343,6 +302,8 @@ def _describe_results(workdir, tokenizer):
             + "surprise.html, " * has_page
             + "events (TensorBoard)"
             + f", {export} (SavedModel of the best step)" * is_exported,
+            "To score it in other ways or to write more text, use `txl "
+            "evaluate` and `txl generate`.",
         ]
     )
 

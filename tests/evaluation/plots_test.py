@@ -24,7 +24,7 @@ def texts_of(path):
 def test_the_ending_is_the_kind_of_file(ending, beginning, tmp_path):
     assert ending in FORMATS
     path = tmp_path / f"losses.{ending}"
-    plot_losses(CURVES, str(path), "context")
+    plot_losses(CURVES, str(path), "context", "token", [1, 2])
     assert path.read_bytes().startswith(beginning)
 
 
@@ -46,23 +46,17 @@ def test_losses_are_in_the_measure_of_the_field(unit, name, tmp_path):
     assert {name, "memory", "0", "3", "1,200"} <= set(texts_of(path))
 
 
-def test_standard_errors_are_a_band(tmp_path):
-    path = tmp_path / "losses.svg"
-    x, nll, errors = [1, 2, 4], [2.0, 1.5, 1.4], [0.2, 0.1, 0.1]
-    plot_losses({"a": (x, nll)}, str(path), "place")
-    assert "PolyCollection" not in path.read_text("utf-8")
-    plot_losses({"a": (x, nll, errors)}, str(path), "place")
-    assert "PolyCollection" in path.read_text("utf-8")
-
-
-def test_the_spread_of_several_runs_is_a_band(tmp_path):
+def test_bounds_of_losses_are_a_band(tmp_path):
     path = tmp_path / "curves.svg"
     one = {"train": ([1, 2], [3.0, 2.0]), "valid": ([2], [2.5])}
-    plot_learning_curves({"a": one}, str(path))
-    assert "PolyCollection" not in path.read_text("utf-8")
-    several = {**one, "valid": ([1, 2], [2.7, 2.5], [2.6, 2.4], [2.8, 2.6])}
-    plot_learning_curves({"a": several}, str(path))
-    assert "PolyCollection" in path.read_text("utf-8")
+    band = [1, 2], [2.7, 2.5], [2.6, 2.4], [2.8, 2.6]
+    for bounded in (False, True):
+        several = {**one, "valid": band} if bounded else one
+        plot_learning_curves({"a": several}, str(path))
+        assert ("PolyCollection" in path.read_text("utf-8")) == bounded
+        curve = band if bounded else band[:2]
+        plot_losses({"a": curve}, str(path), "place", "token", [1, 2])
+        assert ("PolyCollection" in path.read_text("utf-8")) == bounded
 
 
 def test_maps_name_heads_layers_and_few_tokens(tmp_path):

@@ -128,14 +128,14 @@ def test_what_is_no_group_or_no_measurement_is_refused():
     refuse = effective_context_lengths
     with pytest.raises(ValueError, match="two models or more.*Received: 1"):
         refuse([one], LENGTHS)
-    with pytest.raises(ValueError, match=r"one shape \(4, P\).*\(4, 3\)"):
+    with pytest.raises(ValueError, match="same shape"):
         refuse([one, other[:, :3]], LENGTHS)
-    with pytest.raises(ValueError, match=r"one shape \(3, P\).*\(4, 5\)"):
+    with pytest.raises(ValueError, match="`losses` must have the shape"):
         refuse([one, other], LENGTHS[:3])
-    with pytest.raises(ValueError, match=r"one shape \(4, P\).*\(4, 0\)"):
+    with pytest.raises(ValueError, match="finite, and of one token"):
         refuse([one[:, :0], other[:, :0]], LENGTHS)
     other[2, 1] = np.nan
-    with pytest.raises(ValueError, match=r"finite.*losses\[1\]\[2\]\[1\]=nan"):
+    with pytest.raises(ValueError, match="`losses` must be finite"):
         refuse([one, other], LENGTHS)
     for lengths in ([100, 200, 300, 500], [4, 3, 2, 1], [5, 5, 5, 5], [100]):
         with pytest.raises(ValueError, match="`context_lengths` must be two"):

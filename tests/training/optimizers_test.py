@@ -57,13 +57,6 @@ def values_of(weights):
 # The references: (weights, gradients, slots, step, is decayed) -> weights.
 
 
-def adam_reference(w, g, slots, step, decayed):
-    m = slots["m"] = 0.9 * slots["m"] + 0.1 * g
-    v = slots["v"] = 0.98 * slots["v"] + 0.02 * g**2
-    m, v = m / (1 - 0.9**step), v / (1 - 0.98**step)
-    return w - 0.1 * m / np.sqrt(v)
-
-
 def adamw_reference(w, g, slots, step, decayed):
     m = slots["m"] = 0.9 * slots["m"] + 0.1 * g
     v = slots["v"] = 0.999 * slots["v"] + 0.001 * g**2
@@ -95,27 +88,15 @@ def muon_reference(w, g, slots, step, decayed):
     return w - 0.1 * 0.2 * np.sqrt(max(x.shape)) * x
 
 
-def sgd_reference(w, g, slots, step, decayed):
-    m = slots["m"] = 0.7 * slots["m"] - 0.1 * g
-    return w + m
-
-
-def adagrad_reference(w, g, slots, step, decayed):
-    v = slots["v"] = slots["v"] + g**2
-    return w - 0.1 * g / np.sqrt(v)
-
-
+# Of those that are ours, or decay weights in our way.
 REFERENCES = {
-    "adam": adam_reference,
     "adamw": adamw_reference,
     "lamb": lamb_reference,
     "muon": muon_reference,
-    "sgd": sgd_reference,
-    "adagrad": adagrad_reference,
 }
 
 
-@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+@pytest.mark.parametrize("name", REFERENCES)
 def test_three_steps_are_those_of_the_formulas(name):
     weights = random_weights()
     optimizer = built(name, weights, **SETTINGS[name])
@@ -124,14 +105,9 @@ def test_three_steps_are_those_of_the_formulas(name):
     for step, gradients in enumerate(random_gradients(), 1):
         apply(optimizer, gradients, weights)
         expected = [
-            REFERENCES[name](w, g.astype("float64"), *rest)
-            for w, g, *rest in zip(
-                expected,
-                gradients,
-                slots,
-                [step] * 3,
-                [1, 0, 0],
-                strict=True,
+            REFERENCES[name](w, g.astype("float64"), of_weight, step, decayed)
+            for w, g, of_weight, decayed in zip(
+                expected, gradients, slots, [1, 0, 0], strict=True
             )
         ]
         for weight, value in zip(weights, expected, strict=True):
@@ -209,20 +185,6 @@ def test_first_step_moves_even_where_gradients_are_tiny(name):
     np.testing.assert_allclose(weight.numpy(), [0.9, 1.1], atol=4e-3)
 
 
-DECAYED = {
-    "kernel",
-    "embeddings_0",
-    "embeddings_1",
-    "embeddings_2",
-    "kernel_0",
-    "kernel_1",
-    "kernel_2",
-    "projection_0",
-    "projection_1",
-    "projection_2",
-    "cluster_kernel",
-    "position_keys",
-}
 NOT_DECAYED = {
     "gamma",
     "beta",
@@ -249,11 +211,10 @@ def test_biases_and_norms_of_the_model_are_not_decayed():
         )
     ]
     weights = sum((model.trainable_variables for model in models), [])
-    for weight in weights:
-        expected = weight.name in DECAYED
-        assert takes_weight_decay(weight) is expected, weight.path
-    # Every weight of the models is in one list or the other.
-    assert {weight.name for weight in weights} == DECAYED | NOT_DECAYED
+    found = {w.name for w in weights if not takes_weight_decay(w)}
+    assert found == NOT_DECAYED
+    kernels = {"kernel", "embeddings_0", "projection_1", "position_keys"}
+    assert kernels <= {weight.name for weight in weights} - found
 
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)

@@ -1,6 +1,3 @@
-import importlib.util
-
-import pytest
 import tensorflow as tf
 
 from txl_keras.training.tensorboard import TensorBoard
@@ -48,9 +45,3 @@ def test_a_worker_without_a_directory_writes_nothing(tmp_path, monkeypatch):
     board.write_text("sample", "text", step=9)
     board.close()
     assert not list(tmp_path.iterdir())
-
-
-def test_a_missing_package_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="pip install tensorboard"):
-        TensorBoard(str(tmp_path))

@@ -7,7 +7,6 @@ from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training import utilization
 from txl_keras.training.utilization import device_memory
-from txl_keras.training.utilization import memory_of
 from txl_keras.training.utilization import model_flops
 from txl_keras.training.utilization import peak_flops
 
@@ -118,12 +117,3 @@ def test_of_several_gpus_the_fullest_counts(monkeypatch):
         tf.config.experimental, "get_memory_info", infos.__getitem__
     )
     assert device_memory() == {"in_use": 30, "peak": 70}
-
-
-def test_a_call_takes_its_tensors_at_their_most():
-    def call():
-        for _ in range(3):  # one after the other
-            tf.fill((10_000_000,), 1.0)
-
-    call()
-    assert 38_000_000 < memory_of(call) < 70_000_000

@@ -153,8 +153,8 @@ def _hugging_face_config(config):
         div_val=config["div_val"],
         n_layer=config["num_layers"],
         mem_len=config["memory_length"],
-        clamp_len=config["clamp_length"],
-        same_length=config["same_length"],
+        clamp_len=config["clamp_length"] or 0,
+        same_length=bool(config["same_length"]),
         dropout=config["dropout"],
         dropatt=config["attention_dropout"],
     )

@@ -77,16 +77,13 @@ def attention_maps_at(
     before = segment_length * segments_in_memory(
         model.backbone, segment_length, memory_length
     )
-    _check_starts(starts)
-    starts = np.asarray(starts)
-    last = len(tokens) - segment_length
-    if starts.min() < before or starts.max() > last:
-        raise ValueError(
-            f"`starts` must be from {before:,}, the number of tokens that "
-            f"fill memory, to {last:,}, the start of the last segment of "
-            f"{segment_length} tokens. Received: from {starts.min():,} to "
-            f"{starts.max():,}"
-        )
+    check_list("starts", starts)
+    if not len(starts):
+        raise ValueError("`starts` must have a position. Received: none")
+    starts = check_token_ids(
+        "starts", starts, len(tokens) - segment_length + 1, before,
+        "A segment needs a text that holds it, and fills memory before it",
+    )  # fmt: skip
     windows = np.stack(
         [tokens[start - before : start + segment_length] for start in starts]
     )
@@ -95,12 +92,6 @@ def attention_maps_at(
         segment = windows[:, first : first + segment_length].astype(np.int32)
         _, memory = model.backbone(segment, memory=memory)
     return attention_maps(model, windows[:, before:], memory)[0]
-
-
-def _check_starts(starts):
-    check_list("starts", starts)
-    if not len(starts):
-        raise ValueError("`starts` must have a position. Received: none")
 
 
 def attention_by_distance(maps):
@@ -160,9 +151,8 @@ def mean_attention_by_distance(
         segments.
     """
     check_integer("batch_size", batch_size, 1)
-    _check_starts(starts)
     total = 0.0
-    for first in range(0, len(starts), batch_size):
+    for first in range(0, max(len(starts), 1), batch_size):
         rows = starts[first : first + batch_size]
         maps = attention_maps_at(
             model, tokens, rows, segment_length, memory_length
@@ -186,17 +176,3 @@ def check_attends(model):
             "`model` must have no `compression`, whose slots stand for several "
             f"tokens. Received: compression={model.backbone.compression!r}"
         )
-
-
-def check_heads(backbone, layers, heads):
-    """Raises `ValueError` unless a backbone has these layers and heads."""
-    for name, numbers, size in (
-        ("layers", layers, backbone.num_layers),
-        ("heads", heads, backbone.num_heads),
-    ):
-        wrong = [number for number in numbers if not 0 <= number < size]
-        if wrong or not numbers:
-            raise ValueError(
-                f"`{name}` must be a list of numbers from 0 to {size - 1}: "
-                f"the model has {size} {name}. Received: {name}={numbers}"
-            )

@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_list
+from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.evaluation.evaluator import check_finite
 from txl_keras.evaluation.evaluator import warmup_segments
@@ -79,20 +81,21 @@ def context_losses(
     print(losses.shape)  # (2, 5)
     ```
     """
-    positions = np.asarray(positions)
-    longest = _check_contexts(context_lengths, positions, len(tokens))
+    check_list("context_lengths", context_lengths)
+    lengths = [check_integer("context_lengths", n, 1) for n in context_lengths]
+    longest = max(lengths, default=0)
+    positions = check_token_ids(
+        "positions", positions, len(tokens), longest,
+        "Each needs as many tokens before it as the longest context",
+    )  # fmt: skip
+    check_shape("positions", positions, (None,))
     # [P, longest + 1]: the longest context, then the token to predict.
     windows = np.stack([tokens[t - longest : t + 1] for t in positions])
     check_token_ids("tokens", windows, model.backbone.vocabulary_size)
     scorer = _WindowScorer(model, batch_size, segment_length, memory_length)
     shape = len(context_lengths), len(positions)
     losses = np.full(shape, np.nan, np.float32) if out is None else out
-    received = np.shape(losses), getattr(losses, "dtype", type(out))
-    if received != (shape, np.float32):
-        raise ValueError(
-            f"`out` must be a float32 array of shape {shape}. Received: shape "
-            f"{received[0]}, dtype {received[1]}"
-        )
+    check_shape("out", losses, shape)
     done = 0
     for row, length in zip(losses, context_lengths, strict=True):
         if np.isfinite(row).all():
@@ -204,28 +207,3 @@ class _WindowScorer:
         hidden, entries = self._reader.read(inputs)
         hidden = tf.gather(hidden, last, axis=1)[:, None]  # [B, 1, D]
         return self._model.softmax(hidden, targets)[:, 0], entries
-
-
-def _check_contexts(context_lengths, positions, num_tokens):
-    """Checks lengths and positions; returns the longest context."""
-    if not np.size(context_lengths) or np.ndim(context_lengths) != 1:
-        raise ValueError(
-            "`context_lengths` must be a list of one or more integers. "
-            f"Received: {context_lengths}"
-        )
-    for length in context_lengths:
-        check_integer("context_lengths", length, 1)
-    is_vector = positions.ndim == 1 and positions.dtype.kind in "iu"
-    if not (is_vector and len(positions)):
-        raise ValueError(
-            "`positions` must be integers of shape (P,). Received: shape "
-            f"{positions.shape}, dtype {positions.dtype}"
-        )
-    longest, first, last = max(context_lengths), min(positions), max(positions)
-    if first < longest or last >= num_tokens:
-        raise ValueError(
-            f"`positions` must be at least {longest}, the longest of "
-            f"`context_lengths`, and less than {num_tokens}, the number of "
-            f"tokens. Received: positions from {first} to {last}"
-        )
-    return longest

@@ -18,17 +18,11 @@ from absl import logging
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
+from txl_keras.evaluation import evaluator
 from txl_keras.evaluation.backup import Backup
 from txl_keras.evaluation.backup import arrays_hash
 from txl_keras.evaluation.backup import weights_hash
-from txl_keras.evaluation.evaluator import check_sizes
-from txl_keras.evaluation.evaluator import check_token_nll
-from txl_keras.evaluation.evaluator import scores_of
-from txl_keras.evaluation.evaluator import segments_in_memory
-from txl_keras.evaluation.evaluator import store_token_nll
-from txl_keras.training.bundles import check_shapes
-from txl_keras.training.bundles import copies
-from txl_keras.training.bundles import shapes_of
+from txl_keras.training import bundles
 from txl_keras.training.compilation import compile_layers
 from txl_keras.training.compilation import compile_replica_function
 from txl_keras.training.stopping import StopRequest
@@ -37,12 +31,9 @@ from txl_keras.weights import weights_by_name
 _SECONDS_BETWEEN_BACKUPS = 300
 # Entries of a batch that its scores depend on.
 _SCORED = ("inputs", "targets", "weights", "reset")
-# Segments at the end of a text that the original weights score, too, after as
-# many that fill their memory.
-_END_SEGMENTS = 10
-# Times the loss of the original weights. Rates that help lower that of the end;
-# rates that ruin the weights at least double it. Less may be due to the text.
-_ASTRAY = 1.25
+# Times the loss of the first tenth of a text. Rates that help lower that of the
+# last tenth; rates that ruin the weights at least double it.
+_ASTRAY = 1.5
 
 
 class DynamicEvaluator:
@@ -66,8 +57,8 @@ class DynamicEvaluator:
     Memory is what the model computed while it scored: it is not computed again
     with the new weights.
 
-    After `evaluate` the model has its original weights again; it warns if these
-    score the end of the text far better than the changed ones. Scores depend on
+    After `evaluate` the model has its original weights again; it warns if the
+    end of the text was scored far worse than its beginning. Scores depend on
     the segment length, and with more than one row also on the batch size,
     because all rows share the weights; published results are for one row.
 
@@ -171,15 +162,13 @@ class DynamicEvaluator:
             FloatingPointError: If a score or the change of a weight is not
                 finite, for example at too high a learning rate.
         """
-        check_sizes(
-            segments, self._gradients.batch_size, self._gradients.length
-        )
+        gradients = self._gradients
+        evaluator.check_sizes(segments, gradients.batch_size, gradients.length)
         if token_nll is None:
             token_nll = np.empty(segments.num_predictions + 1, np.float32)
-        check_token_nll(token_nll, segments)
+        evaluator.check_token_nll(token_nll, segments)
         token_nll[:] = np.nan
-        variables = self._gradients.variables
-        start = {name: tf.identity(v) for name, v in variables.items()}
+        start = {k: tf.identity(v) for k, v in gradients.variables.items()}
         if backup is not None:
             backup = Backup(backup, self._settings(segments))
         try:
@@ -187,16 +176,16 @@ class DynamicEvaluator:
                 segments, start, on_progress, token_nll, backup
             )
         finally:
-            for name, variable in variables.items():
+            for name, variable in gradients.variables.items():
                 variable.assign(start[name])
         if not is_complete:
             return None
-        self._warn_if_astray(segments, token_nll)
+        self._warn_if_astray(token_nll)
         if backup is not None:
             backup.remove()
         is_scored = ~np.isnan(token_nll)
         total = np.sum(token_nll, where=is_scored, dtype=np.float64)
-        return scores_of(total, is_scored.sum())
+        return evaluator.scores_of(total, is_scored.sum())
 
     def _follow(self, segments, start, on_progress, token_nll, backup):
         """Scores a text and changes the weights; returns false if stopped."""
@@ -204,16 +193,15 @@ class DynamicEvaluator:
         if backup is not None:
             done, memory = self._restore(backup, memory, token_nll)
         # Tensors, because other numbers would be traced again.
-        rates = [
-            tf.constant(rate, tf.float32)
-            for rate in (self.learning_rate, self.decay)
-        ]
+        rates = map(tf.constant, (self.learning_rate, self.decay))
+        rates = [tf.cast(rate, tf.float32) for rate in rates]
         saved = time.monotonic()
         while done < len(segments):
             nll, memory, gradients = self._gradients(segments, done, memory)
             found = nll.numpy()
             self._check_finite(done, np.isfinite(found).all())
-            store_token_nll(token_nll, segments.target_positions(done), found)
+            positions = segments.target_positions(done)
+            evaluator.store_token_nll(token_nll, positions, found)
             largest = self._compiled_update(gradients, start, *rates)
             done += 1
             self._check_finite(done, np.isfinite(largest))
@@ -224,38 +212,24 @@ class DynamicEvaluator:
             if done == len(segments):
                 break  # a stop has come too late
             if backup is not None and (is_stopped or is_due):
-                values = copies({**self._weights(), **_by_index(memory)})
+                values = bundles.copies(self._state(memory))
                 backup.save(done, {"results/nll": token_nll, **values})
                 saved = time.monotonic()
             if is_stopped:
                 return False
         return True
 
-    def _warn_if_astray(self, segments, token_nll):
-        """Warns if the original weights score the end of a text far better."""
-        # They begin with an empty memory, which can only hide a warning.
-        if not self.learning_rate:
-            return
-        first = max(0, len(segments) - 2 * _END_SEGMENTS)
-        memory = self._gradients.initial_memory()
-        sums = np.zeros(2)  # of the changed and of the original weights
-        for step in range(first, len(segments)):
-            nll, memory, _ = self._gradients(segments, step, memory)
-            positions = segments.target_positions(step)
-            is_scored = positions >= 0
-            if step < (first + len(segments)) // 2:
-                continue
-            sums += (
-                np.sum(token_nll[positions[is_scored]], dtype=float),
-                np.sum(nll.numpy()[is_scored], dtype=float),
-            )
-        if sums[0] > _ASTRAY * sums[1]:
+    def _warn_if_astray(self, token_nll):
+        """Warns if the end of a text has a far higher loss than its start."""
+        size = len(token_nll) // 10 + 1
+        start, end = map(np.nanmean, (token_nll[: size + 1], token_nll[-size:]))
+        if self.learning_rate and end > _ASTRAY * start:
             logging.warning(
                 "Dynamic evaluation has ruined the weights: at the end of the "
-                "text the loss is %.2g times that of the original weights. "
+                "text the loss is %.2g times that of its beginning. "
                 "`learning_rate` must be smaller (--dynamic_learning_rate). "
                 "Received: learning_rate=%g, decay=%g",
-                sums[0] / sums[1], self.learning_rate, self.decay,
+                end / start, self.learning_rate, self.decay,
             )  # fmt: skip
 
     def _check_finite(self, done, is_finite):
@@ -310,36 +284,32 @@ class DynamicEvaluator:
             ),
         }
 
-    def _weights(self):
-        """Returns the weights that change by their names in a backup."""
+    def _state(self, memory):
+        """Returns the weights that change and a memory by names in a backup."""
         variables = self._gradients.variables
-        return {f"weights/{name}": v for name, v in variables.items()}
+        return {
+            **{f"weights/{name}": v for name, v in variables.items()},
+            **{
+                f"memory/{i:03}": state
+                for i, state in enumerate(tf.nest.flatten(memory))
+            },
+        }
 
     def _restore(self, backup, memory, token_nll):
         """Returns the segments done and the memory, from a backup if any."""
-        variables = self._weights()
-        states = _by_index(memory)
-        state = backup.restore(
-            {
-                "results/nll": token_nll.shape,
-                **shapes_of({**variables, **states}),
-            }
-        )
-        if state is None:
+        state = self._state(memory)
+        shapes = bundles.shapes_of(state)
+        saved = backup.restore({"results/nll": token_nll.shape, **shapes})
+        if saved is None:
             return 0, memory
-        for name, variable in variables.items():
-            variable.assign(state[name])
-        token_nll[:] = state["results/nll"]
-        states = [tf.cast(state[name], v.dtype) for name, v in states.items()]
-        return int(state["step"]), tf.nest.pack_sequence_as(memory, states)
-
-
-def _by_index(memory):
-    """Returns the states of a memory by their names in a backup."""
-    return {
-        f"memory/{i:03}": state
-        for i, state in enumerate(tf.nest.flatten(memory))
-    }
+        states = []
+        for name, value in state.items():
+            if isinstance(value, tf.Variable):
+                value.assign(saved[name])
+            else:
+                states.append(tf.cast(saved[name], value.dtype))
+        token_nll[:] = saved["results/nll"]
+        return int(saved["step"]), tf.nest.pack_sequence_as(memory, states)
 
 
 def collect_mean_square(
@@ -396,7 +366,7 @@ def collect_mean_square(
             total.assign_add(tf.square(gradients[name]))
 
     add = compile_replica_function(add, tf.distribute.get_strategy())
-    num_before = segments_in_memory(
+    num_before = evaluator.segments_in_memory(
         model.backbone, segments.segment_length, gradients_of.memory_length
     )
     next_step, memory = 0, gradients_of.initial_memory()
@@ -512,8 +482,9 @@ def checked_mean_square(mean_square, model, weights=None):
     saved = getattr(mean_square, "shapes", None) or {
         name: np.shape(value) for name, value in mean_square.items()
     }
-    expected = shapes_of(_chosen(model, weights))
-    check_shapes("`mean_square`", {k: tuple(saved[k]) for k in saved}, expected)
+    saved = {name: tuple(shape) for name, shape in saved.items()}
+    expected = bundles.shapes_of(_chosen(model, weights))
+    bundles.check_shapes("`mean_square`", saved, expected)
     found = {}
     for name in expected:
         values = np.asarray(mean_square[name], np.float32)

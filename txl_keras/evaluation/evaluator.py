@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_shape
 from txl_keras.data.feed import Feed
 from txl_keras.data.sliding_windows import SlidingWindows
 from txl_keras.data.step_batches import replica_batch_size
@@ -216,12 +217,10 @@ def check_sizes(segments, batch_size, segment_length):
 
 def check_token_nll(token_nll, segments):
     """Raises `ValueError` unless an array has a number for each token."""
-    shape = (segments.num_predictions + 1,)
-    if token_nll.shape != shape or token_nll.dtype.kind != "f":
+    check_shape("token_nll", token_nll, (segments.num_predictions + 1,))
+    if token_nll.dtype.kind != "f":
         raise ValueError(
-            f"`token_nll` must be a float array of shape {shape}, with one "
-            f"number per token of the text. Received: shape "
-            f"{token_nll.shape}, dtype {token_nll.dtype}"
+            f"`token_nll` must hold floats. Received: dtype {token_nll.dtype}"
         )
 
 

@@ -8,9 +8,8 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from txl_keras.evaluation import report
 from txl_keras.evaluation.recl import recl_label
-from txl_keras.evaluation.report import learning_curve
-from txl_keras.evaluation.report import measure
 from txl_keras.metrics import bits_per_token
 
 FORMATS = ("png", "svg", "pdf")
@@ -29,25 +28,23 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
     # are the axis on the right. `scores`, those of valid in results.json, may
     # have `compressors`, which become lines.
     figure, axes = _figure("step", f"bits per {unit}")
-    lines = {}
-    if scores and "compressors" in scores:
-        bytes_per_token = scores["bits_per_token"] / scores["bits_per_byte"]
-        lines = {
-            name: value * bytes_per_token
-            for name, value in scores["compressors"].items()
-        }
-    for label, curve in learning_curve(metrics).items():
-        bits = [*map(bits_per_token, curve["nll"])]
-        axes.plot(curve["steps"], bits, label=label)
-    for i, (name, value) in enumerate(lines.items()):
-        axes.axhline(value, linestyle="--", color=f"C{i + 2}", label=name)
-    axes.legend()
+    for label, curve in report.learning_curve(metrics).items():
+        axes.plot(
+            curve["steps"], [*map(bits_per_token, curve["nll"])], label=label
+        )
     scored = [line.get("valid", line) for line in metrics]
     sizes = [
         line["bits_per_token"] / line["bits_per_byte"]
-        for line in scored
+        for line in (*scored, scores or {})
         if line.get("bits_per_byte")
     ]
+    for i, (name, value) in enumerate(
+        ((scores or {}).get("compressors") or {}).items()
+    ):
+        axes.axhline(
+            value * sizes[-1], linestyle="--", color=f"C{i + 2}", label=name
+        )
+    axes.legend()
     if sizes and unit != "byte":
         axes.secondary_yaxis(
             "right",
@@ -56,36 +53,25 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
     _save(figure, path)
 
 
-def plot_position_curve(curve, path, unit="token"):
-    """Plots the result of `position_curve`."""
-    x_label = f"position of the {unit} in its document"
-    figure, axes = _figure(x_label, f"bits per {unit}")
-    axes.plot([bucket["bits_per_token"] for bucket in curve], marker="o")
-    labels = [_label(bucket) for bucket in curve]
-    axes.set_xticks(range(len(curve)), labels, rotation=45, ha="right")
-    _save(figure, path)
-
-
-def plot_recl(results, path, unit="token"):
+def plot_recl(models, path, unit="token"):
     """Plots effective context lengths, one bar per model and r."""
-    # `results` are those of `effective_context_lengths`, by r, by model.
-    name = f"relative effective context length, {unit}s"
-    figure, axes = _figure("", name)
-    shares = list(next(iter(results.values())))
-    width = 0.8 / len(shares)
-    for i, share in enumerate(shares):
-        model_results = [by_share[share] for by_share in results.values()]
+    # A model has a `label` and `recl`, a list of the results of
+    # `effective_context_lengths`, each with its `top_r`.
+    figure, axes = _figure("", f"relative effective context length, {unit}s")
+    results = [*zip(*(model["recl"] for model in models), strict=True)]
+    width = 0.8 / len(results)
+    places = np.arange(len(models))
+    for i, of_share in enumerate(results):
         bars = axes.bar(
-            [place + i * width for place in range(len(model_results))],
-            [result["recl"] for result in model_results],
+            places + i * width,
+            [result["recl"] for result in of_share],
             width,
-            label=f"r = {share:g}",
+            label=f"r = {of_share[0]['top_r']:g}",
         )
-        axes.bar_label(bars, map(recl_label, model_results), fontsize="small")
-    middle = (len(shares) - 1) / 2 * width
+        axes.bar_label(bars, map(recl_label, of_share), fontsize="small")
     axes.set_xticks(
-        [place + middle for place in range(len(results))],
-        list(results),
+        places + (len(results) - 1) / 2 * width,
+        [model["label"] for model in models],
         rotation=20,
         ha="right",
     )
@@ -97,71 +83,47 @@ def plot_recl(results, path, unit="token"):
 
 def plot_learning_curves(curves, path, unit="token", x_label="step"):
     """Plots the training and validation losses of several runs."""
-    # A curve has `train` and `valid`, each a tuple of lists: x; nats per token;
-    # and, if these are means over several runs, the least and the greatest.
-    name, convert = measure(unit)
+    # The values of `curves` have `train` and `valid`: see `_draw_curve`.
+    name, convert = report.measure(unit)
     figure, axes = _figure(x_label, name)
     for i, (label, curve) in enumerate(curves.items()):
-        x, train, *_ = curve["train"]
-        x_valid, valid, *bounds = curve["valid"]
-        color, marker = _style(i)
-        axes.plot(
-            x, [*map(convert, train)], color=color, alpha=0.5, linewidth=1,
-            label=f"{label}, train",
+        _draw_curve(
+            axes, i, curve["train"], f"{label}, train", convert,
+            alpha=0.5, linewidth=1,
         )  # fmt: skip
-        if x_valid:
-            axes.plot(
-                x_valid, [*map(convert, valid)], color=color, marker=marker,
-                markersize=4, label=f"{label}, valid",
+        if curve["valid"][0]:
+            _draw_curve(
+                axes, i, curve["valid"], f"{label}, valid", convert,
+                marker=_MARKERS[i % len(_MARKERS)], markersize=4,
             )  # fmt: skip
-        if bounds:
-            least, greatest = ([*map(convert, bound)] for bound in bounds)
-            axes.fill_between(
-                x_valid, least, greatest, color=color, alpha=0.2, lw=0
-            )
-    losses = {
-        split: [
-            convert(n) for curve in curves.values() for n in curve[split][1]
-        ]
+    train, valid = (
+        [nll for curve in curves.values() for nll in curve[split][1]]
         for split in ("train", "valid")
-    }
+    )
     if name == "ppl":  # it starts at about the size of the vocabulary
         axes.set_yscale("log")
-    elif losses["valid"]:  # these, and not the first steps, fill the picture
-        lowest = min(losses["train"] + losses["valid"])
-        axes.set_ylim(0.95 * lowest, 1.1 * max(losses["valid"]))
+    elif valid:  # these, and not the first steps, fill the picture
+        axes.set_ylim(
+            0.95 * convert(min(train + valid)), 1.1 * convert(max(valid))
+        )
     axes.xaxis.set_major_formatter(EngFormatter())
     axes.legend()
     _save(figure, path)
 
 
-def plot_losses(curves, path, x_label, unit="token", ticks=None):
+def plot_losses(curves, path, x_label, unit, ticks):
     """Plots losses of several models on a logarithmic x axis."""
-    # A curve is a tuple of lists: x, at least 0 and ascending; nats per token;
-    # and optionally their standard errors, of which two are drawn as a band.
-    name, convert = measure(unit)
+    # The values of `curves`: see `_draw_curve`. x is at least 0 and ascending.
+    name, convert = report.measure(unit)
     figure, axes = _figure(x_label, name)
-    for i, (label, (x, nll, *errors)) in enumerate(curves.items()):
-        color, marker = _style(i)
-        axes.plot(
-            x, [*map(convert, nll)], color=color, label=label,
-            marker=marker if len(x) <= _MAX_MARKS else None,
-        )  # fmt: skip
-        for error in errors:
-            lower, upper = (
-                [
-                    convert(n + sign * 2 * e)
-                    for n, e in zip(nll, error, strict=True)
-                ]
-                for sign in (-1, 1)
-            )
-            axes.fill_between(x, lower, upper, color=color, alpha=0.2, lw=0)
-    first = min(n for x, *_ in curves.values() for n in x if n > 0)
+    for i, (label, curve) in enumerate(curves.items()):
+        has_marks = len(curve[0]) <= _MAX_MARKS
+        marker = _MARKERS[i % len(_MARKERS)] if has_marks else None
+        _draw_curve(axes, i, curve, label, convert, marker=marker)
+    positive = [n for x, *_ in curves.values() for n in x if n > 0]
+    first = min(positive, default=1)
     # Linear below the smallest positive x, because x may be 0.
     axes.set_xscale("symlog", base=2, linthresh=first)
-    if ticks is None:
-        last = max(x[-1] for x, *_ in curves.values())
-        ticks = [2**i for i in range(int(last).bit_length())]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
     axes.legend()
@@ -175,12 +137,10 @@ def plot_attention_maps(models, path, unit="token"):
     # 0, such as that of a masked key.
     rows = [(model, i) for model in models for i in range(len(model["layers"]))]
     num_columns = max(len(model["heads"]) for model in models)
-    num_keys = max(model["maps"].shape[-1] for model in models)
-    length = max(model["maps"].shape[-2] for model in models)
-    width = max(2.4, 8 / num_columns)
-    if num_keys <= _MAX_MARKS:  # each key has a label
-        width = max(width, 0.14 * num_keys)
-    height = min(max(width * length / num_keys, 1.5), 8) + 0.4
+    length, num_keys = np.max([m["maps"].shape[-2:] for m in models], axis=0)
+    # Up to _MAX_MARKS, each key has a label.
+    width = max(8 / num_columns, 0.14 * min(num_keys, _MAX_MARKS))
+    height = max(width * length / num_keys, 1.5) + 0.4
     figure = Figure(
         figsize=(num_columns * width + 1.5, len(rows) * height + 1),
         layout="constrained",
@@ -189,13 +149,13 @@ def plot_attention_maps(models, path, unit="token"):
     for panels, (model, i) in zip(grid, rows, strict=True):
         for axes in panels[len(model["heads"]) :]:
             axes.set_axis_off()
-        for j, head in enumerate(model["heads"]):
-            axes = panels[j]
-            image = _draw_map(axes, model["maps"][i, j], model["tokens"])
+        for axes, head, attention in zip(
+            panels, model["heads"], model["maps"][i], strict=False
+        ):
+            image = _draw_map(axes, attention, model["tokens"])
             axes.set_title(f"head {head}", fontsize="small")
             if i == len(model["layers"]) - 1:
-                has_memory = np.less(*model["maps"].shape[-2:])
-                memory = "memory | " if has_memory else ""
+                memory = "memory | " if np.less(*attention.shape) else ""
                 axes.set_xlabel(f"{memory}segment: key ({unit})")
         label = f"{model['label']}, layer {model['layers'][i]}"
         panels[0].set_ylabel(f"{label}\nquery ({unit})")
@@ -217,20 +177,30 @@ def plot_attention_by_distance(models, path, unit="token"):
         len(models), squeeze=False, gridspec_kw={"height_ratios": heights}
     )[:, 0]
     for axes, model, of_model in zip(grid, models, attention, strict=True):
-        num_heads, num_keys = of_model.shape[1:]
+        num_layers, num_heads, num_keys = of_model.shape
         image = axes.imshow(
             of_model.reshape(-1, num_keys)[:, ::-1],
-            extent=(1 - num_keys - 0.5, 0.5, len(model["layers"]), 0),
+            extent=(1 - num_keys - 0.5, 0.5, num_layers, 0),
             norm=LogNorm(1e-4, 1),
             aspect="auto",
             interpolation="nearest",
         )
-        places = np.arange(len(model["layers"])) + 0.5
-        axes.set_yticks(places, [f"layer {i}" for i in model["layers"]])
+        axes.set_yticks(
+            np.arange(num_layers) + 0.5, [f"layer {i}" for i in model["layers"]]
+        )
         axes.set_title(f"{model['label']}, {num_heads} heads per layer")
         axes.set_xlabel(f"key, {unit}s from the query")
     figure.colorbar(image, ax=grid, label="mean probability", extend="min")
     _save(figure, path)
+
+
+def _draw_curve(axes, index, curve, label, convert, **style):
+    """Draws a tuple of lists: x, nats and maybe the bounds of a band."""
+    x, nll, *band = ([*curve[0]], *([*map(convert, y)] for y in curve[1:]))
+    color = _COLORS[index % len(_COLORS)]
+    axes.plot(x, nll, color=color, label=label, **style)
+    if band:
+        axes.fill_between(x, *band, color=color, alpha=0.2, lw=0)
 
 
 def _draw_map(axes, attention, tokens):
@@ -268,16 +238,6 @@ def _figure(x_label, y_label):
     axes.set_ylabel(y_label)
     axes.grid(alpha=0.3)
     return figure, axes
-
-
-def _style(index):
-    """Returns the colour and the marker of a curve; either identifies it."""
-    return _COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)]
-
-
-def _label(bucket):
-    first, last = bucket["start"], bucket["stop"] - 1
-    return f"{first:,}" if first == last else f"{first:,}-{last:,}"
 
 
 def _save(figure, path):

@@ -12,6 +12,7 @@ import numpy as np
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_number
+from txl_keras.checks import check_shape
 
 THRESHOLD = 0.01  # appendix C of the paper
 
@@ -65,7 +66,15 @@ def effective_context_lengths(
     check_context_lengths(context_lengths)
     check_number("top_r", top_r, 0, 1, exclusive=True)
     check_number("threshold", threshold, 0, exclusive=True)
-    losses = _check_losses(losses, len(context_lengths))
+    if len(losses) < 2:
+        raise ValueError(
+            "`losses` must be those of two models or more, because the RECL is "
+            f"relative to the best of a group. Received: {len(losses)}"
+        )
+    losses = np.stack([np.asarray(x, np.float64) for x in losses])
+    check_shape("losses", losses, (None, len(context_lengths), None))
+    if not (losses.size and np.isfinite(losses).all()):
+        raise ValueError("`losses` must be finite, and of one token or more.")
     by_length = losses.swapaxes(0, 1)  # [C, G, P]
     steps = [
         _gains(short, long, top_r)
@@ -135,31 +144,3 @@ def check_context_lengths(context_lengths):
             "`context_lengths` must be two or more integers that rise by a "
             f"constant step. Received: {list(context_lengths)}"
         )
-
-
-def _check_losses(losses, num_lengths):
-    """Checks the losses and returns them as float64 `(G, C, P)`."""
-    check_list("losses", losses)
-    if len(losses) < 2:
-        raise ValueError(
-            "`losses` must be those of two models or more, because the RECL is "
-            f"relative to the best of a group. Received: {len(losses)}"
-        )
-    shapes = [np.shape(model_losses) for model_losses in losses]
-    shape = shapes[0]
-    is_wrong = len(shape) != 2 or shape[0] != num_lengths or not shape[1]
-    if is_wrong or len(set(shapes)) > 1:
-        raise ValueError(
-            f"`losses` must all have one shape ({num_lengths}, P), with one "
-            f"row per context length. Received: shapes {shapes}"
-        )
-    losses = np.asarray(losses, np.float64)
-    wrong = np.argwhere(~np.isfinite(losses))
-    if len(wrong):
-        model, length, position = wrong[0].tolist()
-        raise ValueError(
-            "`losses` must be finite. Received: "
-            f"losses[{model}][{length}][{position}]="
-            f"{losses[model, length, position]}"
-        )
-    return losses

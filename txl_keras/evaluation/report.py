@@ -262,7 +262,11 @@ def segment_position_losses(nll, segments):
 
 
 def merge_positions(losses, per_doubling=4):
-    """Averages neighbouring positions: `per_doubling` points per doubling."""
+    """Averages neighbouring positions: `per_doubling` points per doubling.
+
+    Returns four lists: positions, means, and these less and plus two standard
+    errors.
+    """
     # Single positions are too noisy to plot.
     nll, errors, counts = (
         np.array(losses[name], float)
@@ -271,12 +275,14 @@ def merge_positions(losses, per_doubling=4):
     positions = np.arange(1, len(nll) + 1)
     bins = np.ceil(per_doubling * np.log2(positions) - 1e-9)
     starts = np.flatnonzero(np.diff(bins, prepend=-1))
-    totals = np.add.reduceat(counts, starts)
-    errors = np.sqrt(np.add.reduceat((counts * errors) ** 2, starts)) / totals
-    means = np.add.reduceat(counts * nll, starts) / totals
-    sizes = np.diff(starts, append=len(nll))
-    centres = np.add.reduceat(positions, starts) / sizes
-    return centres.tolist(), means.tolist(), errors.tolist()
+    totals, sums, squares, places, sizes = np.add.reduceat(
+        [counts, counts * nll, (counts * errors) ** 2, positions, nll**0],
+        starts,
+        axis=1,
+    )
+    means, errors = sums / totals, np.sqrt(squares) / totals
+    curve = places / sizes, means, means - 2 * errors, means + 2 * errors
+    return tuple(row.tolist() for row in curve)
 
 
 def with_result(results, result):

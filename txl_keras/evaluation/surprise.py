@@ -21,8 +21,6 @@ from txl_keras.models.generation.text_stream import TextStream
 _TEMPLATE = pathlib.Path(__file__).with_name("surprise_page.html")
 # A page holds everything for each token, about 200 bytes.
 MAX_TOKENS = 20_000
-# A bar for 0, 1, ... 8 or more bits.
-_BARS = " ▁▂▃▄▅▆▇█"
 
 
 def surprise_page(
@@ -163,21 +161,31 @@ class SurpriseReader:
             count = len(part) - 1
             part = tf.constant(np.pad(part, (0, length - count))[None])
             inputs, targets = part[:, :-1], part[:, 1:]
-            warm, memory = self._score(inputs, targets, memory)
-            cold, _ = self._score(inputs, targets, self._empty)
+            (bits, likeliest, probabilities), memory = self._score(
+                inputs, targets, memory
+            )
+            (cold, _, _), _ = self._score(inputs, targets, self._empty)
+            found = [
+                np.round(values[0, :count].numpy().astype(float), digits)
+                for values, digits in (
+                    (bits, 3), (cold, 3), (likeliest, 0), (probabilities, 4)
+                )
+            ]  # fmt: skip
+            if not all(np.isfinite(values).all() for values in found):
+                raise FloatingPointError(
+                    "The model returned numbers that are not finite for a "
+                    "token. Check that its weights are finite."
+                )
             yield [
                 {
-                    "bits": _rounded(bits, 3),
-                    "cold": _rounded(cold_bits, 3),
-                    "likeliest": [
-                        [int(token), _rounded(p, 4)]
-                        for token, p in zip(
-                            candidates, probabilities, strict=True
-                        )
-                    ],
+                    "bits": bits,
+                    "cold": cold,
+                    "likeliest": [[int(i), p] for i, p in likeliest],
                 }
-                for bits, candidates, probabilities, cold_bits in zip(
-                    *(values.numpy()[0, :count] for values in (*warm, cold[0])),
+                for bits, cold, likeliest in zip(
+                    found[0].tolist(),
+                    found[1].tolist(),
+                    np.stack(found[2:], axis=-1).tolist(),
                     strict=True,
                 )
             ]
@@ -188,21 +196,6 @@ class SurpriseReader:
         nll = -tf.gather(log_probs, targets, batch_dims=2)
         best = tf.math.top_k(log_probs, self._num_candidates)
         return (nll / math.log(2), best.indices, tf.exp(best.values)), memory
-
-
-def surprise_bars(data):
-    """Returns what `read` found as text, each line above its bits as bars."""
-    lines, text, bars = [], "", ""
-    for token in data["tokens"]:
-        bar = _BARS[min(len(_BARS) - 1, round(token["bits"] or 0))]
-        for character in token["text"]:
-            if character == "\n":
-                lines += [text, bars.rstrip()]
-                text = bars = ""
-            else:
-                text += character if character.isprintable() else " "
-                bars += bar
-    return "\n".join([*lines, text, bars.rstrip()])
 
 
 def _texts(tokenizer, ids):
@@ -222,13 +215,3 @@ def _names(tokenizer, found):
         )
         for token in sorted(ids)
     }
-
-
-def _rounded(value, digits):
-    """Rounds a number for JSON, which has no NaN and no infinity."""
-    if not math.isfinite(value):
-        raise FloatingPointError(
-            f"The model returned {value} for a token. Check that its weights "
-            "are finite."
-        )
-    return round(float(value), digits)

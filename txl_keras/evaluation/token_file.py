@@ -8,8 +8,6 @@ import numpy as np
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import renamed_when_complete
 
-_BLOCK = 1 << 20  # numbers written at once
-
 
 @contextlib.contextmanager
 def create_token_file(path, num_tokens):
@@ -59,22 +57,15 @@ def create_token_file(path, num_tokens):
 
 def _write_empty(path, unfinished, num_tokens):
     """Writes NaN: writing to a map of a sparse file on a full disk is fatal."""
-    header = {
-        "descr": "<f4",
-        "fortran_order": False,
-        "shape": (num_tokens,),
-    }
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(None, "it is a folder")
         with open(unfinished, "wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            for start in range(0, num_tokens, _BLOCK):
-                size = min(_BLOCK, num_tokens - start)
-                file.write(np.full(size, np.nan, "<f4").tobytes())
+            # One by one from a single number, whatever the size.
+            np.save(file, np.broadcast_to(np.float32(np.nan), num_tokens))
     except OSError as error:
         raise OSError(
             f"`token_nll` must be a file that can be written, with disk "
             f"space for {4 * num_tokens:,} bytes. Received: {path} "
-            f"({error.strerror})"
+            f"({error.strerror or error})"
         ) from error

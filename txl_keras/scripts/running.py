@@ -115,6 +115,15 @@ def _parse_flags(arguments):
         return app.parse_flags_with_usage(arguments)
 
 
+def check_flags(*cases):
+    """Raises `ValueError` for the first of the cases that is wrong."""
+    # A case: whether it is wrong, what is expected, and the names of flags.
+    for is_wrong, expected, *names in cases:
+        if is_wrong:
+            received = [f"--{name}={flags.FLAGS[name].value}" for name in names]
+            raise ValueError(f"{expected} Received: {', '.join(received)}")
+
+
 def check_used(by, users):
     """Checks that the value of the flag `by` uses the flags that are given."""
     # `users` has the values that use a flag, by its name.

@@ -11,7 +11,6 @@ from absl import logging
 from txl_keras.data.corpora.files import write_text
 from txl_keras.evaluation.surprise import SurpriseReader
 from txl_keras.evaluation.surprise import fill_page
-from txl_keras.evaluation.surprise import surprise_bars
 from txl_keras.models.generation.generator import Generator
 from txl_keras.samplers.sampler import Sampler
 
@@ -105,8 +104,7 @@ class Samples:
 
     def write_page(self, step, tensorboard):
         """Writes surprise.html, unless the text is too short or not wanted."""
-        # TensorBoard shows no HTML: it gets the text with a bar for each token,
-        # and the mean bits.
+        # TensorBoard, which shows no HTML, gets the mean bits.
         if not self._are_shown or len(self._text) < 2:
             return
         model = self._current_model()
@@ -126,7 +124,6 @@ class Samples:
             "without_memory": np.mean([x["cold"] for x in scored]).item(),
         }
         tensorboard.write({"step": step, "surprise": means})
-        tensorboard.write_text("surprise", surprise_bars(data), step)
 
     def _current_model(self):
         """Returns the model, or a copy on one device if it is on several."""

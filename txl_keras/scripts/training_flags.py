@@ -225,8 +225,8 @@ def build_optimizer(plan):
     return optimizers.build_optimizer(
         FLAGS.optimizer,
         plan,
-        FLAGS.weight_decay,
-        FLAGS.momentum,
+        weight_decay=FLAGS.weight_decay,
+        momentum=FLAGS.momentum,
         beta_2=FLAGS.beta_2,
     )
 

@@ -1,5 +1,7 @@
 """Steps of a training run that are the same for every model."""
 
+import sys
+
 import keras
 from absl import flags
 
@@ -9,12 +11,14 @@ from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import run_length
 from txl_keras.scripts import training_flags
+from txl_keras.training import strategy as strategies
 from txl_keras.training.checkpointing import Checkpoints
+from txl_keras.training.compilation import describe as describe_strategy
 from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.profiler import Profile
 from txl_keras.training.progress import Progress
-from txl_keras.training.strategy import is_chief
-from txl_keras.training.strategy import wait_for_all
+from txl_keras.training.stopping import EXIT_CODE
+from txl_keras.training.stopping import StopRequest
 from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.trainer import Trainer
 from txl_keras.workdir import Workdir
@@ -35,14 +39,14 @@ class TrainingRun:
         data_flags.check_outside_text("workdir", FLAGS.workdir)
         self.workdir = Workdir(FLAGS.workdir)
         self.workdir.check_has_config()
-        if is_chief(strategy):
+        if strategies.is_chief(strategy):
             self.workdir.check_writable()
         self._asked = run_length.keep_plan(self.workdir)
         self.trainer = self.plan = self.loop = None
 
     def log(self, text):
         """Prints on the chief worker."""
-        if is_chief(self.strategy):
+        if strategies.is_chief(self.strategy):
             print(text, flush=True)
 
     def build_trainer(self, build_model, **options):
@@ -65,26 +69,35 @@ class TrainingRun:
         )
         return self.trainer
 
-    def begin_loop(
+    def complete(
         self,
-        segments,
-        validate,
+        corpus,
         tokenizer,
         splits,
+        segments,
         settings,
         *,
+        evaluate,
+        valid,
+        test,
         describe,
         describe_valid=None,
         unit,
+        per_step,
+        finish,
+        describe_results,
         samples=None,
         bytes_per_token=None,
     ):
-        """Claims the workdir and makes the `TrainingLoop`, not yet restored."""
-        # `describe` formats nats per token for the progress line, and
-        # `describe_valid` (by default the same) those of a validation score;
-        # `unit` names a token in the learning curve. `samples` are `Samples` to
-        # show after each validation, unless the model cannot write text.
-        # `bytes_per_token`: see `TrainingLoop`.
+        """Trains and finishes the run; returns False if it was stopped."""
+        # `evaluate` scores the segments `valid` and `test`. `describe` formats
+        # nats per token for the progress line, and `describe_valid` (by default
+        # the same) those of a validation score; `unit` names a token in the
+        # learning curve and `per_step` describes a step. `finish` takes the
+        # best step and its scores, to which it may add, with the best weights
+        # in the model. `samples` are `Samples` to show after each validation,
+        # unless the model cannot write text. `bytes_per_token`: see
+        # `TrainingLoop`.
         workdir = self.workdir
 
         def on_score(step):
@@ -92,44 +105,79 @@ class TrainingRun:
             plot_learning_curve(workdir.read_metrics(), path, unit)
             # At the end there is a sample of the best weights.
             if samples is not None and step < self.plan.last_step:
-                samples.show(step, progress, tensorboard)
+                samples.show(step, loop.progress, loop.tensorboard)
 
         # `--minutes` may have chosen `max_steps`.
         profile = Profile(workdir.events, FLAGS.profile_steps, FLAGS.max_steps)
         self._claim(settings, tokenizer, splits)
-        checkpoints = Checkpoints(
-            workdir.checkpoints,
-            self.trainer,
-            FLAGS.max_to_keep,
-            workdir.best,
-            workdir.run_hash(),
-            self.plan,
-        )
-        chief = is_chief(self.strategy)
-        progress = Progress(
-            FLAGS.max_steps,
-            FLAGS.batch_size * FLAGS.segment_length,
-            describe,
-            describe_valid or describe,
-            is_shown=chief,
-        )
-        tensorboard = TensorBoard(workdir.events if chief else None)
-        self.loop = TrainingLoop(
+        chief = strategies.is_chief(self.strategy)
+        self.loop = loop = TrainingLoop(
             self.trainer,
             segments,
-            validate,
+            lambda: evaluate(valid),
             workdir,
-            checkpoints,
+            Checkpoints(
+                workdir.checkpoints,
+                self.trainer,
+                FLAGS.max_to_keep,
+                workdir.best,
+                workdir.run_hash(),
+                self.plan,
+            ),
             plan=self.plan,
             eval_every=FLAGS.eval_every,
             checkpoint_every=FLAGS.checkpoint_every,
             steps_per_execution=FLAGS.steps_per_execution,
-            progress=progress,
-            tensorboard=tensorboard,
+            progress=Progress(
+                FLAGS.max_steps,
+                FLAGS.batch_size * FLAGS.segment_length,
+                describe,
+                describe_valid or describe,
+                is_shown=chief,
+            ),
+            tensorboard=TensorBoard(workdir.events if chief else None),
             profile=profile,
             on_score=on_score,
             bytes_per_token=bytes_per_token,
         )
+        step = loop.restore()
+        run_length.extend(self._asked, self.trainer, self.plan, workdir)
+        self.log(self._describe(corpus, tokenizer, splits) + per_step)
+        self.log(f"step {step} of {self.plan.last_step}")
+        if step == self.plan.last_step and workdir.is_finished():
+            self.log(
+                "The run is finished. To train it for longer, give more "
+                "--max_steps."
+            )
+            self.log(describe_results())
+            return True
+        pace = run_length.Pace(self.plan, self.trainer, segments)
+        with self.stop.deferred():
+            is_done = loop.run(pace)
+        # Other workers wait until the chief has written everything.
+        strategies.wait_for_all(self.strategy)
+        if not is_done:
+            reached = int(self.trainer.step.numpy())
+            self.log(
+                f"Stopped after step {reached}; run the same command to resume."
+            )
+            return False
+        self.log("Scoring test and finishing with the best weights.")
+        best_step = workdir.when_present(
+            lambda: workdir.restore_weights(self.trainer.model, "best")
+        )
+        scores = {"valid": loop.score_at(best_step)}
+        with self.stop.deferred():
+            scores["test"] = evaluate(test)
+        if scores["test"] is None:
+            self.log("Stopped; run the same command to score test again.")
+            return False
+        if chief:
+            finish(best_step, scores)
+            workdir.write_results({"step": best_step, **scores})
+            self.log(describe_results())
+        strategies.wait_for_all(self.strategy)
+        return True
 
     def _claim(self, settings, tokenizer, splits):
         """Claims the workdir for this run, or checks that this run owns it."""
@@ -140,9 +188,9 @@ class TrainingRun:
             "corpus": data_flags.corpus_options(),
             "data": {name: s.fingerprint() for name, s in splits.items()},
         }
-        if is_chief(self.strategy):
+        if strategies.is_chief(self.strategy):
             self.workdir.claim(config, tokenizer)
-        wait_for_all(self.strategy)
+        strategies.wait_for_all(self.strategy)
         if not self.workdir.is_claimed():
             raise ValueError(
                 "`workdir` must be a folder that all workers share, such as a "
@@ -152,47 +200,28 @@ class TrainingRun:
         # Checks that the other workers have the same flags and text.
         self.workdir.check_config(config)
 
-    def restore(self, describe_start):
-        """Restores the newest checkpoint, and prints where the run is."""
-        step = self.loop.restore()
-        run_length.extend(self._asked, self.trainer, self.plan, self.workdir)
-        self.log(describe_start())
-        self.log(f"step {step} of {self.plan.last_step}")
-
-    def is_finished(self):
-        """Returns whether all is done, with a message."""
-        step = int(self.trainer.step.numpy())
-        is_done = step == self.plan.last_step and self.workdir.is_finished()
-        if is_done:
-            self.log(
-                "The run is finished. To train it for longer, give more "
-                "--max_steps."
-            )
-        return is_done
-
-    def train(self, segments):
-        """Trains to the last step; returns False if stopped before."""
-        pace = run_length.Pace(self.plan, self.trainer, segments)
-        with self.stop.deferred():
-            is_done = self.loop.run(pace)
-        # Other workers wait until the chief has written everything.
-        wait_for_all(self.strategy)
-        if not is_done:
-            reached = int(self.trainer.step.numpy())
-            self.log(
-                f"Stopped after step {reached}; run the same command to resume."
-            )
-        return is_done
-
-    def score_best(self, evaluate_test):
-        """Scores the best weights; returns their step and scores, or `None`."""
-        best_step = self.workdir.when_present(
-            lambda: self.workdir.restore_weights(self.trainer.model, "best")
+    def _describe(self, corpus, tokenizer, splits):
+        """Returns what is trained, and on how many replicas."""
+        model = self.trainer.model
+        config = model.get_config()["backbone"]["config"]
+        cutoffs = config.get("cutoffs")
+        tokens = ", ".join(
+            f"{len(split.tokens):,} {name}" for name, split in splits.items()
         )
-        scores = {"valid": self.loop.score_at(best_step)}
-        with self.stop.deferred():
-            scores["test"] = evaluate_test()
-        if scores["test"] is None:
-            self.log("Stopped; run the same command to score test again.")
-            return None
-        return best_step, scores
+        return (
+            f"{self.workdir.path}: {corpus.name}, {tokens} tokens, a "
+            f"vocabulary of {tokenizer.vocabulary_size:,}"
+            + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
+            + f"; {model.count_params():,} weights, {FLAGS.precision}\n"
+            f"{describe_strategy(self.strategy)}; "
+        )
+
+
+def main(train):
+    """Calls `train(strategy, stop)`; exits with a code if it was stopped."""
+    strategy = strategies.create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
+    # In a cluster TensorFlow installs its own signal handler, so this one must
+    # be installed after the strategy is created.
+    with StopRequest() as stop:
+        if not train(strategy, stop):
+            sys.exit(EXIT_CODE)

@@ -28,15 +28,7 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_no_pattern
 from txl_keras.missing_folder import when_present
-from txl_keras.training.bundles import checkpoint_path
-from txl_keras.training.bundles import copies
-from txl_keras.training.bundles import read_newest
-from txl_keras.training.bundles import remove_checkpoints
-from txl_keras.training.bundles import remove_leftovers
-from txl_keras.training.bundles import saved_steps
-from txl_keras.training.bundles import shapes_of
-from txl_keras.training.bundles import weight_variables
-from txl_keras.training.bundles import write_checkpoint
+from txl_keras.training import bundles
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
 
@@ -85,7 +77,7 @@ class Checkpoints:
         self._writing = None
         self._weights = {
             "step": trainer.step,
-            **weight_variables(trainer.model),
+            **bundles.weight_variables(trainer.model),
         }
         # All but the memory, which differs by replica.
         self._variables = {
@@ -109,8 +101,10 @@ class Checkpoints:
     @property
     def latest(self):
         """Returns the path of the newest undamaged checkpoint, or `None`."""
-        steps = set(saved_steps(self._directory)) - self._damaged
-        return checkpoint_path(self._directory, max(steps)) if steps else None
+        steps = set(bundles.saved_steps(self._directory)) - self._damaged
+        if not steps:
+            return None
+        return bundles.checkpoint_path(self._directory, max(steps))
 
     def save(self, results=None):
         """Writes a checkpoint of the current step.
@@ -130,7 +124,7 @@ class Checkpoints:
         memory = self._gather_memory()
         if not self._is_chief:
             return
-        state = copies(self._variables)
+        state = bundles.copies(self._variables)
         self._damaged.discard(int(state["step"]))
         for (name, variable), value in zip(
             self._memory.items(), memory, strict=True
@@ -149,12 +143,12 @@ class Checkpoints:
             )
         self.wait()
         if self._is_chief:
-            state = copies(self._weights)
+            state = bundles.copies(self._weights)
             self._begin_writing(self._best_directory, state, max_to_keep=1)
 
     def _begin_writing(self, directory, state, max_to_keep):
         write = functools.partial(
-            write_checkpoint, directory, state, max_to_keep
+            bundles.write_checkpoint, directory, state, max_to_keep
         )
         if self._run is not None:
             state["run"] = np.int64(self._run)
@@ -173,7 +167,7 @@ class Checkpoints:
         """Removes all checkpoints, and the folder if it holds nothing else."""
         self.wait()
         if self._is_chief:
-            remove_checkpoints(self._directory)
+            bundles.remove_checkpoints(self._directory)
 
     def restore(self, expected=None):
         """Restores the newest complete checkpoint, if there is any.
@@ -191,17 +185,17 @@ class Checkpoints:
             self._writer.submit(int).result()
             for directory in (self._directory, self._best_directory):
                 if directory:
-                    remove_leftovers(directory)
+                    bundles.remove_leftovers(directory)
         results = {}
-        steps = saved_steps(self._directory)
+        steps = bundles.saved_steps(self._directory)
         if steps:
-            shapes = shapes_of(self._variables)
+            shapes = bundles.shapes_of(self._variables)
             for name, variable in self._memory.items():
                 # The rows of all replicas, maybe more or fewer than before.
                 shapes[name] = self._trainer.batch_size, *variable.shape[1:]
             for name, shape in (expected or {}).items():
                 shapes[f"results/{name}"] = shape
-            state = read_newest(self._directory, shapes, self._run)
+            state = bundles.read_newest(self._directory, shapes, self._run)
             for name, variable in self._variables.items():
                 variable.assign(state[name])
             self._assign_memory(state)

@@ -54,18 +54,13 @@ def compile_layers(
         in_parts=target.in_parts and in_parts and jit_compile,
         kernel=kernel,
     )
-    # `TPUStrategy` compiles whole steps by itself.
-    is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    return compile_for(target, function, jit_compile and not is_tpu)
+    return compile_replica_function(function, strategy, jit_compile, target)
 
 
-def compile_replica_function(function, strategy, jit_compile=True):
+def compile_replica_function(function, strategy, jit_compile=True, target=None):
     """Compiles with XLA what one replica does between collectives."""
     # `TPUStrategy` compiles whole steps by itself.
     is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    return tf.function(
-        function,
-        jit_compile=(jit_compile and not is_tpu) or None,
-        # No Python `if` or loop depends on a tensor; converting takes seconds.
-        autograph=False,
+    return compile_for(
+        target or current(), function, jit_compile and not is_tpu
     )

@@ -1,10 +1,8 @@
-"""Memory of the host: how much a call takes, and how to reuse it on CPUs."""
+"""Reuse of freed memory of the host."""
 
 import ctypes
-import gc
-import pathlib
+import sys
 
-_PROCESS = pathlib.Path("/proc/self")
 # Parameters of glibc's mallopt(3).
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _LARGEST = 2**31 - 1
@@ -23,37 +21,9 @@ def keep_freed_memory():
 
     >>> keep_freed_memory()
     """
-    libc = _glibc()
-    if libc:
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # glibc
         libc.mallopt(_MMAP_MAX, 0)
         libc.mallopt(_TRIM_THRESHOLD, _LARGEST)
-
-
-def host_memory_of(call):
-    """Returns the bytes that a call takes at its peak, or `None` if unknown."""
-    # Only Linux with glibc reports them.
-    libc = _glibc()
-    if libc is None:
-        return None
-    gc.collect()
-    libc.malloc_trim(0)  # free memory must not count as held
-    before = _status("VmRSS")
-    (_PROCESS / "clear_refs").write_text("5")  # resets the peak
-    call()
-    return _status("VmHWM") - before
-
-
-def _status(name):
-    """Returns the bytes of a line such as `VmRSS:  123 kB`."""
-    for line in (_PROCESS / "status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return 1024 * int(line.split()[1])
-    raise OSError(f"{_PROCESS / 'status'} has no {name}")
-
-
-def _glibc():
-    """Returns the C library of this process, or `None` if it is not glibc."""
-    if not (_PROCESS / "status").exists():
-        return None
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "mallopt") else None

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from txl_keras.checks import check_integer
 from txl_keras.data import Segments
 from txl_keras.data.feed import Feed
 from txl_keras.metrics import bits_per_token
@@ -57,8 +56,6 @@ class TrainingLoop:
     bytes_per_token: dict | None = None
 
     def __post_init__(self):
-        for name in ("eval_every", "checkpoint_every", "steps_per_execution"):
-            check_integer(name, getattr(self, name), 1)
         self._step_flops = model_flops(
             self.trainer.model,
             self.trainer.batch_size,
@@ -177,17 +174,8 @@ class TrainingLoop:
 
     def _next_boundary(self, step):
         """Returns the next step at which a line is written."""
-        return min(
-            self.plan.last_step,
-            *(
-                step + every - step % every
-                for every in (
-                    self.steps_per_execution,
-                    self.eval_every,
-                    self.checkpoint_every,
-                )
-            ),
-        )
+        every = self.steps_per_execution, self.eval_every, self.checkpoint_every
+        return min(self.plan.last_step, *(step + n - step % n for n in every))
 
     def _keep(self, results, seconds):
         """Appends the results of some steps; returns their number."""

@@ -21,15 +21,6 @@ class LossScale:
         self.value = tf.Variable(self.INITIAL, trainable=False)
         self.good_steps = tf.Variable(0, trainable=False)
 
-    def scale(self, loss):
-        """Returns the scaled loss, to be differentiated."""
-        return loss * self.value
-
-    def unscale(self, gradients):
-        """Returns the gradients of the loss, given those of the scaled loss."""
-        factor = 1.0 / self.value
-        return [gradient * factor for gradient in gradients]
-
     def update(self, is_finite):
         """Updates the scale after a step whose gradient was finite or not."""
         good_steps = tf.where(is_finite, self.good_steps + 1, 0)

@@ -239,15 +239,7 @@ _OPTIMIZERS = {
 OPTIMIZERS = tuple(_OPTIMIZERS)
 
 
-def build_optimizer(
-    name,
-    learning_rate,
-    weight_decay=0.0,
-    momentum=0.0,
-    beta_1=None,
-    beta_2=None,
-    epsilon=None,
-):
+def build_optimizer(name, learning_rate, **settings):
     """Builds an optimizer by name.
 
     `"adam"` is the optimizer of the original code, `"adamw"` adds decoupled
@@ -258,19 +250,19 @@ def build_optimizer(
         name: String, one of `"adam"`, `"adamw"`, `"lamb"`, `"muon"`, `"sgd"`
             and `"adagrad"`.
         learning_rate: Float or schedule (see `build_schedule`).
-        weight_decay: Float, for `"adamw"`, `"lamb"` and `"muon"`. Biases and
-            the weights of layer normalization are not decayed.
-        momentum: Float, for `"sgd"` and `"muon"`. 0 means the default, which is
-            0.95 for `"muon"`.
-        beta_1, beta_2: Optional floats in [0, 1), for `"adam"`, `"adamw"` and
-            `"lamb"`. Default to 0.9 and 0.999.
-        epsilon: Optional float, for these and `"muon"`. Defaults to 1e-6 for
-            `"lamb"` and to 1e-9 for the others. Keras (like TF1) adds epsilon
-            to a second moment without bias correction, so that in the first
-            steps it weighs up to 30 times more than in PyTorch. The clipped
-            gradients of query and key kernels start near 1e-7: with 1e-9 these
-            move from the first step on, as they do in PyTorch with the
-            original's 1e-8.
+        **settings: Floats, of which `None` means the default.
+
+            - `weight_decay`, for `"adamw"`, `"lamb"` and `"muon"`: 0. Biases
+              and the weights of layer normalization are not decayed.
+            - `momentum`, for `"sgd"` and `"muon"`: 0 and 0.95.
+            - `beta_1` and `beta_2` in [0, 1), for `"adam"`, `"adamw"` and
+              `"lamb"`: 0.9 and 0.999.
+            - `epsilon`, for these and `"muon"`: 1e-6 for `"lamb"` and 1e-9 for
+              the others. Keras (like TF1) adds epsilon to a second moment
+              without bias correction, so that in the first steps it weighs up
+              to 30 times more than in PyTorch. The clipped gradients of query
+              and key kernels start near 1e-7: with 1e-9 these move from the
+              first step on, as they do in PyTorch with the original's 1e-8.
 
     Returns:
         `keras.optimizers.Optimizer`, for `Trainer`.
@@ -285,14 +277,9 @@ def build_optimizer(
         check_number("learning_rate", learning_rate, 0, exclusive=True)
         learning_rate = float(learning_rate)
     optimizer_class, defaults = _OPTIMIZERS[name]
-    settings = {
-        # Every optimizer accepts 0, as it then needs no such setting.
-        "weight_decay": weight_decay or None,
-        "momentum": momentum or None,
-        "beta_1": beta_1,
-        "beta_2": beta_2,
-        "epsilon": epsilon,
-    }
+    # Every optimizer accepts 0 of these, as it then needs no such setting.
+    for key in ("weight_decay", "momentum"):
+        settings[key] = settings.get(key) or None
     settings = {k: v for k, v in settings.items() if v is not None}
     for key, value in settings.items():
         if key not in defaults:

@@ -1,5 +1,6 @@
 """Profiler traces of some training steps, for TensorBoard."""
 
+import math
 import re
 
 import tensorflow as tf
@@ -16,11 +17,14 @@ class Profile:
         self._directory = directory
         self._first = self._last = 0
         self._is_running = False
-        if profile_steps is not None:
-            self._first, self._last = _parse(profile_steps)
-        if max_steps is not None and self._last > max_steps:
+        if profile_steps is None:
+            return
+        match = re.fullmatch(r"(\d+),(\d+)", profile_steps)
+        self._first, self._last = map(int, match.groups() if match else (0, 0))
+        if self._first >= self._last or self._last > (max_steps or math.inf):
             raise ValueError(
-                "`profile_steps` must end at `max_steps` or before. Received: "
+                "`profile_steps` must be FIRST,LAST: two integers, the first "
+                "smaller, such as 100,110, up to `max_steps`. Received: "
                 f"profile_steps={profile_steps!r}, max_steps={max_steps}"
             )
 
@@ -45,15 +49,3 @@ class Profile:
         if self._is_running:
             tf.profiler.experimental.stop()
             self._is_running = False
-
-
-def _parse(profile_steps):
-    match = re.fullmatch(r"(\d+),(\d+)", profile_steps)
-    steps = [int(step) for step in match.groups()] if match else []
-    if not match or steps[0] >= steps[1]:
-        raise ValueError(
-            "`profile_steps` must be FIRST,LAST: two integers, the first "
-            "smaller, such as 100,110. Received: "
-            f"profile_steps={profile_steps!r}"
-        )
-    return steps

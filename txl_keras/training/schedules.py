@@ -1,7 +1,6 @@
 """Learning rate schedules."""
 
 import dataclasses
-import math
 
 import keras
 from keras import ops
@@ -18,8 +17,7 @@ SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant")
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """Schedules a linear warm-up, then a decay; see `build_schedule`."""
 
-    # Only "cosine" does not subtract the warm-up. Steps are counted in float32,
-    # which is exact up to 16 million.
+    # Steps are counted in float32, which is exact up to 16 million.
 
     kind: str
     learning_rate: float
@@ -42,13 +40,8 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
             rate = peak * ops.sqrt(first / ops.maximum(step, first))
             return ops.maximum(rate, floor)
         step = ops.minimum(step, self.max_steps)
-        if self.kind == "cosine":
-            share = (1 + ops.cos(math.pi * (step / self.max_steps))) / 2
-        else:
-            share = (self.max_steps - step) / (
-                self.max_steps - self.warmup_steps
-            )
-        return floor + (peak - floor) * share
+        steps_left = self.max_steps - self.warmup_steps
+        return floor + (peak - floor) * ((self.max_steps - step) / steps_left)
 
     def get_config(self):
         return dataclasses.asdict(self)
@@ -60,7 +53,6 @@ def build_schedule(
     max_steps,
     warmup_steps=0,
     min_learning_rate=0.0,
-    subtract_warmup=True,
 ):
     """Builds a learning rate schedule: a linear warm-up, then a decay.
 
@@ -78,8 +70,7 @@ def build_schedule(
 
     The cosine is that of the original TensorFlow code and of NVIDIA's. The
     original PyTorch code does not subtract the warm-up, `p = t / T`, so that
-    the rate jumps down at the end of the warm-up; pass `subtract_warmup=False`
-    for that.
+    the rate jumps down at the end of the warm-up.
 
     The PyTorch codes define `inv_sqrt` as `lr * t / w**1.5` and then `lr /
     sqrt(t)`. That is the same with `peak = lr / sqrt(w)`: their `lr` is not the
@@ -92,7 +83,6 @@ def build_schedule(
         max_steps: Integer, the length of the run.
         warmup_steps: Integer, less than `max_steps`.
         min_learning_rate: Float, the floor; must be 0 for `"constant"`.
-        subtract_warmup: Boolean, may be False for `"cosine"` only.
 
     Returns:
         `keras.optimizers.schedules.LearningRateSchedule`, a function of the
@@ -114,11 +104,6 @@ def build_schedule(
             "`min_learning_rate` must be 0 for the constant schedule. "
             f"Received: min_learning_rate={min_learning_rate}"
         )
-    if name != "cosine" and not subtract_warmup:
-        raise ValueError(
-            "`subtract_warmup` may be False for the cosine schedule only. "
-            f"Received: subtract_warmup={subtract_warmup}, name={name!r}"
-        )
     if warmup_steps >= max_steps:
         raise ValueError(
             "`warmup_steps` must be less than `max_steps`: pass fewer, such as "
@@ -126,7 +111,7 @@ def build_schedule(
             f"Received: warmup_steps={warmup_steps}, max_steps={max_steps}"
         )
     peak, floor = float(learning_rate), float(min_learning_rate)
-    if name == "cosine" and subtract_warmup:
+    if name == "cosine":
         return keras.optimizers.schedules.CosineDecay(
             0.0 if warmup_steps else peak,
             max_steps - warmup_steps,

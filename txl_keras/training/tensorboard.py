@@ -1,6 +1,5 @@
 """TensorBoard files of a run."""
 
-import importlib.util
 import textwrap
 
 import tensorflow as tf
@@ -13,11 +12,6 @@ class TensorBoard:
         if directory is None:
             self._writer = tf.summary.create_noop_writer()
             return
-        if importlib.util.find_spec("tensorboard") is None:
-            raise ImportError(
-                "TensorBoard files need the package tensorboard: "
-                "pip install tensorboard"
-            )
         self._writer = tf.summary.create_file_writer(directory)
 
     def write(self, metrics):

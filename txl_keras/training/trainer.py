@@ -140,13 +140,6 @@ class Trainer:
         has_blocks = hasattr(model, "score_blocks") and (
             model.backbone.has_attention and model.backbone.num_layers > 1
         )
-        if intermediate_loss_steps and not has_blocks:
-            raise ValueError(
-                "`intermediate_loss_steps` needs two blocks or more of a "
-                "TransformerXLBackbone. Received: intermediate_loss_steps="
-                f"{intermediate_loss_steps}, a {type(model.backbone).__name__} "
-                f"of num_layers={model.backbone.num_layers}"
-            )
         compressing = {id(v) for v in model.backbone.compression_variables}
         self._compresses = bool(compressing)
         variables = [*enumerate(model.trainable_variables)]
@@ -157,28 +150,39 @@ class Trainer:
             for is_part in (False, True)
         ]
         self._parts = [part for part in parts if part]
-        if compressing and intermediate_loss_steps:
-            raise ValueError(
+        self._rows = replica_batch_size(batch_size, strategy)
+        for is_wrong, expected in (
+            (
+                intermediate_loss_steps and not has_blocks,
+                "`intermediate_loss_steps` must be 0 without two blocks or "
+                "more of a TransformerXLBackbone",
+            ),
+            (
+                intermediate_loss_steps and compressing,
                 "`intermediate_loss_steps` must be 0 with a `compression` that "
-                "is trained. Received: intermediate_loss_steps="
-                f"{intermediate_loss_steps}"
-            )
-        if step and (accumulate_steps > 1 or intermediate_loss_steps):
-            raise ValueError(
+                "is trained",
+            ),
+            (
+                step and (accumulate_steps > 1 or intermediate_loss_steps),
                 "`step` must be None with `accumulate_steps` or "
-                "`intermediate_loss_steps`. Received: "
-                f"accumulate_steps={accumulate_steps}, "
-                f"intermediate_loss_steps={intermediate_loss_steps}"
-            )
+                "`intermediate_loss_steps`",
+            ),
+            (
+                self._rows % accumulate_steps,
+                "`accumulate_steps` must divide the per-replica batch, "
+                f"batch_size / replicas = {self._rows}",
+            ),
+        ):
+            if is_wrong:
+                raise ValueError(
+                    f"{expected}. Received: intermediate_loss_steps="
+                    f"{intermediate_loss_steps}, accumulate_steps="
+                    f"{accumulate_steps}, batch_size={batch_size}, a "
+                    f"{type(model.backbone).__name__} of num_layers="
+                    f"{model.backbone.num_layers}"
+                )
         if attention_kernel:
             _check_kernel(model, segment_lengths)
-        self._rows = replica_batch_size(batch_size, strategy)
-        if self._rows % accumulate_steps:
-            raise ValueError(
-                "`accumulate_steps` must divide the per-replica batch, "
-                f"batch_size / replicas = {self._rows}. Received: "
-                f"accumulate_steps={accumulate_steps}"
-            )
         self.model = model
         self.optimizer = optimizer
         self.strategy = strategy
@@ -257,10 +261,9 @@ class Trainer:
         results = {name: value.numpy() for name, value in results.items()}
         stopped = results.pop("stop")
         self.stopped = bool(stopped.any())
-        is_fatal = np.zeros(len(stopped), bool)
         names = {"loss", "gradient_norm", "reconstruction_loss"}
-        for name in names & results.keys():
-            is_fatal |= ~np.isfinite(results[name])
+        numbers = [results[name] for name in names & results.keys()]
+        is_fatal = ~np.isfinite(numbers).all(axis=0)
         if self.loss_scale and "loss_scale" in results:
             is_fatal &= results["loss_scale"] <= LossScale.SMALLEST
         if is_fatal.any():
@@ -303,7 +306,8 @@ class Trainer:
         is_finite = True
         results = {"learning_rate": tf.identity(self.optimizer.learning_rate)}
         if self.loss_scale:
-            gradients = self.loss_scale.unscale(gradients)
+            factor = 1.0 / self.loss_scale.value
+            gradients = [gradient * factor for gradient in gradients]
         parts = [[gradients[i] for i in part] for part in self._parts]
         norms = [self._norm(part) for part in parts]
         if self.loss_scale:
@@ -314,14 +318,14 @@ class Trainer:
 
         def apply():
             clipped = dict(enumerate(gradients))
-            if self.clip_norm is not None:
-                for indices, part, norm in zip(
-                    self._parts, parts, norms, strict=True
-                ):
+            for indices, part, norm in zip(
+                self._parts, parts, norms, strict=True
+            ):
+                if self.clip_norm is not None:
                     part, _ = tf.clip_by_global_norm(
                         part, self.clip_norm, use_norm=norm
                     )
-                    clipped.update(zip(indices, part, strict=True))
+                clipped.update(zip(indices, part, strict=True))
             apply_gradients(
                 self.optimizer,
                 clipped.values(),
@@ -367,45 +371,40 @@ class Trainer:
 
     def _accumulated_gradients(self, batch, memory, seed, first_row):
         """Computes `_gradients_of_rows` with gradient accumulation."""
-        rows = self._rows // self.accumulate_steps
+        count = self.accumulate_steps
+        rows = self._rows // count
 
-        def add_micro_batch(i, losses, gradients, kept):
-            start = i * rows
-            take_rows = functools.partial(_rows_from, start=start, rows=rows)
-            new_losses, _, new_memory, new_gradients = self._gradients_of_rows(
-                tf.nest.map_structure(take_rows, batch),
-                tf.nest.map_structure(take_rows, memory),
-                seed,
-                first_row + start,
-            )
-            return (
-                i + 1,
-                tf.nest.map_structure(tf.add, losses, new_losses),
-                tf.nest.map_structure(tf.add, gradients, new_gradients),
-                [
-                    array.write(i, value)
-                    for array, value in zip(
-                        kept, tf.nest.flatten(new_memory), strict=True
-                    )
-                ],
-            )
+        def split(value):
+            """Returns rows as `(micro-batches, rows, ...)`."""
+            return tf.reshape(value, (count, rows, *value.shape[1:]))
 
-        _, losses, gradients, kept = tf.while_loop(
-            lambda i, *_: i < self.accumulate_steps,
+        parts = tf.nest.map_structure(split, (batch, memory))
+
+        def add_micro_batch(i, sums, kept):
+            part = tf.nest.map_structure(lambda value: value[i], parts)
+            losses, _, new_memory, gradients = self._gradients_of_rows(
+                *part, seed, first_row + i * rows
+            )
+            sums = tf.nest.map_structure(tf.add, sums, (losses, gradients))
+            kept = [
+                array.write(i, value)
+                for array, value in zip(
+                    kept, tf.nest.flatten(new_memory), strict=True
+                )
+            ]
+            return i + 1, sums, kept
+
+        zeros = [tf.zeros(v.shape) for v in self.model.trainable_variables]
+        kept = [
+            tf.TensorArray(
+                value.dtype, count, element_shape=(rows, *value.shape[1:])
+            )
+            for value in tf.nest.flatten(memory)
+        ]
+        _, (losses, gradients), kept = tf.while_loop(
+            lambda i, *_: i < count,
             add_micro_batch,
-            (
-                0,
-                (0.0,) * (2 if self._compresses else 1),
-                [tf.zeros(v.shape) for v in self.model.trainable_variables],
-                [
-                    tf.TensorArray(
-                        value.dtype,
-                        self.accumulate_steps,
-                        element_shape=(rows, *value.shape[1:]),
-                    )
-                    for value in tf.nest.flatten(memory)
-                ],
-            ),
+            (0, ((0.0,) * (2 if self._compresses else 1), zeros), kept),
         )
         # [micro-batches, rows, ...] -> [micro-batches * rows, ...], static
         values = [
@@ -447,7 +446,7 @@ class Trainer:
                 errors = [tf.reduce_sum(x) / self.batch_size for x in errors]
             target = tf.add_n([*losses, *errors])
             if self.loss_scale:
-                target = self.loss_scale.scale(target)
+                target *= self.loss_scale.value
         variables = self.model.trainable_variables
         gradients = tape.gradient(target, variables)
         if self.loss_scale:
@@ -505,12 +504,6 @@ def _truncate(batch, length):
         else value
         for name, value in batch.items()
     }
-
-
-def _rows_from(tensor, start, rows):
-    """Returns some rows of a tensor; their number is static, as XLA needs."""
-    begin = [start] + [0] * (tensor.shape.rank - 1)
-    return tf.slice(tensor, begin, [rows, *tensor.shape[1:]])
 
 
 def _reset_overflows(memory, cold_start):

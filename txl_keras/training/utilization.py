@@ -11,7 +11,6 @@ import time
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.training.host_memory import host_memory_of
 
 try:
     import resource
@@ -127,20 +126,3 @@ def device_memory():
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts in KiB, macOS in bytes.
     return {"peak": resident * (1 if sys.platform == "darwin" else 1024)}
-
-
-def memory_of(call):
-    """Returns the peak in bytes of a call above what was held before it."""
-    # TensorFlow's allocator counts chunks, and a large one may be twice the
-    # size of its contents.
-    kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
-    device = tf.config.list_logical_devices(kind)[0].name
-    info = tf.config.experimental.get_memory_info
-    try:
-        before = info(device)["current"]
-    except ValueError:
-        # Most CPUs: only the allocator of oneDNN counts there.
-        return host_memory_of(call)
-    tf.config.experimental.reset_memory_stats(device)
-    call()
-    return info(device)["peak"] - before

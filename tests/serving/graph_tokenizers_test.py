@@ -15,6 +15,7 @@ import tensorflow as tf
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.data.tokenizers import SentencePieceTokenizer
+from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
 
@@ -37,7 +38,7 @@ INVALID = [
     *(b"\xff", b"\xc3", b"\x80", b"\xe6\xbc", b"\xc0\xaf", b"\xed\xa0\x80"),
     *(b"\xf4\x90\x80\x80", b"a\xf0\x9f\x98", b"\xf8\x88\x80\x80\x80"),
 ]
-SUBWORDS = ("unigram", "like XLNet", "like Llama")
+SUBWORDS = ("unigram", "like XLNet", "like Llama", "wordpiece", "uncased")
 
 
 def words_tokenizer(**options):
@@ -95,13 +96,19 @@ def train_subwords(name):
     if name == "like XLNet":
         model = train_foreign(control_symbols=["<eop>"], vocab_size=80)
         return SentencePieceTokenizer(model, line_end="<eop>")
-    model = train_foreign(
-        vocab_size=310,
-        normalization_rule_name="identity",
-        byte_fallback=True,
-        remove_extra_whitespaces=False,
-    )
-    return SentencePieceTokenizer(model)
+    if name == "like Llama":
+        model = train_foreign(
+            vocab_size=310,
+            normalization_rule_name="identity",
+            byte_fallback=True,
+            remove_extra_whitespaces=False,
+        )
+        return SentencePieceTokenizer(model)
+    options = {"lower_case": True, "line_end": None}
+    letters = [c for c in CHARACTERS if c.isalnum()]
+    words = ["[EOS]", "[UNK]", *letters, "the", "cat", "."]
+    words += [f"##{c}" for c in letters]
+    return WordPieceTokenizer(words, **options if name == "uncased" else {})
 
 
 @functools.cache
@@ -267,7 +274,7 @@ def test_spaces_are_those_of_python():
     assert [1, 2] in [tokenizer.encode(text).tolist() for text in texts]
 
 
-@pytest.mark.parametrize("name", ["words", "like XLNet"])
+@pytest.mark.parametrize("name", ["words", "like XLNet", "wordpiece"])
 def test_it_works_whatever_keras_resets(name):
     graph = graph_tokenizer(build(name))
     check_same(graph, build(name), TEXTS)
@@ -288,7 +295,7 @@ def save(tmp_path_factory):
     return save
 
 
-@pytest.mark.parametrize("name", ["unigram", "like XLNet"])
+@pytest.mark.parametrize("name", ["unigram", "like XLNet", "wordpiece"])
 def test_threads_may_call_it_at_once(name, save):
     texts = [LEARNED] * 3
     for graph in (
@@ -340,7 +347,7 @@ def test_a_fresh_process_needs_tensorflow_alone(save):
     pytest.importorskip("tensorflow_text")
     texts = [text for text in TEXTS if "\0" not in text]
     core = ["bytes", "characters", "latin-1", "lower-case words"]
-    subwords = ["unigram", "like XLNet"]
+    subwords = ["unigram", "like XLNet", "wordpiece"]
     paths = [[save(n) for n in names] for names in (core, subwords)]
     arguments = map(json.dumps, (texts, *paths))
     run = subprocess.run(

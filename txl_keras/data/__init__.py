@@ -45,6 +45,7 @@ from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.data.tokenizers import IdTokenizer
 from txl_keras.data.tokenizers import SentencePieceTokenizer
+from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
@@ -65,6 +66,7 @@ __all__ = [
     "SlidingWindows",
     "TextBatches",
     "Vocabulary",
+    "WordPieceTokenizer",
     "WordTokenizer",
     "build_tokenizer",
     "choose_cutoffs",

@@ -31,8 +31,8 @@ class Vocabulary:
         if isinstance(symbols, (str, os.PathLike)):  # not its characters
             raise ValueError(
                 "`symbols` must be a list of words: of a file, read it with "
-                "`checkpoints.load_vocabulary`. Received: "
-                f"{symbols!r:.80}"
+                "`checkpoints.load_vocabulary` or `WordPieceTokenizer."
+                f"from_file`. Received: {symbols!r:.80}"
             )
         self.symbols = symbols = tuple(symbols)
         if not symbols:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.data.tokenizers import SentencePieceTokenizer
+from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.vocabulary import NUM_CODE_POINTS
 from txl_keras.serving.graph_checks import checked
@@ -143,23 +144,29 @@ class _GraphWordTokenizer(GraphTokenizer):
         )
 
 
-class _GraphSentencePieceTokenizer(GraphTokenizer):
-    """Tokenizes each line separately, as the Python tokenizer does."""
+class _GraphSubwordTokenizer(GraphTokenizer):
+    """Tokenizes each line separately, as the Python tokenizers do."""
 
     def _ids(self, text):
+        line_end_id = None
+        if self._tokenizer.line_end is not None:
+            line_end_id = self._tokenizer.newline_id
         # An empty text has one line, too.
         lines = tf.strings.split(_valid_text(text), sep="\n")
         limits = tf.gather(lines.row_limits(), lines.value_rowids())
         is_ended = tf.range(1, tf.size(limits, tf.int64) + 1) != limits
-        strings, line_end = lines.values, self._tokenizer.line_end
-        if line_end is None:
+        strings = lines.values
+        # Lines keep their newlines if SentencePiece has pieces of them.
+        is_sentence_piece = isinstance(self._tokenizer, SentencePieceTokenizer)
+        if is_sentence_piece and line_end_id is None:
             strings += tf.where(is_ended, "\n", "")
         # The model is loaded inside the graph, because
         # `keras.utils.set_random_seed` destroys resources created outside.
         tokens = self._tokenizer.as_tf_text().tokenize(strings)
-        if line_end is not None:
-            ends = tf.fill([tf.size(strings), 1], self._tokenizer.newline_id)
-            ends = tf.ragged.boolean_mask(ends, is_ended[:, None])
+        if line_end_id is not None:
+            ends = tf.cast(is_ended, tf.int64)
+            values = tf.fill([tf.reduce_sum(ends)], line_end_id)
+            ends = tf.RaggedTensor.from_row_lengths(values, ends)
             tokens = tf.concat([tokens, ends], axis=1)
         return lines.with_values(tokens).merge_dims(1, 2)
 
@@ -168,7 +175,8 @@ _GRAPH_TOKENIZERS = {
     ByteTokenizer: _GraphByteTokenizer,
     CharacterTokenizer: _GraphCharacterTokenizer,
     WordTokenizer: _GraphWordTokenizer,
-    SentencePieceTokenizer: _GraphSentencePieceTokenizer,
+    SentencePieceTokenizer: _GraphSubwordTokenizer,
+    WordPieceTokenizer: _GraphSubwordTokenizer,
 }
 
 

@@ -17,7 +17,7 @@ from txl_keras.data.tokenizers import sentence_piece_tokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
-from txl_keras.data.tokenizers.sentence_piece_training import import_extra
+from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 
 sentencepiece = pytest.importorskip("sentencepiece")
 pytest.importorskip("tensorflow_text")

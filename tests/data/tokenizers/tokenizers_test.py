@@ -10,6 +10,7 @@ from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.data.tokenizers import IdTokenizer
 from txl_keras.data.tokenizers import SentencePieceTokenizer
+from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
@@ -137,6 +138,7 @@ TOKENIZERS = {
     "latin-1": lambda: CharacterTokenizer("ab", "latin-1"),
     "words": lambda: WordTokenizer(["<eos>", "a"]),
     "sentencepiece": lambda: SentencePieceTokenizer.train(["a cat\n" * 9], 262),
+    "wordpiece": lambda: WordPieceTokenizer(["[UNK]", "[EOS]", "a"]),
 }
 
 
@@ -188,6 +190,7 @@ def test_wrong_ids_are_refused(name):
         lambda: CharacterTokenizer(map(chr, range(256)), encoding="latin-1"),
         lambda: WordTokenizer(["<S>", '"\\é"', "🙂"], "🙂", "<S>", None, True),
         lambda: SentencePieceTokenizer.train(["a cat\n" * 9], 262),
+        lambda: WordPieceTokenizer(["[UNK]", "[EOS]", "a"], lower_case=True),
         lambda: IdTokenizer(300),
     ],
     ids=itertools.count(),
@@ -277,7 +280,8 @@ def test_unknown_names_are_refused():
     [
         ("words", {"vocabulary_size": 9}, "vocabulary_size.*left out"),
         ("sentencepiece", {"character_coverage": 1}, "coverage.*left out"),
-        ("sentencepiece", {"min_count": 3}, "built without .'min_count'"),
+        ("wordpiece", {"min_count": 3}, "built without .'min_count'"),
+        ("wordpiece", {"vocabulary": None}, "`vocabulary` must be.*BERT"),
     ],
 )
 def test_wrong_options_of_words_are_refused(name, options, message):

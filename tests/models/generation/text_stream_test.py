@@ -7,6 +7,7 @@ import pytest
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.data.tokenizers import SentencePieceTokenizer
+from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import count_words
 from txl_keras.models.generation.text_stream import TextStream
@@ -31,7 +32,10 @@ def build(name):
         return WordTokenizer.from_counts(count_words(TEXT))
     pytest.importorskip("sentencepiece")
     pytest.importorskip("tensorflow_text")
-    return SentencePieceTokenizer.train([TEXT] * 4, 290)
+    if name == "sentencepiece":
+        return SentencePieceTokenizer.train([TEXT] * 4, 290)
+    words = ["[EOS]", "[UNK]", *sorted({*TEXT} - {" ", "\n", "\r"}), "naïve"]
+    return WordPieceTokenizer([*words, *(f"##{c}" for c in sorted({*TEXT}))])
 
 
 def pieces(ids, sizes, seed=0):
@@ -56,6 +60,7 @@ def shown(decode_bytes, parts, stop=()):
         "bytes as characters",
         "words",
         "sentencepiece",
+        "wordpiece",
     ],
 )
 def test_the_text_is_that_of_all_ids_at_once(name):

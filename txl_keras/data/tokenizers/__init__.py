@@ -4,8 +4,9 @@
 - `CharacterTokenizer`: one id per symbol that occurs in a corpus.
 - `WordTokenizer`: one id per whitespace-separated word, as in the published
   results on WikiText-103 and One Billion Word.
-- `SentencePieceTokenizer`: one id per subword, learned from a text. It needs
-  TensorFlow Text, an optional dependency.
+- `SentencePieceTokenizer`: one id per subword, learned from a text, and
+  `WordPieceTokenizer`, for the vocabularies of BERT. Both need TensorFlow Text,
+  an optional dependency.
 - `IdTokenizer`: for data that is token ids already, such as music events.
 
 All accept `bytes`, as a `Corpus` yields them, and `str`. `Tokenizer` is their
@@ -28,6 +29,7 @@ from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import count_words
 
@@ -37,6 +39,7 @@ __all__ = [
     "IdTokenizer",
     "SentencePieceTokenizer",
     "Tokenizer",
+    "WordPieceTokenizer",
     "WordTokenizer",
     "build_tokenizer",
     "count_symbols",

@@ -24,9 +24,10 @@ from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
-from txl_keras.data.tokenizers.sentence_piece_training import MAX_CHARACTERS
-from txl_keras.data.tokenizers.sentence_piece_training import draw_sentences
-from txl_keras.data.tokenizers.sentence_piece_training import sentences_of
+from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
+from txl_keras.data.tokenizers.subword_tokenizer import draw_sentences
+from txl_keras.data.tokenizers.subword_tokenizer import sentences_of
+from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import count_words
 from txl_keras.json_files import check_fields
@@ -59,6 +60,7 @@ OPTIONS = {
         "vocabulary", "vocabulary_size", "line_end", "model_type",
         "character_coverage",
     ),
+    "wordpiece": ("vocabulary", "unknown", "line_end", "lower_case"),
     "ids": ("vocabulary_size",),
 }  # fmt: skip
 
@@ -73,14 +75,14 @@ def build_tokenizer(name, corpus, beam=None, **options):
     of all three splits.
 
     Args:
-        name: String, `"bytes"`, `"characters"`, `"words"`, `"sentencepiece"`
-            or `"ids"`.
+        name: String, `"bytes"`, `"characters"`, `"words"`, `"sentencepiece"`,
+            `"wordpiece"` or `"ids"`.
         corpus: A `Corpus`.
         beam: Optional `Beam` with a folder, whose workers read the text.
         **options: Options of this tokenizer, see its class, its `from_counts`
             and its `train`; options that are None are ignored. `vocabulary` is
-            a sequence of words to use instead of counting them, or for
-            `"sentencepiece"` the path of a model to use instead of training.
+            a sequence of words to use instead of counting them, or for subwords
+            the path of a model or vocabulary file, which `"wordpiece"` needs.
             For `"words"`, an empty string as `unknown`, `line_start` or
             `line_end` disables this mark.
 
@@ -229,6 +231,16 @@ def _build_sentence_piece(corpus, beam, vocabulary=None, **options):
     return SentencePieceTokenizer.train(texts, **options)
 
 
+def _build_word_piece(corpus, beam, vocabulary=None, **options):
+    if vocabulary is None:
+        raise ValueError(
+            "`vocabulary` must be the file of an existing vocabulary for "
+            "wordpiece, such as the vocab.txt of BERT; sentencepiece learns "
+            "subwords. Received: vocabulary=None"
+        )
+    return WordPieceTokenizer.from_file(vocabulary, **options)
+
+
 def _check_train(corpus):
     if "train" not in corpus.splits:
         raise ValueError(
@@ -300,6 +312,7 @@ _BUILDERS = {
     "characters": _build_characters,
     "words": _build_words,
     "sentencepiece": _build_sentence_piece,
+    "wordpiece": _build_word_piece,
     "ids": _build_ids,
 }
 
@@ -369,5 +382,6 @@ _TOKENIZERS = {
         IdTokenizer,
         WordTokenizer,
         SentencePieceTokenizer,
+        WordPieceTokenizer,
     )
 }

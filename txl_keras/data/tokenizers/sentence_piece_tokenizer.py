@@ -1,7 +1,6 @@
 """`SentencePieceTokenizer`: one id per piece of a SentencePiece model."""
 
 import base64
-import io
 import threading
 
 import numpy as np
@@ -13,13 +12,13 @@ from google.protobuf import message_factory
 from google.protobuf import text_format
 
 from txl_keras.checks import check_one_of
-from txl_keras.data.tokenizers.sentence_piece_training import MAX_CHARACTERS
-from txl_keras.data.tokenizers.sentence_piece_training import import_extra
-from txl_keras.data.tokenizers.sentence_piece_training import train_model
+from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
+from txl_keras.data.tokenizers.subword_tokenizer import import_extra
+from txl_keras.data.tokenizers.subword_tokenizer import join_lines
+from txl_keras.data.tokenizers.subword_tokenizer import split_lines
+from txl_keras.data.tokenizers.subword_tokenizer import train_model
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
-from txl_keras.data.tokenizers.tokenizer import as_bytes
 from txl_keras.data.tokenizers.tokenizer import check_ids
-from txl_keras.data.tokenizers.tokenizer import decode_utf8
 from txl_keras.data.vocabulary import smallest_dtype
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked
@@ -128,10 +127,11 @@ class SentencePieceTokenizer(Tokenizer):
         types = [kind for _, kind in pieces]
         self.unknown_id = types.index(_UNKNOWN) if _UNKNOWN in types else None
         self._texts = [_piece_text(piece, kind) for piece, kind in pieces]
+        self._line_end_id = None
         self.newline_id = names.index("\n") if "\n" in names else None
         if line_end is not None:
-            self.newline_id = names.index(line_end)
-            self._texts[self.newline_id] = b"\n"
+            self._line_end_id = self.newline_id = names.index(line_end)
+            self._texts[self._line_end_id] = b"\n"
         self._has_prefix = normalizer.add_dummy_prefix
         self._trims = normalizer.remove_extra_whitespaces
         self.is_lossless = not self._has_prefix and not self._trims
@@ -212,12 +212,7 @@ class SentencePieceTokenizer(Tokenizer):
         return cls(model.SerializeToString(deterministic=True))
 
     def encode(self, text, begins_line=True):
-        data = as_bytes(text)
-        decode_utf8(data)  # raises; TensorFlow would silently write U+FFFD
-        # Only at newlines; other separators are kept.
-        lines = io.BytesIO(data).readlines()
-        if self.line_end is not None:
-            lines = data.split(b"\n")
+        lines = split_lines(text, keep_ends=self.line_end is None)
         continues_line = self._has_prefix and not begins_line
         # A model that trims leading spaces adds one again as its prefix.
         if self._trims and b"".join(lines[:1]).startswith(b" "):
@@ -228,10 +223,7 @@ class SentencePieceTokenizer(Tokenizer):
             tokens = tf.concat([first, others], axis=0)
         else:
             tokens = _tokenize(lines, self.model)
-        ids = tokens.values.numpy()
-        if self.line_end is not None:
-            ends = tokens.row_splits.numpy()[1:-1]
-            ids = np.insert(ids, ends, self.newline_id)
+        ids = join_lines(tokens, self._line_end_id)
         return ids.astype(smallest_dtype(self.vocabulary_size))
 
     def decode_bytes(self, ids):

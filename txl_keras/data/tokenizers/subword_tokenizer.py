@@ -1,4 +1,4 @@
-"""Training of SentencePiece models."""
+"""Helpers of `SentencePieceTokenizer` and `WordPieceTokenizer`."""
 
 import collections
 import importlib
@@ -38,6 +38,21 @@ def import_extra(name):
             "tensorflow-text`; on Windows, which has no TensorFlow Text, use "
             "another tokenizer, such as bytes."
         ) from error
+
+
+def split_lines(text, keep_ends):
+    """Splits text into `bytes` at newlines only; other separators are kept."""
+    data = as_bytes(text)
+    decode_utf8(data)  # raises; TensorFlow would silently write U+FFFD
+    return io.BytesIO(data).readlines() if keep_ends else data.split(b"\n")
+
+
+def join_lines(tokens, line_end_id):
+    """Joins the ids of a `tf.RaggedTensor` of lines, with separators."""
+    ids = tokens.values.numpy()
+    if line_end_id is None:
+        return ids
+    return np.insert(ids, tokens.row_splits.numpy()[1:-1], line_end_id)
 
 
 def train_model(texts, vocabulary_size, max_characters, **options):

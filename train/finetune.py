@@ -266,6 +266,17 @@ def _check_flags():
             "whose own splits are used.",
             "tfds_name", "valid_file", "test_file",
         ),
+        (
+            FLAGS.valid_file and FLAGS["valid_share"].present,
+            "`valid_share` and `valid_file` exclude each other.",
+            "valid_share", "valid_file",
+        ),
+        (
+            FLAGS.from_scratch and FLAGS.initialize_from is None,
+            "`from_scratch` can only be given with `initialize_from`, whose "
+            "weights it ignores.",
+            "initialize_from",
+        ),
     )  # fmt: skip
     if FLAGS.initialize_from is not None:
         training_flags.check_inherited_flags()
@@ -416,13 +427,19 @@ def _describe_start(workdir, model, texts, token_ids, label_names):
 
 
 def _describe_results(workdir, results):
-    lines = [
-        f"{split}: accuracy {scores['accuracy']:.4f}, F1 {scores['f1']:.4f}, "
-        f"loss {scores['loss']:.4f} nats ({np.sum(scores['confusion']):,} "
-        "texts)"
-        for split, scores in results.items()
-        if split in SPLITS
-    ]
+    lines = []
+    for split in ("valid", "test"):
+        scores = results.get(split, {})
+        for name, part in (
+            (split, scores),
+            ("  longer than a segment", scores.get("longer_than_segment")),
+        ):
+            if part:
+                lines.append(
+                    f"{name}: accuracy {part['accuracy']:.4f}, F1 "
+                    f"{part['f1']:.4f}, loss {part['loss']:.4f} nats "
+                    f"({np.sum(part['confusion']):,} texts)"
+                )
     lines.append(
         f"Written to {workdir.path}: best.keras, metrics.jsonl, results.json, "
         f"export/{results['step']} (SavedModel of the best epoch)"

@@ -31,9 +31,12 @@ from txl_keras.weights import weights_by_name
 _SECONDS_BETWEEN_BACKUPS = 300
 # Entries of a batch that its scores depend on.
 _SCORED = ("inputs", "targets", "weights", "reset")
-# Times the loss of the first tenth of a text. Rates that help lower that of the
-# last tenth; rates that ruin the weights at least double it.
-_ASTRAY = 1.5
+# Segments at the end of a text that the original weights score, too, after as
+# many that fill their memory.
+_END_SEGMENTS = 10
+# Times the loss of the original weights. Rates that help lower that of the end;
+# rates that ruin the weights at least double it. Less may be due to the text.
+_ASTRAY = 1.25
 
 
 class DynamicEvaluator:
@@ -57,8 +60,8 @@ class DynamicEvaluator:
     Memory is what the model computed while it scored: it is not computed again
     with the new weights.
 
-    After `evaluate` the model has its original weights again; it warns if the
-    end of the text was scored far worse than its beginning. Scores depend on
+    After `evaluate` the model has its original weights again; it warns if these
+    score the end of the text far better than the changed ones. Scores depend on
     the segment length, and with more than one row also on the batch size,
     because all rows share the weights; published results are for one row.
 
@@ -180,7 +183,7 @@ class DynamicEvaluator:
                 variable.assign(start[name])
         if not is_complete:
             return None
-        self._warn_if_astray(token_nll)
+        self._warn_if_astray(segments, token_nll)
         if backup is not None:
             backup.remove()
         is_scored = ~np.isnan(token_nll)
@@ -219,17 +222,31 @@ class DynamicEvaluator:
                 return False
         return True
 
-    def _warn_if_astray(self, token_nll):
-        """Warns if the end of a text has a far higher loss than its start."""
-        size = len(token_nll) // 10 + 1
-        start, end = map(np.nanmean, (token_nll[: size + 1], token_nll[-size:]))
-        if self.learning_rate and end > _ASTRAY * start:
+    def _warn_if_astray(self, segments, token_nll):
+        """Warns if the original weights score the end of a text far better."""
+        # They begin with an empty memory, which can only hide a warning.
+        if not self.learning_rate:
+            return
+        first = max(0, len(segments) - 2 * _END_SEGMENTS)
+        memory = self._gradients.initial_memory()
+        sums = np.zeros(2)  # of the changed and of the original weights
+        for step in range(first, len(segments)):
+            nll, memory, _ = self._gradients(segments, step, memory)
+            positions = segments.target_positions(step)
+            is_scored = positions >= 0
+            if step < (first + len(segments)) // 2:
+                continue
+            sums += (
+                np.sum(token_nll[positions[is_scored]], dtype=float),
+                np.sum(nll.numpy()[is_scored], dtype=float),
+            )
+        if sums[0] > _ASTRAY * sums[1]:
             logging.warning(
                 "Dynamic evaluation has ruined the weights: at the end of the "
-                "text the loss is %.2g times that of its beginning. "
+                "text the loss is %.2g times that of the original weights. "
                 "`learning_rate` must be smaller (--dynamic_learning_rate). "
                 "Received: learning_rate=%g, decay=%g",
-                end / start, self.learning_rate, self.decay,
+                sums[0] / sums[1], self.learning_rate, self.decay,
             )  # fmt: skip
 
     def _check_finite(self, done, is_finite):

@@ -165,6 +165,11 @@ def test_bad_input_is_one_message_before_any_work(files, refuse, tmp_path):
         (["--tfds_name=imdb"], ["Either `train_file` or `tfds_name`"]),
         (["--valid_share=1.5"], ["`share` must be", "1.5"]),
         (["--valid_share=0"], ["`share`", "0.0"]),
+        (
+            [f"--valid_file={one}", "--valid_share=0.2"],
+            ["`valid_share` and `valid_file`"],
+        ),
+        (["--from_scratch"], ["`from_scratch` can only be given with"]),
         (["--initialize_from=/none"], ["there is no /none/config.json"]),
         (
             [f"--initialize_from={classifier}"],

@@ -68,6 +68,29 @@ def test_keeps_the_last_m_states(batch_size, length):
         text.extend(range(start, start + length))
 
 
+@pytest.mark.parametrize("batch_size", [B, None])
+def test_masked_steps_are_not_remembered(batch_size):
+    stack = MemoryStack(1, batch_size, M, D)
+    inputs = keras.Input((4, D), batch_size=batch_size)
+    outputs = stack(keras.layers.Masking(mask_value=-1.0)(inputs))
+    model = keras.Model(inputs, outputs)
+    x = segment(0, 4)
+    x[0, 1] = x[0, 3] = x[2, 0] = -1  # row 1 has no masked step
+    call = tf.function(model, jit_compile=bool(batch_size))
+    assert not np.asarray(call(x)[1]).any()
+    memory = stack.read()
+    kept = [row[M - n :] for row, n in zip(
+        positions(memory.states[0]), memory.valid_length.numpy(), strict=True
+    )]  # fmt: skip
+    assert kept == [[0, 2], [100, 101, 102, 103], [201, 202, 203]]
+    # A mask that is given, and hides NaN.
+    x[1] = np.nan
+    stack(x, mask=np.array([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 1]]))
+    memory = stack.read()
+    assert positions(memory.states[0])[1][1:] == kept[1]
+    assert memory.valid_length.numpy().tolist() == [4, 4, 5]
+
+
 def test_memory_of_length_zero_keeps_nothing():
     stack = MemoryStack(1, B, 0, D)
     for _ in range(2):

@@ -10,8 +10,10 @@ import types
 
 import keras
 import tensorflow as tf
+from keras import ops
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
@@ -189,6 +191,8 @@ class MemoryStack(ConfiguredLayer):
     Call arguments:
         inputs: Tensor of shape `(B, T, D)`, the input of block `layer`.
         layer: Integer, the index of the block. Optional if there is only one.
+        mask: Optional boolean tensor `(B, T)`, that of `keras.layers.Masking`
+            by default. What it hides is not remembered.
 
     Returns:
         Pair `(memory, memory_mask)` of shapes `(B, M, D)` and `(B, M)`, as
@@ -256,7 +260,7 @@ class MemoryStack(ConfiguredLayer):
 
         return tf.nest.map_structure(variable, self._empty(1))
 
-    def call(self, inputs, layer=None):
+    def call(self, inputs, layer=None, mask=None):
         if self.num_pending is not None:
             raise ValueError(
                 "`num_pending` must be None to call a MemoryStack: only a "
@@ -271,7 +275,10 @@ class MemoryStack(ConfiguredLayer):
         # Memory is read and written only after the check of `inputs`.
         with tf.control_dependencies([inputs]):
             before = self._read_layer(layer, rows)
-        self._write_layer(layer, before.extend([inputs]), rows)
+        lengths = None
+        if mask is not None:
+            inputs, lengths = _real_steps(inputs, mask)
+        self._write_layer(layer, before.extend([inputs], lengths), rows)
         return before.states[0], before.mask()
 
     def read(self, rows=None):
@@ -365,7 +372,10 @@ class MemoryStack(ConfiguredLayer):
 
         tf.nest.map_structure(write, self._holder.layers[layer], memory)
 
-    def compute_output_spec(self, inputs, layer=None):
+    def compute_mask(self, inputs, previous_mask=None):
+        return None  # the second output is the mask of the first
+
+    def compute_output_spec(self, inputs, layer=None, mask=None):
         self._checked_layer(layer)
         check_shape("inputs", inputs, (None, None, self.hidden_dim))
         batch = self.batch_size or inputs.shape[0]
@@ -376,6 +386,15 @@ class MemoryStack(ConfiguredLayer):
             ),
             keras.KerasTensor((batch, self.memory_length), dtype="bool"),
         )
+
+
+def _real_steps(inputs, mask):
+    """Returns inputs `(B, T, D)` with masked steps at the end; real lengths."""
+    steps = ops.arange(ops.shape(inputs)[1])
+    mask = check_mask("mask", mask, ops.shape(inputs)[:2])
+    order = ops.argsort(ops.where(mask, steps, steps + ops.size(steps)), axis=1)
+    inputs = ops.take_along_axis(inputs, order[..., None], axis=1)
+    return inputs, ops.sum(ops.cast(mask, "int32"), axis=1)
 
 
 _LOOPS = {

@@ -1,10 +1,16 @@
 """Callbacks for models that keep memory from batch to batch."""
 
+import collections
+import inspect
+import itertools
+import json
+import numbers
 import os
 
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.memory.memory_stack import MemoryStack
@@ -85,8 +91,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     BackupAndRestore` has no memory and begins an epoch again.
 
     For a `TransformerXLCausalLM` with its default loss, trained on `Segments`,
-    arrays or a `tf.data.Dataset` whose order is always the same. Other
-    callbacks, such as `EarlyStopping`, begin anew.
+    arrays or a `tf.data.Dataset` whose order is always the same. The numbers
+    that other callbacks of `fit` count with are saved, too, and the
+    `best_weights` of `EarlyStopping`. A warning names callbacks that hold more.
 
     Args:
         backup_dir: String or path, local or in a bucket. Use another folder for
@@ -128,6 +135,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.delete_checkpoint = delete_checkpoint
         self._epoch = self._saved = 0
         self._checkpoints = self._restored = None
+        # Of the `fit` that runs: set by the model, which calls this one last.
+        self.others = []
 
     def on_train_begin(self, logs=None):
         steps = getattr(self.model, "fit_steps", None)
@@ -146,18 +155,21 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._checkpoints = Checkpoints(self.backup_dir, steps.trainer)
         variables = self._metric_variables()
         expected = {name: tuple(v.shape) for name, v in variables}
-        self._restored = None
+        self._restored = {}
         try:
-            state = self._checkpoints.restore({"position": (3,), **expected})
+            state = self._checkpoints.restore({"position": (4,), **expected})
         except ValueError as error:
             raise ValueError(
                 "`backup_dir` must be empty, or hold a backup of this model. "
                 f"Received: backup_dir={self.backup_dir!r}. {error}"
             ) from error
         if state:
-            epoch, batches, seed = (int(number) for number in state["position"])
+            epoch, batches, seed, is_last = map(int, state["position"])
             steps.resume(epoch, batches, seed)
+            if is_last:  # a callback had stopped `fit`
+                epoch = self.params["epochs"]
             self.model._initial_epoch = epoch
+            _restore_callbacks(self.others, state)
             if batches:  # else they are the metrics of the epoch before
                 self._restored = state
         self._saved = int(steps.trainer.step.numpy())
@@ -167,14 +179,17 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._restored:
             for name, variable in self._metric_variables():
                 variable.assign(self._restored[name])
-            self._restored = None
 
     def on_train_batch_end(self, batch, logs=None):
+        steps = self.model.fit_steps
+        if self._restored and not steps.steps_to_skip:
+            # Again: they have counted the batches that were skipped.
+            _restore_callbacks(self.others, self._restored)
+            self._restored = {}
         if self.save_freq == "epoch":
             return
-        step = int(self.model.fit_steps.trainer.step.numpy())
-        if step >= self._saved + self.save_freq:
-            self._save(self._epoch, self.model.fit_steps.steps_done)
+        if int(steps.trainer.step.numpy()) >= self._saved + self.save_freq:
+            self._save(self._epoch, steps.steps_done)
 
     def on_epoch_end(self, epoch, logs=None):
         if self.save_freq == "epoch":
@@ -189,9 +204,25 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _save(self, epoch, batches):
         steps = self.model.fit_steps
         self._saved = int(steps.trainer.step.numpy())
+        for callback in self.others:
+            if held := _held_by(callback):
+                logging.log_first_n(
+                    logging.WARNING,
+                    "The backup has numbers of callbacks, and not %s of %s, "
+                    "which begins anew after a restart.",
+                    1, ", ".join(held), type(callback).__name__,
+                )  # fmt: skip
         self._checkpoints.save(
             {
-                "position": np.array([epoch, batches, steps.trainer.seed]),
+                "position": np.array(
+                    [
+                        epoch,
+                        batches,
+                        steps.trainer.seed,
+                        self.model.stop_training,
+                    ]
+                ),
+                **_callback_state(self.others),
                 **{
                     name: keras.ops.convert_to_numpy(variable)
                     for name, variable in self._metric_variables()
@@ -203,3 +234,66 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Returns pairs of names and variables of all metrics."""
         variables = [v for m in self.model.metrics for v in m.variables]
         return [(f"metric_{i}", v) for i, v in enumerate(variables)]
+
+
+def _numbers(callback):
+    """Returns what a callback counts with: numbers that are no arguments."""
+    arguments = inspect.signature(type(callback)).parameters
+    return {
+        name: value
+        for name, value in vars(callback).items()
+        if name not in arguments
+        and (value is None or isinstance(value, numbers.Real))
+    }
+
+
+def _named(callbacks):
+    """Yields pairs of a name, by class and place in it, and a callback."""
+    counts = collections.Counter()
+    for callback in callbacks:
+        kind = type(callback).__name__
+        yield f"{kind}_{counts[kind]}", callback
+        counts[kind] += 1
+
+
+def _callback_state(callbacks):
+    """Returns the numbers and the best weights of callbacks, as arrays."""
+    state = {}
+    for name, callback in _named(callbacks):
+        text = json.dumps(_numbers(callback), default=float).encode()
+        state[name] = np.frombuffer(text, np.uint8)
+        weights = getattr(callback, "best_weights", None) or ()
+        for i, weight in enumerate(weights):
+            state[f"{name}/{i}"] = np.asarray(weight)
+    return state
+
+
+def _restore_callbacks(callbacks, state):
+    """Gives callbacks what `_callback_state` returned."""
+    for name, callback in _named(callbacks):
+        if name not in state:
+            continue  # it was not there before
+        saved = json.loads(state[name].tobytes())
+        for key in _numbers(callback).keys() & saved:
+            setattr(callback, key, saved[key])
+        places = (f"{name}/{i}" for i in itertools.count())
+        weights = [
+            state[place]
+            for place in itertools.takewhile(state.__contains__, places)
+        ]
+        if weights:
+            callback.best_weights = weights
+
+
+def _held_by(callback):
+    """Returns the names of a callback's attributes that are not saved."""
+    if type(callback).__module__.startswith(("keras.", "txl_keras.")):
+        return []
+    arguments = {"params", *inspect.signature(type(callback)).parameters}
+    return [
+        name
+        for name, value in vars(callback).items()
+        if name not in arguments
+        and isinstance(value, (list, dict, set, np.ndarray))
+        and len(value)
+    ]

@@ -333,8 +333,12 @@ def test_a_backup_of_something_else_is_neither_read_nor_removed(
 
 
 class _Interrupt(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        raise KeyboardInterrupt
+    """Interrupts `fit` after one epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if hasattr(self, "has_begun"):
+            raise KeyboardInterrupt
+        self.has_begun = True
 
 
 def test_an_interrupted_resumed_fit_does_not_shorten_the_next(model, tmp_path):

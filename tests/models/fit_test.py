@@ -5,6 +5,7 @@ resets and the number of targets differ from step to step.
 """
 
 import collections
+import itertools
 
 import keras
 import numpy as np
@@ -285,11 +286,11 @@ class Interrupt(keras.callbacks.Callback):
 
     def __init__(self, after):
         super().__init__()
-        self.left = after
+        self.after = after
+        self.done = itertools.count(1)  # no number, which a backup would keep
 
     def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if not self.left:
+        if next(self.done) == self.after:
             raise KeyboardInterrupt
 
 
@@ -332,6 +333,45 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
     for name, values in history.items():
         np.testing.assert_allclose(values, expected[name][-len(values) :])
     assert not tmp_path.joinpath("backup").exists()
+
+
+def test_callbacks_go_on_counting_after_an_interruption(
+    rewind, rewind_other, tmp_path
+):
+    segments = segments_of("roll")
+
+    def fit(model, *callbacks):
+        # Nothing is an improvement but the first epoch.
+        plateau = {"monitor": "loss", "min_delta": 10.0}
+        keras.utils.set_random_seed(0)  # of dropout
+        model.compile(keras.optimizers.SGD(0.01))
+        history = model.fit(
+            segments,
+            epochs=9,
+            callbacks=[
+                *callbacks,
+                keras.callbacks.ReduceLROnPlateau(patience=2, **plateau),
+                keras.callbacks.EarlyStopping(
+                    patience=3, restore_best_weights=True, **plateau
+                ),
+            ],
+            verbose=0,
+        )
+        return history.epoch, float(model.optimizer.learning_rate)
+
+    whole = rewind()
+    assert fit(whole) == ([0, 1, 2, 3], pytest.approx(0.001))
+    weights = whole.get_weights()
+    backup = BackupAndRestore(tmp_path / "backup", save_freq=2)
+    # In the second and in the fourth epoch, and where `fit` has stopped.
+    for after in (len(segments) + 3, 2 * len(segments) + 3):
+        model = rewind() if after < 2 * len(segments) else rewind_other()
+        with pytest.raises(KeyboardInterrupt):
+            fit(model, backup, Interrupt(after))
+    model = rewind_other()
+    assert fit(model, backup) == ([3], pytest.approx(0.001))
+    for a, b in zip(model.weights, weights, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_float16_reports_no_loss_that_overflows_as_a_good_one():

@@ -80,6 +80,11 @@ class FitSteps:
         """Returns how many steps of this epoch are done."""
         return self._training.steps_done
 
+    @property
+    def steps_to_skip(self):
+        """Returns how many steps of this epoch were done before a restart."""
+        return self._training.steps_to_skip
+
     def resume(self, epoch, steps_done, seed):
         """Makes `fit` begin after steps of an epoch that were done before."""
         self._training.start(epoch, steps_done)

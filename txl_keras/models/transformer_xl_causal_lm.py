@@ -12,6 +12,7 @@ from keras import ops
 
 from txl_keras import metrics as token_metrics
 from txl_keras import samplers
+from txl_keras.callbacks import BackupAndRestore
 from txl_keras.callbacks import ResetMemory
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
@@ -402,14 +403,18 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             )
         arguments = {"x": x, "y": y, "batch_size": batch_size, **kwargs}
         arguments["epochs"] = epochs
-        callbacks = kwargs.get("callbacks") or []
+        callbacks = tf.nest.flatten(kwargs.get("callbacks") or [])
+        backups = [c for c in callbacks if isinstance(c, BackupAndRestore)]
+        callbacks = [c for c in callbacks if c not in backups]
+        for backup in backups:  # after the others, whose state it saves
+            backup.others = callbacks
         if self.fit_steps is None:
-            arguments["callbacks"] = [callbacks, ResetMemory()]
+            arguments["callbacks"] = [*callbacks, ResetMemory(), *backups]
             return super().fit(**in_batches(**arguments))
         begin_epoch = keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda epoch, logs: self.fit_steps.begin_epoch()
         )
-        arguments["callbacks"] = [callbacks, begin_epoch]
+        arguments["callbacks"] = [*callbacks, begin_epoch, *backups]
         try:
             return super().fit(**self.fit_steps.begin_fit(arguments))
         finally:

@@ -73,7 +73,16 @@ def main(_):
         "splits": {name: describe_split(s) for name, s in splits.items()},
         "folder": os.path.dirname(splits["train"].folder),
     }
-    _print_statistics(statistics, _most_frequent(tokenizer, counts))
+    _print_statistics(statistics)
+    most_frequent = (-counts).argsort(kind="stable")[:20]
+    print(
+        "Most frequent in train:",
+        *(
+            f"{tokenizer.decode_bytes(i).decode(errors='replace')!r}:"
+            f"{counts[i]:,}"
+            for i in most_frequent
+        ),
+    )
     _write(statistics, splits, counts)
 
 
@@ -87,8 +96,7 @@ def _make_beam():
                 f"Received: --beam_options={FLAGS.beam_options!r}"
             )
         return None
-    options = data_flags.corpus_options()
-    folder = token_folder(options["data_dir"])
+    folder = token_folder(FLAGS.data_dir)
     if "dataflow" in FLAGS.beam_runner.lower() and not is_remote(folder):
         raise ValueError(
             "`data_dir` must be in a bucket for a `beam_runner` whose workers "
@@ -98,12 +106,7 @@ def _make_beam():
     return Beam(FLAGS.beam_runner, FLAGS.beam_options or "")
 
 
-def _most_frequent(tokenizer, counts, number=20):
-    ids = (-counts).argsort(kind="stable")[:number]
-    return [(tokenizer.decode_bytes(i), int(counts[i])) for i in ids]
-
-
-def _print_statistics(statistics, most_frequent):
+def _print_statistics(statistics):
     size = statistics["vocabulary_size"]
     print(f"{statistics['corpus']}: a vocabulary of {size:,}")
     print(
@@ -117,13 +120,6 @@ def _print_statistics(statistics, most_frequent):
             f"{split['num_documents']:11,}   "
             + _describe_lengths(**split["document_length"])
         )
-    print(
-        "Most frequent in train: "
-        + " ".join(
-            f"{token.decode(errors='replace')!r}:{count:,}"
-            for token, count in most_frequent
-        )
-    )
     if statistics["cutoffs"]:
         print(
             "Cutoffs with the fewest logits per token: --cutoffs="

@@ -93,7 +93,7 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path):
             read_labelled_texts(path)
 
 
-@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl.gz", "folder"])
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl.gz"])
 def test_what_is_no_file_is_refused_at_once(not_a_file, name, tmp_path):
     path = tmp_path / name
     kind = not_a_file(path)

@@ -10,9 +10,7 @@ FOLDER/enwik8_bytes-1f0c.../train/metadata.json  sizes, dtype, hashes
 The ids of a large text are in several files, one per section of the text. All
 files can be deleted: they are made again when needed.
 
-A split is written under a temporary name and renamed when it is complete.
-Buckets cannot rename folders. There a split is complete once metadata.json
-exists, which is written last.
+A split is complete once metadata.json exists, which is written last.
 """
 
 import contextlib
@@ -33,12 +31,13 @@ from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import modification_time
 from txl_keras.data.corpora.files import remove_link
+from txl_keras.data.corpora.files import write_text
+from txl_keras.data.token_files import DOCUMENTS_FILE
+from txl_keras.data.token_files import joint_digest
 from txl_keras.data.token_files import open_tokens
 from txl_keras.data.token_files import shard_paths
-from txl_keras.data.token_writer import DOCUMENTS_FILE
-from txl_keras.data.token_writer import joint_digest
-from txl_keras.data.token_writer import token_dtype
-from txl_keras.data.token_writer import write_tokens
+from txl_keras.data.token_files import token_dtype
+from txl_keras.data.token_files import write_tokens
 from txl_keras.data.tokenizers import IdTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
@@ -134,15 +133,11 @@ def prepare_tokenizer(name, corpus, folder, beam=None, **options):
     key = [FORMAT, corpus.fingerprint(), name, options]
     parent = _folder(folder, f"{corpus.name}_{name}_tokenizer", key)
     path = os.path.join(parent, "tokenizer.json")
-    with _lock(parent):
+    with _locked(parent, beam) as beam:
         if tf.io.gfile.exists(path):
             return load_tokenizer(path)
-        with contextlib.ExitStack() as stack:
-            if beam is not None:
-                work = f"{parent}/beam"
-                beam = stack.enter_context(beam.working_in(work))
-            tokenizer = build_tokenizer(name, corpus, beam, **options)
-            corpus.check_unchanged()  # otherwise `path` has the wrong hash
+        tokenizer = build_tokenizer(name, corpus, beam, **options)
+        corpus.check_unchanged()  # otherwise `path` has the wrong hash
         tf.io.gfile.makedirs(parent)
         save_tokenizer(tokenizer, path)
         return tokenizer
@@ -174,35 +169,10 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS, beam=None):
     key = [FORMAT, corpus.fingerprint(), tokenizer_hash(tokenizer)]
     parent = _folder(folder, f"{corpus.name}_{tokenizer.unit}s", key)
     paths = {split: os.path.join(parent, split) for split in splits}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_lock(parent))
-        missing = {
-            split: path
-            for split, path in paths.items()
-            if not tf.io.gfile.exists(os.path.join(path, METADATA_FILE))
-        }
-        unfinished = {
-            split: path if is_remote(path) else f"{path}.incomplete"
-            for split, path in missing.items()
-        }
-        if beam is None:  # only Beam continues what a killed run has written
-            _remove_folder(f"{parent}/beam")
-            if not is_remote(parent):  # where another host may be writing
-                for place in unfinished.values():
-                    _remove_folder(place)
-        try:
-            if missing and beam is not None:
-                beam = stack.enter_context(beam.working_in(f"{parent}/beam"))
-            for split, path in missing.items():
-                place = unfinished[split]
-                _write_split(corpus, split, tokenizer, path, place, beam)
-                del unfinished[split]
-        except BaseException as error:
-            # What Beam has finished is kept, unless the text is refused.
-            if beam is None or isinstance(error, ValueError):
-                for place in unfinished.values():
-                    _remove_folder(place)
-            raise
+    with _locked(parent, beam) as beam:
+        for split, path in paths.items():
+            if not tf.io.gfile.exists(os.path.join(path, METADATA_FILE)):
+                _write_split(corpus, split, tokenizer, path, beam)
     return {split: open_split(path, tokenizer) for split, path in paths.items()}
 
 
@@ -278,11 +248,15 @@ def _remove_folder(path):
         tf.io.gfile.rmtree(path)
 
 
-def _write_split(corpus, split, tokenizer, path, unfinished, beam):
-    tf.io.gfile.makedirs(unfinished)
+def _write_split(corpus, split, tokenizer, path, beam):
+    # What a killed run has written is continued by Beam only. In a bucket
+    # another host may be writing the same.
+    if beam is None and not is_remote(path):
+        _remove_folder(path)
+    tf.io.gfile.makedirs(path)
     try:
         corpus.check_unchanged()
-        metadata = write_tokens(corpus, split, tokenizer, unfinished, beam)
+        metadata = write_tokens(corpus, split, tokenizer, path, beam)
         corpus.check_unchanged()
         metadata |= {"split": split, "tokenizer": tokenizer_hash(tokenizer)}
         if not metadata["num_tokens"]:
@@ -290,18 +264,19 @@ def _write_split(corpus, split, tokenizer, path, unfinished, beam):
                 f"The {split} split of {corpus.name} must have at least one "
                 f"token. Received: {metadata['num_bytes']} bytes, no tokens"
             )
-        metadata_path = os.path.join(unfinished, METADATA_FILE)
-        with tf.io.gfile.GFile(metadata_path, "w") as file:
-            file.write(json.dumps(metadata, indent=1) + "\n")
-        if unfinished != path:
-            _remove_folder(path)  # incomplete: has no metadata
-            tf.io.gfile.rename(unfinished, path)
-    except tf.errors.ResourceExhaustedError as error:
-        raise OSError(
-            f"The ids of {corpus.name} could not be written to {path}. "
-            "Free some disk space or choose another --data_dir, and run "
-            f"again. {error.message}"
-        ) from error
+        text = json.dumps(metadata, indent=1) + "\n"
+        write_text(text, os.path.join(path, METADATA_FILE))
+    except BaseException as error:
+        # What Beam has finished is kept, unless the text is refused.
+        if beam is None or isinstance(error, ValueError):
+            _remove_folder(path)
+        if isinstance(error, tf.errors.ResourceExhaustedError):
+            raise OSError(
+                f"The ids of {corpus.name} could not be written to {path}. "
+                "Free some disk space or choose another --data_dir, and run "
+                f"again. {error.message}"
+            ) from error
+        raise
 
 
 def _read_metadata(path):
@@ -325,6 +300,24 @@ def _damaged_error(path, reason):
 
 
 _THREAD_LOCK = threading.Lock()
+
+
+@contextlib.contextmanager
+def _locked(parent, beam):
+    """Locks a folder; yields `beam` with a folder for its results in it."""
+    work = f"{parent}/beam"
+    with _lock(parent):
+        if beam is None:
+            _remove_folder(work)
+        else:
+            tf.io.gfile.makedirs(work)
+            beam = dataclasses.replace(beam, folder=work)
+        try:
+            yield beam
+        except ValueError:  # of the text: other errors let the next run go on
+            _remove_folder(work)
+            raise
+        _remove_folder(work)
 
 
 @contextlib.contextmanager

@@ -4,13 +4,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from txl_keras.data.layouts import document_lengths
-from txl_keras.data.token_files import blocks_of
+
+_BLOCK = 1 << 22  # ids that are read at once
 
 
 def token_counts(tokens, vocabulary_size):
     """Counts how often each id occurs: int64, `(V,)`."""
     counts = np.zeros(vocabulary_size, np.int64)
-    for block in blocks_of(tokens):
+    for start in range(0, len(tokens), _BLOCK):
+        block = tokens[start : start + _BLOCK]
         counts += np.bincount(block, minlength=vocabulary_size)
     return counts
 

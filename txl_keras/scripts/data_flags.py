@@ -13,9 +13,7 @@ from txl_keras.data.corpora import CORPORA
 from txl_keras.data.corpora import corpus_path
 from txl_keras.data.corpora.files import absolute_path
 from txl_keras.data.corpora.files import check_can_write
-from txl_keras.data.corpora.files import is_file
 from txl_keras.data.corpora.files import is_remote
-from txl_keras.data.corpora.id_files import IdCorpus
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
 from txl_keras.data.preparation import token_folder
@@ -25,50 +23,50 @@ from txl_keras.data.tokenizers.building import OPTIONS
 FLAGS = flags.FLAGS
 
 # Flags that locate the text. They may change when a run resumes.
-CORPUS_FLAGS = (
-    "corpus", "data_dir", "manual_dir", "document_separator", "text_key",
-)  # fmt: skip
+_CORPUS = {
+    "corpus": f"The text: {', '.join(CORPORA)}, tfds:NAME, or the path of a "
+    "text file, a folder or a file pattern; with --tokenizer=ids, of .npy or "
+    ".npz files. Scripts that read a finished run use its text by default.",
+    "data_dir": "Folder for downloaded texts and prepared token ids. Default: "
+    "TFDS_DATA_DIR, or ~/tensorflow_datasets.",
+    "manual_dir": "Folder that already holds the published files of a corpus. "
+    "Default: data_dir.",
+    "document_separator": "Text that separates the documents of a file; "
+    r"\n is a newline. Default: a file is one document.",
+    "text_key": "Name of the text field in JSON lines and in tfds: examples. "
+    "Default: text.",
+}
+CORPUS_FLAGS = tuple(_CORPUS)
 # Flags that define the tokens. They may not change when a run resumes.
-TOKENIZER_FLAGS = (
-    "tokenizer", "drop_newlines", "vocabulary_size", "min_count", "lower_case",
-    "unknown", "line_start", "line_end",
-)  # fmt: skip
+_TOKENIZER = {
+    "drop_newlines": "Remove newlines from the text of bytes and characters, "
+    "as the enwik8 protocol of the original code does. Scores then refer to "
+    "the text without newlines. Default: no.",
+    "vocabulary_size": "Most words to keep in the vocabulary (default: all), "
+    "the number of subwords to learn (default for sentencepiece: by the size "
+    "of the text), or one more than the largest id (default: of those in the "
+    "corpus).",
+    "min_count": "Words that occur less often in the train split become "
+    "unknown. Default: keep all.",
+    "lower_case": "Convert the text to lower case. Default: no.",
+    "unknown": "Token for unknown words; empty for none. Default: <unk>.",
+    "line_start": "Token that is put before each line. Default: none.",
+    "line_end": "Token that stands for the end of each line; empty for none. "
+    "Default: <eos>.",
+}
+TOKENIZER_FLAGS = ("tokenizer", *_TOKENIZER)
 
 
 def define_corpus_flags(required=True):
     """Defines the flags of `CORPUS_FLAGS`."""
-    flags.DEFINE_string(
-        "corpus", None,
-        f"The text: {', '.join(CORPORA)}, tfds:NAME, or the path of a text "
-        "file, a folder or a file pattern; with --tokenizer=ids, of .npy or "
-        ".npz files. Scripts that read a finished run use its text by default.",
-        required=required,
-    )  # fmt: skip
-    define_data_dir_flag()
-    flags.DEFINE_string(
-        "manual_dir", None,
-        "Folder that already holds the published files of a corpus. Default: "
-        "data_dir.",
-    )  # fmt: skip
-    flags.DEFINE_string(
-        "document_separator", None,
-        r"Text that separates the documents of a file; \n is a newline. "
-        "Default: a file is one document.",
-    )  # fmt: skip
-    flags.DEFINE_string(
-        "text_key", None,
-        "Name of the text field in JSON lines and in tfds: examples. Default: "
-        "text.",
-    )  # fmt: skip
+    for name, text in _CORPUS.items():
+        is_required = required and name == "corpus"
+        flags.DEFINE_string(name, None, text, required=is_required)
 
 
 def define_data_dir_flag():
     """Defines `--data_dir`, for downloads and token ids."""
-    flags.DEFINE_string(
-        "data_dir", None,
-        "Folder for downloaded texts and prepared token ids. Default: "
-        "TFDS_DATA_DIR, or ~/tensorflow_datasets.",
-    )  # fmt: skip
+    flags.DEFINE_string("data_dir", None, _CORPUS["data_dir"])
 
 
 def define_tokenizer_flags():
@@ -79,45 +77,17 @@ def define_tokenizer_flags():
         "from the train split; bytes for enwik8 and text8; ids for .npy and "
         ".npz files of token ids.",
     )  # fmt: skip
-    flags.DEFINE_bool(
-        "drop_newlines", None,
-        "Remove newlines from the text of bytes and characters, as the "
-        "enwik8 protocol of the original code does. Scores then refer to the "
-        "text without newlines. Default: no.",
-    )  # fmt: skip
     flags.DEFINE_string(
         "vocabulary", None,
         "File with the words of the vocabulary, or a subword model. Default: "
         "the vocabulary is built from the train split.",
     )  # fmt: skip
-    flags.DEFINE_integer(
-        "vocabulary_size", None,
-        "Most words to keep in the vocabulary (default: all), the number of "
-        "subwords to learn (default for sentencepiece: by the size of the "
-        "text), or one more than the largest id (default: of those in the "
-        "corpus).",
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "min_count", None,
-        "Words that occur less often in the train split become unknown. "
-        "Default: keep all.",
-    )  # fmt: skip
-    flags.DEFINE_bool(
-        "lower_case", None, "Convert the text to lower case. Default: no."
-    )
-    flags.DEFINE_string(
-        "unknown", None,
-        "Token for unknown words; empty for none. Default: <unk>.",
-    )  # fmt: skip
-    flags.DEFINE_string(
-        "line_start", None,
-        "Token that is put before each line. Default: none.",
-    )  # fmt: skip
-    flags.DEFINE_string(
-        "line_end", None,
-        "Token that stands for the end of each line; empty for none. Default: "
-        "<eos>.",
-    )  # fmt: skip
+    kinds = {
+        **dict.fromkeys(("drop_newlines", "lower_case"), flags.DEFINE_bool),
+        **dict.fromkeys(("vocabulary_size", "min_count"), flags.DEFINE_integer),
+    }
+    for name, text in _TOKENIZER.items():
+        kinds.get(name, flags.DEFINE_string)(name, None, text)
 
 
 def corpus_options(defaults=None):
@@ -187,17 +157,12 @@ def check_run_text(split, expected, corpus, run, remedy="Bring it back"):
 
 def load_corpus(options, whole=False):
     """Loads the corpus of `corpus_options`, in splits or as one text."""
+    options = {**options, "whole": whole}
     separator = options["document_separator"]
     if separator is not None:
         separator = separator.replace(r"\n", "\n").replace(r"\t", "\t")
-    return corpora.load_corpus(
-        options["corpus"],
-        options["data_dir"],
-        options["manual_dir"],
-        separator,
-        options["text_key"],
-        whole,
-    )
+        options["document_separator"] = separator
+    return corpora.load_corpus(options.pop("corpus"), **options)
 
 
 def prepare_text(tokenizer=None, beam=None):
@@ -257,41 +222,30 @@ def check_writable(name, path):
         ) from error
 
 
-def _default_tokenizer(corpus):
-    if isinstance(corpus, IdCorpus):
-        return "ids"
-    # Published scores of such a text are for its bytes.
-    return "bytes" if corpus.encoding == "latin-1" else "sentencepiece"
-
-
 def make_tokenizer(corpus, folder, beam=None):
     """Builds the tokenizer that the flags name, or reads it from `folder`."""
     options = {name: FLAGS[name].value for name in TOKENIZER_FLAGS}
-    name = options.pop("tokenizer") or _default_tokenizer(corpus)
-    vocabulary = FLAGS.vocabulary
-    if vocabulary is not None:
-        vocabulary = os.path.expanduser(vocabulary)
-        if not is_file(vocabulary):
-            raise FileNotFoundError(
-                "`vocabulary` must be a file. Received: "
-                f"--vocabulary={FLAGS.vocabulary}"
-            )
+    # Published scores of a text of latin-1 are for its bytes.
+    names = {"ids": "ids", "latin-1": "bytes", "utf-8": "sentencepiece"}
+    name = options.pop("tokenizer") or names[corpus.encoding]
+    words = None
+    if FLAGS.vocabulary is not None:
         if FLAGS.tokenizer is None:
             raise ValueError(
                 "`tokenizer` must be given with `vocabulary`: the kind of its "
-                f"tokens, such as words. Received: --vocabulary={vocabulary}"
+                "tokens, such as words. Received: "
+                f"--vocabulary={FLAGS.vocabulary}"
             )
-    if vocabulary and name != "words":
-        # Not cached in the folder, because the file may change.
+        path = os.path.expanduser(FLAGS.vocabulary)
         try:
-            return build_tokenizer(
-                name, corpus, vocabulary=vocabulary, **options
-            )
-        except ValueError as error:
+            if name != "words":
+                # Not cached in the folder, because the file may change.
+                return build_tokenizer(name, corpus, vocabulary=path, **options)
+            words = load_vocabulary(path)
+        except (OSError, ValueError) as error:
             raise ValueError(
                 f"`vocabulary` {FLAGS.vocabulary}: {error}"
             ) from error
-    vocabulary = vocabulary and load_vocabulary(vocabulary)
     return prepare_tokenizer(
-        name, corpus, folder, beam, vocabulary=vocabulary, **options
+        name, corpus, folder, beam, vocabulary=words, **options
     )

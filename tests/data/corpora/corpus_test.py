@@ -3,6 +3,7 @@ import random
 import pytest
 
 from txl_keras.data.corpora import Corpus
+from txl_keras.data.corpora import corpus as corpus_module
 from txl_keras.data.corpora import load_corpus
 from txl_keras.data.corpora.corpus import Block
 
@@ -61,11 +62,12 @@ def joined(document):
     return document if isinstance(document, bytes) else b"".join(document)
 
 
-def test_blocks_are_the_text_and_know_where_documents_begin():
+def test_blocks_are_the_text_and_know_where_documents_begin(monkeypatch):
+    monkeypatch.setattr(corpus_module, "BLOCK_BYTES", 7)
     generator = random.Random(5)
     for _ in range(300):
         documents = [b"first", *random_documents(generator)]
-        blocks = list(corpus_of(documents).blocks("train", size=7))
+        blocks = list(corpus_of(documents).blocks("train"))
         found = []
         for block in blocks:
             for i, piece in enumerate(block.pieces):
@@ -81,9 +83,10 @@ def test_blocks_are_the_text_and_know_where_documents_begin():
         assert found == [text for text in expected if text]
 
 
-def test_a_block_ends_with_a_line_or_a_word():
+def test_a_block_ends_with_a_line_or_a_word(monkeypatch):
+    monkeypatch.setattr(corpus_module, "BLOCK_BYTES", 10)
     corpus = corpus_of(b"one two\nthree four five six\nseven")
-    assert list(corpus.blocks("train", size=10)) == [
+    assert list(corpus.blocks("train")) == [
         Block((b"one two\n",), False, False),
         Block((b"three four ",), True, False),
         Block((b"five six\n",), True, True),

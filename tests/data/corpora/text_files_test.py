@@ -47,9 +47,10 @@ def test_a_named_split_without_text_is_refused(tmp_path):
     """Otherwise the end of train would be taken for it."""
     write_files(tmp_path, {"train.txt": b"one" * 99, "valid.txt": b""})
     os.mkfifo(tmp_path / "test.txt")
-    with pytest.raises(ValueError, match="remove .*test.txt and .*valid.txt"):
+    with pytest.raises(ValueError, match="empty files.*'valid': 0, 'test': 0"):
         load_corpus(tmp_path)
     (tmp_path / "test.txt").unlink()
+    (tmp_path / "valid.txt").unlink()
     write_files(tmp_path, {"valid-0.txt": b"two", "test.txt": b"three"})
     assert texts_of(load_corpus(tmp_path))["valid"] == b"two"
 
@@ -123,10 +124,8 @@ def test_separators_part_documents_and_are_no_part_of_them(tmp_path):
 
 def test_a_separator_that_is_not_there_is_no_separator(tmp_path):
     (tmp_path / "all.txt").write_bytes(b"line\n" * 100)
-    with pytest.raises(ValueError, match="valid and test would be empty"):
+    with pytest.raises(ValueError, match="each split.*'valid': 0, 'test': 0"):
         load_corpus(tmp_path / "all.txt", document_separator="<|end|>")
-    with pytest.raises(ValueError, match="`document_separator`.*Received.*''"):
-        load_corpus(tmp_path / "all.txt", document_separator="")
 
 
 @pytest.mark.parametrize("key", ["text", "body"])
@@ -207,7 +206,7 @@ def test_a_link_to_itself_is_named(tmp_path):
     (tmp_path / "loop.txt").symlink_to("loop.txt")
     (tmp_path / "text.txt").write_text("a\n" * 99)
     for path in (tmp_path, tmp_path / "*.txt"):
-        with pytest.raises(OSError, match="loop.txt must be a file"):
+        with pytest.raises(OSError, match="links.*loop.txt"):
             load_corpus(path)
     with pytest.raises(FileNotFoundError, match="loop.txt"):
         load_corpus(tmp_path / "loop.txt")
@@ -231,7 +230,7 @@ def test_what_is_no_text_file_is_left_out_or_named(tmp_path):
     texts = texts_of(load_corpus(tmp_path))
     assert sorted(b"".join(texts.values())) == sorted(text)
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nothing")
-    with pytest.raises(OSError, match=r"gone\.txt must be a file"):
+    with pytest.raises(OSError, match=r"links.*gone\.txt"):
         load_corpus(tmp_path)
 
 
@@ -241,7 +240,7 @@ def test_a_pipe_and_a_device_are_named(whole, name, tmp_path):
     os.mkfifo(tmp_path / name)
     (tmp_path / f"zero_{name}").symlink_to("/dev/zero")
     for path in (tmp_path / name, tmp_path / f"zero_{name}"):
-        with pytest.raises(ValueError, match=f"{path} must be a file.*pipe"):
+        with pytest.raises(ValueError, match=f"{path} must be.*pipes and dev"):
             load_corpus(path, whole=whole)
 
 
@@ -288,7 +287,9 @@ def test_too_little_text_is_refused(tmp_path):
         with pytest.raises(ValueError, match="at least one file with text"):
             load_corpus(place)
     path.write_bytes(b"ab\n")
-    with pytest.raises(ValueError, match="too small.*Received: 3 bytes"):
+    with pytest.raises(
+        ValueError, match="for each split.*'valid': 0, 'test': 1. bytes"
+    ):
         load_corpus(path)
 
 

@@ -184,8 +184,14 @@ def read_between(
     path, separator, start=0, stop=None, max_bytes=MAX_DOCUMENT_BYTES
 ):
     """Yields the texts between separators, as `bytes`."""
+    chunks = read_text(path, start, stop)
+    return split_chunks(chunks, separator, path, max_bytes)
+
+
+def split_chunks(chunks, separator, path, max_bytes=MAX_DOCUMENT_BYTES):
+    """Yields what is between separators in `bytes` that come in chunks."""
     rest = bytearray()
-    for chunk in read_text(path, start, stop):
+    for chunk in chunks:
         searched = max(0, len(rest) - len(separator) + 1)
         rest += chunk
         if rest.find(separator, searched) >= 0:
@@ -226,13 +232,7 @@ def rough_size(path):
     # size is returned if that is above 2 GiB), and for several gzip members.
     # The last one is often empty (`bgzip`), so if the size is 0, the text is
     # read.
-    try:
-        size = tf.io.gfile.stat(path).length
-    except tf.errors.OpError as error:
-        raise OSError(
-            f"{path} must be a file that can be read: remove it if it is a "
-            f"broken link. Received: {error.message}"
-        ) from error
+    size = tf.io.gfile.stat(path).length
     if not path.lower().endswith(".gz") or size < 4 or size > 1 << 31:
         return size
     with tf.io.gfile.GFile(path, "rb") as file:

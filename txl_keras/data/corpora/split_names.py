@@ -58,14 +58,12 @@ def named_splits(folder, sizes, text_suffixes):
         # Files of a single split are divided as those without a name.
         return _assign(folder, data) if len(splits) > 1 else None
     at_top = set().union(*(splits_in(tops[name]) for name in named))
-    are_most = 2 * _total(sizes, named) >= _total(sizes, data)
-    is_meant = len(splits) > 1 and (
-        len(at_top) > 1 or are_most or splits == set(SPLITS)
+    is_meant = (
+        len(at_top) > 1
+        or splits == set(SPLITS)
+        or any(exact[name] & {"valid", "test"} for name in named)
     )
-    is_held_out = any(exact[name] & {"valid", "test"} for name in named)
-    is_text = main in (*text_suffixes, *_PROSE)
-    folders = [exact[name] for name, path in paths.items() if "/" in path]
-    if is_text and (is_meant or is_held_out) or len(set().union(*folders)) > 1:
+    if is_meant and main in (*text_suffixes, *_PROSE):
         raise _error(folder, f"{listed(named)} beside {listed(others)}")
     return None
 
@@ -82,10 +80,6 @@ def _splits_of(words):
 
 def _suffix(name):
     return os.path.splitext(name.lower().removesuffix(".gz"))[1]
-
-
-def _total(sizes, names):
-    return sum(sizes[name] for name in names)
 
 
 def _assign(folder, found):
@@ -117,5 +111,5 @@ def listed(names):
     """Returns the first of some names as words."""
     names = sorted(names)
     more = [f"{len(names) - 3} more"] if len(names) > 3 else []
-    *first, last = [*names[:3], *more]
+    *first, last = [*names[:3], *more] or ["none"]
     return f"{', '.join(first)} and {last}" if first else last

@@ -55,20 +55,15 @@ def _take(names, sizes, target):
 
 
 def split_file(path, delimiter=None):
-    """Cuts a text file into train, valid and test: `(start, stop)` in bytes."""
+    """Returns where train, valid and test of a text file end, in bytes."""
     # Each cut is at the next line end, or at the next character if a line end
     # is more than half a split away; with a `delimiter`, only directly after
     # it.
     size = text_size(path)
     places = [int(size * (1 - part * HELD_OUT_FRACTION)) for part in (2, 1)]
     first = _cut(path, places[0], places[1], size, delimiter)
-    second = max(first, places[1])
-    second = _cut(path, second, size, size, delimiter)
-    return {
-        "train": (0, first),
-        "valid": (first, second),
-        "test": (second, size),
-    }
+    second = _cut(path, max(first, places[1]), size, size, delimiter)
+    return [first, second, size]
 
 
 def cuts(path, start, stop, size, delimiter=None):

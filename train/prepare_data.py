@@ -16,7 +16,6 @@ import os
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-import tensorflow as tf
 from absl import flags
 
 from txl_keras.data.beam import Beam
@@ -24,7 +23,6 @@ from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.preparation import check_hash
 from txl_keras.data.preparation import token_folder
 from txl_keras.data.statistics import describe_split
-from txl_keras.data.statistics import plot_statistics
 from txl_keras.data.statistics import token_counts
 from txl_keras.data.vocabulary import choose_cutoffs
 from txl_keras.scripts import data_flags
@@ -37,8 +35,7 @@ data_flags.define_corpus_flags()
 data_flags.define_tokenizer_flags()
 flags.DEFINE_string(
     "output", None,
-    "Folder for statistics.json and statistics.png. Default: the folder of the "
-    "token ids.",
+    "Folder for statistics.json. Default: the folder of the token ids.",
 )  # fmt: skip
 flags.DEFINE_string(
     "beam_runner", None,
@@ -83,7 +80,11 @@ def main(_):
             for i in most_frequent
         ),
     )
-    _write(statistics, splits, counts)
+    folder = FLAGS.output or statistics["folder"]
+    path = os.path.join(os.path.expanduser(folder), "statistics.json")
+    write_json(statistics, path)
+    print(f"Ids are in {statistics['folder']}")
+    print(f"Written: {path}")
 
 
 def _make_beam():
@@ -131,18 +132,6 @@ def _describe_lengths(min, median, mean, max):
     if min == max:
         return f"{min:,}"
     return f"{min:,} to {max:,}, median {median:,.0f}, mean {mean:,.0f}"
-
-
-def _write(statistics, splits, counts):
-    folder = statistics["folder"]
-    if FLAGS.output is not None:
-        folder = os.path.expanduser(FLAGS.output)
-    path = os.path.join(folder, "statistics")
-    write_json(statistics, path + ".json")
-    with tf.io.gfile.GFile(path + ".png", "wb") as file:
-        plot_statistics(splits, counts, statistics["cutoffs"], file)
-    print(f"Ids are in {statistics['folder']}")
-    print(f"Written: {path}.json, {path}.png")
 
 
 if __name__ == "__main__":

@@ -80,16 +80,13 @@ def parse_json(text, source, kind=dict):
         if text.count(",") > max_items:
             raise ValueError(f"it has more than {max_items:,} commas")
         content = json.loads(text)
-    except RecursionError:
-        raise ValueError(
-            f"{source} is not a JSON file that can be read: it is nested too "
-            "deeply"
-        ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
+        is_deep = isinstance(error, RecursionError)
+        reason = "nested too deeply" if is_deep else shown(str(error))
         raise ValueError(
             f"{source} is not a JSON file that can be read; it is damaged or "
-            f"of another format: {shown(str(error))}"
-        ) from error
+            f"of another format: {reason}"
+        ) from (None if is_deep else error)
     if not isinstance(content, kind):
         name = {dict: "object", list: "list"}.get(kind, "object or list")
         raise ValueError(

@@ -113,11 +113,11 @@ class HugeFile:
 def test_segments_of_2_to_the_40_tokens_begin_at_any_step(monkeypatch):
     opened = []
 
-    def file(self, number):
+    def open_file(self, number):
         opened.append(number)
         return HugeFile(number, lengths[number])
 
-    monkeypatch.setattr(TokenFiles, "file", file)
+    monkeypatch.setattr(TokenFiles, "_open", open_file)
     lengths = [2**28 + number % 7 for number in range(2**12)]
     paths = shard_paths("none", len(lengths))
     tokens = TokenFiles(paths, lengths, np.int32)

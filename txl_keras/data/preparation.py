@@ -24,20 +24,9 @@ import threading
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.data import token_files
+from txl_keras.data.corpora import files
 from txl_keras.data.corpora.corpus import SPLITS
-from txl_keras.data.corpora.files import data_dir_error
-from txl_keras.data.corpora.files import data_folder
-from txl_keras.data.corpora.files import file_digest
-from txl_keras.data.corpora.files import is_remote
-from txl_keras.data.corpora.files import modification_time
-from txl_keras.data.corpora.files import remove_link
-from txl_keras.data.corpora.files import write_text
-from txl_keras.data.token_files import DOCUMENTS_FILE
-from txl_keras.data.token_files import joint_digest
-from txl_keras.data.token_files import open_tokens
-from txl_keras.data.token_files import shard_paths
-from txl_keras.data.token_files import token_dtype
-from txl_keras.data.token_files import write_tokens
 from txl_keras.data.tokenizers import IdTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
@@ -107,7 +96,9 @@ class PreparedSplit:
     @property
     def paths(self):
         """Returns the paths of the files of ids."""
-        return shard_paths(self.folder, len(self.metadata["lengths"]))
+        return token_files.shard_paths(
+            self.folder, len(self.metadata["lengths"])
+        )
 
     def fingerprint(self):
         """Returns a dict that identifies the ids in a run's configuration."""
@@ -180,60 +171,56 @@ def open_split(folder, tokenizer):
     """Opens a `PreparedSplit` that `prepare` wrote, and checks its files."""
     metadata_path = os.path.join(folder, METADATA_FILE)
     metadata = _read_metadata(metadata_path)
-    expected = tokenizer_hash(tokenizer)
-    if metadata["tokenizer"] != expected:
-        raise ValueError(
-            f"`tokenizer` must be the one that encoded the ids in {folder}: "
-            "its vocabulary or options differ. "
-            f"Expected: {metadata['tokenizer']}. Received: {expected}"
-        )
-    dtype = token_dtype(tokenizer)
-    if metadata["dtype"] != dtype.name:
-        raise _damaged_error(metadata_path, f"`dtype` must be {dtype.name}")
+    dtype = token_files.token_dtype(tokenizer)
+    expected = {
+        "tokenizer": tokenizer_hash(tokenizer),
+        "dtype": dtype.name,
+        "split": os.path.basename(folder),
+    }
+    _check_same(folder, metadata, expected)
     lengths = metadata["lengths"]
-    paths = shard_paths(folder, len(lengths))
+    paths = token_files.shard_paths(folder, len(lengths))
+    documents_path = os.path.join(folder, token_files.DOCUMENTS_FILE)
     split = PreparedSplit(
-        open_tokens(paths, lengths, dtype),
-        open_tokens(
-            [_documents_path(folder)], [metadata["num_documents"]], np.int64
+        token_files.open_tokens(paths, lengths, dtype),
+        token_files.open_tokens(
+            [documents_path], [metadata["num_documents"]], np.int64
         ),
         metadata,
         folder,
     )
-    _check_same(split, "split", os.path.basename(folder))
-    if not is_remote(folder):
-        newest = max(map(modification_time, paths))
-        is_newer = newest > modification_time(metadata_path)
-        if is_newer or split.documents.nbytes <= HASHED_BYTES:
-            digest = file_digest(_documents_path(folder), "sha256")
-            _check_same(split, "documents_sha256", digest)
+    if not files.is_remote(folder):
+        newest = max(map(files.modification_time, [documents_path, *paths]))
+        is_newer = newest > files.modification_time(metadata_path)
         if is_newer or split.tokens.nbytes <= HASHED_BYTES:
             check_hash(split)
     return split
 
 
-def _documents_path(folder):
-    return os.path.join(folder, DOCUMENTS_FILE)
-
-
 def check_hash(split):
     """Raises ValueError if the ids of a split were changed since `prepare`."""
-    digests = [file_digest(path, "sha256") for path in split.paths]
-    _check_same(split, "sha256", joint_digest(digests))
+    documents = os.path.join(split.folder, token_files.DOCUMENTS_FILE)
+    digests = map(files.file_digest, split.paths)
+    found = {
+        "sha256": token_files.joint_digest([*digests]),
+        "documents_sha256": files.file_digest(documents),
+    }
+    _check_same(split.folder, split.metadata, found)
 
 
-def _check_same(split, key, received):
-    if split.metadata[key] != received:
-        raise ValueError(
-            f"{split.folder} was changed after it was prepared: delete it, and "
-            "it will be prepared again. "
-            f"Expected: {key} {split.metadata[key]}. Received: {received}"
-        )
+def _check_same(folder, metadata, found):
+    for key, received in found.items():
+        if metadata[key] != received:
+            raise ValueError(
+                f"{folder} was changed after it was prepared, or by another "
+                "tokenizer: delete it, and it will be prepared again. "
+                f"Expected: {key} {metadata[key]}. Received: {received}"
+            )
 
 
 def token_folder(data_dir=None):
     """Returns the folder of prepared text, by default below that of TFDS."""
-    return os.path.join(data_folder(data_dir), "txl_keras_tokens")
+    return os.path.join(files.data_folder(data_dir), "txl_keras_tokens")
 
 
 def tokenizer_hash(tokenizer):
@@ -241,22 +228,17 @@ def tokenizer_hash(tokenizer):
     return _hash([type(tokenizer).__name__, tokenizer.get_config()])
 
 
-def _remove_folder(path):
-    """Removes a folder, but of a link to one only the link."""
-    remove_link(path)
-    if tf.io.gfile.exists(path):
-        tf.io.gfile.rmtree(path)
-
-
 def _write_split(corpus, split, tokenizer, path, beam):
     # What a killed run has written is continued by Beam only. In a bucket
     # another host may be writing the same.
-    if beam is None and not is_remote(path):
-        _remove_folder(path)
+    if beam is None and not files.is_remote(path):
+        files.remove_folder(path)
     tf.io.gfile.makedirs(path)
     try:
         corpus.check_unchanged()
-        metadata = write_tokens(corpus, split, tokenizer, path, beam)
+        metadata = token_files.write_tokens(
+            corpus, split, tokenizer, path, beam
+        )
         corpus.check_unchanged()
         metadata |= {"split": split, "tokenizer": tokenizer_hash(tokenizer)}
         if not metadata["num_tokens"]:
@@ -265,11 +247,11 @@ def _write_split(corpus, split, tokenizer, path, beam):
                 f"token. Received: {metadata['num_bytes']} bytes, no tokens"
             )
         text = json.dumps(metadata, indent=1) + "\n"
-        write_text(text, os.path.join(path, METADATA_FILE))
+        files.write_text(text, os.path.join(path, METADATA_FILE))
     except BaseException as error:
         # What Beam has finished is kept, unless the text is refused.
         if beam is None or isinstance(error, ValueError):
-            _remove_folder(path)
+            files.remove_folder(path)
         if isinstance(error, tf.errors.ResourceExhaustedError):
             raise OSError(
                 f"The ids of {corpus.name} could not be written to {path}. "
@@ -280,10 +262,6 @@ def _write_split(corpus, split, tokenizer, path, beam):
 
 
 def _read_metadata(path):
-    if not tf.io.gfile.exists(path):
-        raise FileNotFoundError(
-            f"`folder` must hold a prepared split. Not found: {path}"
-        )
     try:
         metadata = read_json(path, max_bytes=MAX_VOCABULARY_BYTES)
         check_fields(metadata, _FIELDS, path)
@@ -291,12 +269,10 @@ def _read_metadata(path):
         if not lengths or sum(lengths) != metadata["num_tokens"]:
             raise ValueError("`lengths` must add up to `num_tokens`")
     except ValueError as error:
-        raise _damaged_error(path, error) from error
+        raise ValueError(
+            f"{path} is damaged: delete its folder. ({error})"
+        ) from error
     return metadata
-
-
-def _damaged_error(path, reason):
-    return ValueError(f"{path} is damaged: delete its folder. ({reason})")
 
 
 _THREAD_LOCK = threading.Lock()
@@ -308,30 +284,30 @@ def _locked(parent, beam):
     work = f"{parent}/beam"
     with _lock(parent):
         if beam is None:
-            _remove_folder(work)
+            files.remove_folder(work)
         else:
             tf.io.gfile.makedirs(work)
             beam = dataclasses.replace(beam, folder=work)
         try:
             yield beam
         except ValueError:  # of the text: other errors let the next run go on
-            _remove_folder(work)
+            files.remove_folder(work)
             raise
-        _remove_folder(work)
+        files.remove_folder(work)
 
 
 @contextlib.contextmanager
 def _lock(path):
     """Locks `path`, so that one local process at a time prepares it."""
-    if is_remote(path):
+    if files.is_remote(path):
         yield
         return
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        remove_link(path + ".lock")
+        files.remove_link(path + ".lock")
         file = open(path + ".lock", "w")  # noqa: SIM115
     except OSError as error:
-        raise data_dir_error(os.path.dirname(path), error) from error
+        raise files.data_dir_error(os.path.dirname(path), error) from error
     # The lock on the file does not exclude threads of this process.
     with _THREAD_LOCK, file:
         try:

@@ -51,7 +51,7 @@ class TokenFiles:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self._paths = paths
         self._starts = np.cumsum([0, *lengths], dtype=np.int64)
-        self._files = {}
+        self.file = functools.cache(self._open)
         self._page = functools.lru_cache(NUM_PAGES)(self._read_pages)
 
     def __len__(self):
@@ -96,13 +96,8 @@ class TokenFiles:
             data = file.read((last - first) * PAGE_BYTES)
         return np.frombuffer(data, self.dtype)
 
-    def file(self, number):
-        """Returns a file as `np.memmap`, in a bucket None; checks its size."""
-        if number not in self._files:
-            self._files[number] = self._open(number)
-        return self._files[number]
-
     def _open(self, number):
+        """Returns a file as `np.memmap`, in a bucket None; checks its size."""
         path = self._paths[number]
         if not tf.io.gfile.exists(path):
             raise FileNotFoundError(f"There is no file of ids {path}.")

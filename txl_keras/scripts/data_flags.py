@@ -9,11 +9,7 @@ from absl import flags
 
 from txl_keras.checkpoints.vocabularies import load_vocabulary
 from txl_keras.data import corpora
-from txl_keras.data.corpora import CORPORA
-from txl_keras.data.corpora import corpus_path
-from txl_keras.data.corpora.files import absolute_path
-from txl_keras.data.corpora.files import check_can_write
-from txl_keras.data.corpora.files import is_remote
+from txl_keras.data.corpora import files
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
 from txl_keras.data.preparation import token_folder
@@ -24,9 +20,10 @@ FLAGS = flags.FLAGS
 
 # Flags that locate the text. They may change when a run resumes.
 _CORPUS = {
-    "corpus": f"The text: {', '.join(CORPORA)}, tfds:NAME, or the path of a "
-    "text file, a folder or a file pattern; with --tokenizer=ids, of .npy or "
-    ".npz files. Scripts that read a finished run use its text by default.",
+    "corpus": f"The text: {', '.join(corpora.CORPORA)}, tfds:NAME, or the "
+    "path of a text file, a folder or a file pattern; with --tokenizer=ids, of "
+    ".npy or .npz files. Scripts that read a finished run use its text by "
+    "default.",
     "data_dir": "Folder for downloaded texts and prepared token ids. Default: "
     "TFDS_DATA_DIR, or ~/tensorflow_datasets.",
     "manual_dir": "Folder that already holds the published files of a corpus. "
@@ -107,10 +104,10 @@ def corpus_options(defaults=None):
             "`corpus` must be given, because the model was not trained here "
             "and has no text. Received: --corpus=None"
         )
-    options["corpus"] = corpus_path(options["corpus"])
+    options["corpus"] = corpora.corpus_path(options["corpus"])
     for name in ("data_dir", "manual_dir"):
         if options[name] is not None:
-            options[name] = absolute_path(options[name])
+            options[name] = files.absolute_path(options[name])
     return options
 
 
@@ -187,7 +184,7 @@ def prepare_split(options, tokenizer, split, whole=False):
 def check_outside_text(name, folder):
     """Checks that the output folder of flag `name` is outside of the text."""
     text = corpus_options()["corpus"]
-    if not (is_remote(text) or os.path.isabs(text)):
+    if not (files.is_remote(text) or os.path.isabs(text)):
         return  # the name of a corpus
     output = _real_path(folder)
     if tf.io.gfile.isdir(text):
@@ -204,8 +201,10 @@ def check_outside_text(name, folder):
 
 
 def _real_path(path):
-    path = absolute_path(path)
-    return pathlib.PurePath(path if is_remote(path) else os.path.realpath(path))
+    path = files.absolute_path(path)
+    return pathlib.PurePath(
+        path if files.is_remote(path) else os.path.realpath(path)
+    )
 
 
 def check_writable(name, path):
@@ -214,7 +213,7 @@ def check_writable(name, path):
     try:
         folder = os.path.dirname(path) or "."
         tf.io.gfile.makedirs(folder)
-        check_can_write(folder)
+        files.check_can_write(folder)
     except tf.errors.OpError as error:
         raise ValueError(
             f"`{name}` must be a writable path. Received: "

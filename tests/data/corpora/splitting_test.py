@@ -42,11 +42,6 @@ def test_each_split_gets_a_group_whatever_the_sizes(sizes):
     assert largest in [sizes[name] for name in splits["train"]]
 
 
-def test_two_groups_are_refused():
-    with pytest.raises(ValueError, match="at least 3 groups.*Received: 2"):
-        split_groups({"a": 1, "b": 2})
-
-
 @pytest.fixture
 def split(tmp_path):
     """Splits a text by `split_file`, plain and packed."""

@@ -51,7 +51,7 @@ def test_splits_have_texts_with_labels(tmp_path, column, label):
 @pytest.mark.parametrize("wrong", ["body", "score"])
 @pytest.mark.parametrize("flag", ["text_column", "label_column"])
 def test_columns_must_be_features_of_their_kind(tmp_path, flag, wrong):
-    message = f"`{flag}` must .*'language',.* 'text'.*{flag}='{wrong}'.*score"
+    message = f"`{flag}` must .*'text'.*'language'.*{flag}='{wrong}'"
     with pytest.raises(ValueError, match=message):
         load_labelled_texts("small_reviews", str(tmp_path), **{flag: wrong})
 

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import gzip
 import hashlib
+import itertools
 import math
 import os
 import sys
@@ -109,6 +110,13 @@ def remove_link(path):
         os.remove(path)
 
 
+def remove_folder(path):
+    """Removes a folder if it is there, but of a link to one only the link."""
+    remove_link(path)
+    if tf.io.gfile.exists(path):
+        tf.io.gfile.rmtree(path)
+
+
 def damaged_file_error(path, error):
     """Returns the error for a file that cannot be decompressed."""
     return ValueError(
@@ -121,19 +129,17 @@ def read_bytes(path, start=0, stop=None):
     """Yields (decompressed) bytes `[start, stop)` in chunks up to 1 MiB."""
     with open_file(path) as file:
         for chunk in chunks_of(file, start, stop):
-            if b"\r" in chunk and b"\n" not in chunk and _is_of_old_mac(path):
+            if (
+                b"\r" in chunk
+                and b"\n" not in chunk
+                and not _has_newline(path, version_of(path))
+            ):  # Excel for Mac writes such lines
                 chunk = chunk.replace(b"\r", b"\n")
             yield chunk
 
 
-def _is_of_old_mac(path):
-    """Returns whether a file has no newlines; Excel for Mac writes such."""
-    size = tf.io.gfile.stat(path).length
-    return not _has_newline(path, size, modification_time(path))
-
-
 @functools.lru_cache
-def _has_newline(path, *_):  # size and time, because a file may be changed
+def _has_newline(path, _):  # the version, because a file may be changed
     with open_file(path) as file:
         return any(b"\n" in chunk for chunk in chunks_of(file))
 
@@ -164,20 +170,40 @@ def digest_of(chunks, algorithm="sha256"):
 def read_text(path, start=0, stop=None):
     """Yields a text like `read_bytes`, and checks that it is valid UTF-8."""
     # `start` must be the first byte of a character.
+    return _checked(read_bytes(path, start, stop), path, start, stop)
+
+
+def decode_text(data, path):
+    """Returns the text of a whole file, with the checks of `read_text`."""
+    return b"".join(_checked([data], os.fspath(path))).decode()
+
+
+def _checked(chunks, path, offset=0, stop=None):
     decoder = codecs.getincrementaldecoder("utf-8")()
-    offset = start
-    for chunk in read_bytes(path, start, stop):
-        _check_text(decoder, chunk, path, offset)
-        # Windows programs begin files with a byte order mark.
-        yield chunk if offset else chunk.removeprefix(codecs.BOM_UTF8)
+    for chunk in itertools.chain(chunks, [b""]):
+        if not chunk and stop is not None and offset < stop:
+            raise ValueError(
+                f"{path} must have at least {stop} bytes, the size found "
+                f"before reading. Received: {offset} bytes. Run the same "
+                "command again when no other program writes to the file."
+            )
+        held, _ = decoder.getstate()  # incomplete character of the last chunk
+        try:
+            decoder.decode(chunk, final=not chunk)
+            data, place = chunk, chunk.find(0)
+        except UnicodeDecodeError as error:
+            data, place = error.object, error.start
+            offset -= len(held)
+        if place >= 0:
+            head = b"".join(read_bytes(path, 0, _HEAD))
+            raise ValueError(
+                f"{path} is not text in UTF-8: byte {data[place]:#04x} at "
+                f"offset {offset + place}. {advice_for(head, data[place])}"
+            )
+        if chunk:
+            # Windows programs begin files with a byte order mark.
+            yield chunk if offset else chunk.removeprefix(codecs.BOM_UTF8)
         offset += len(chunk)
-    if stop is not None and offset < stop:
-        raise ValueError(
-            f"{path} must have at least {stop} bytes, the size found before "
-            f"reading. Received: {offset} bytes. Run the same command again "
-            "when no other program writes to the file."
-        )
-    _check_text(decoder, b"", path, offset)
 
 
 def read_between(
@@ -206,17 +232,6 @@ def split_chunks(chunks, separator, path, max_bytes=MAX_DOCUMENT_BYTES):
             )
     if rest:
         yield bytes(rest)
-
-
-def decode_text(data, path):
-    """Returns the text of a whole file, with the checks of `read_text`."""
-    try:
-        text, place = data.decode("utf-8"), data.find(0)
-    except UnicodeDecodeError as error:
-        place = error.start
-    if place >= 0:
-        raise _no_text_error(path, data[place], place, data[:_HEAD])
-    return text.removeprefix("\ufeff")
 
 
 def text_size(path):
@@ -294,22 +309,6 @@ def modification_time(path):
     return os.stat(path).st_mtime_ns  # `gfile` returns whole seconds
 
 
-def _check_text(decoder, chunk, path, offset):
-    """Raises ValueError if the next bytes of a file are not text."""
-    held, _ = decoder.getstate()  # incomplete character of the last chunk
-    try:
-        decoder.decode(chunk, final=not chunk)
-        data, place = chunk, chunk.find(0)
-    except UnicodeDecodeError as error:
-        data, place = error.object, error.start
-        offset -= len(held)
-    if place >= 0:
-        head = b"".join(read_bytes(path, 0, _HEAD))
-        raise _no_text_error(path, data[place], offset + place, head)
-
-
-def _no_text_error(path, byte, place, head):
-    return ValueError(
-        f"{path} is not text in UTF-8: byte {byte:#04x} at offset {place}. "
-        f"{advice_for(head, byte)}"
-    )
+def version_of(path):
+    """Returns the size of a file and when it was last written."""
+    return tf.io.gfile.stat(path).length, modification_time(path)

@@ -25,11 +25,6 @@ def split_groups(sizes, fraction=HELD_OUT_FRACTION):
     >>> splits["valid"] + splits["test"], splits["train"]
     (['b', 'a'], ['d', 'c'])
     """
-    if len(sizes) < 3:
-        raise ValueError(
-            "`sizes` must have at least 3 groups, one for each split. "
-            f"Received: {len(sizes)}"
-        )
     total = sum(sizes.values())
     ordered = sorted(sizes, key=name_hash)
     candidates = [n for n in ordered if sizes[n] <= fraction * total / 2]
@@ -45,13 +40,10 @@ def split_groups(sizes, fraction=HELD_OUT_FRACTION):
 
 def _take(names, sizes, target):
     """Returns the first of `names` that together reach `target` bytes."""
-    taken, size = [], 0
-    for name in names:
-        if size >= target:
-            break
-        taken.append(name)
-        size += sizes[name]
-    return taken
+    taken = itertools.accumulate(map(sizes.get, names), initial=0)
+    return [
+        name for name, size in zip(names, taken, strict=False) if size < target
+    ]
 
 
 def split_file(path, delimiter=None):

@@ -10,14 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.data.corpora import corpus
+from txl_keras.data.corpora import files
 from txl_keras.data.corpora import id_files
 from txl_keras.data.corpora import splitting
-from txl_keras.data.corpora.files import is_remote
-from txl_keras.data.corpora.files import modification_time
-from txl_keras.data.corpora.files import read_between
-from txl_keras.data.corpora.files import read_bytes
-from txl_keras.data.corpora.files import read_text
-from txl_keras.data.corpora.files import rough_size
 from txl_keras.data.corpora.split_names import listed
 from txl_keras.data.corpora.split_names import named_splits
 from txl_keras.data.corpora.split_names import splits_in
@@ -39,13 +34,13 @@ def load(path, document_separator=None, text_key="text", whole=False):
     # docs/data.md has the rules. Files are in the order of their paths.
     separator = document_separator and document_separator.encode("utf-8")
     parts, description = _split(path, separator, whole)
-    files = {part.path for found in parts.values() for part in found}
-    ids = {file for file in files if id_files.is_id_file(file)}
-    if ids and (separator or files != ids):
+    paths = {part.path for found in parts.values() for part in found}
+    ids = {path for path in paths if id_files.is_id_file(path)}
+    if ids and (separator or paths != ids):
         raise ValueError(
             f"{path} must have only files of token ids (.npy, .npz) and no "
             "`document_separator`, or only files of text. Received: "
-            f"{listed(files)}, document_separator={document_separator!r}"
+            f"{listed(paths)}, document_separator={document_separator!r}"
         )
     kind = IdFiles if ids else TextFiles
     splits = {
@@ -115,18 +110,19 @@ class TextFiles(corpus.Text):
     @property
     def amid_line(self):
         path, start = self.parts[0].path, self.parts[0].start
-        return self.continues and [*read_bytes(path, start - 1, start)] != [
-            b"\n"
-        ]
+        before = files.read_bytes(path, start - 1, start)
+        return self.continues and next(before) != b"\n"
 
     def identity(self):
         """Returns the files with sizes and times, and the options, for JSON."""
-        files = [[p.path, p.start, p.stop, *p.version] for p in self.parts]
+        parts = [[p.path, p.start, p.stop, *p.version] for p in self.parts]
         options = [self.separator and self.separator.decode(), self.text_key]
-        return [files, options]
+        return [parts, options]
 
     def changed_file(self):
-        changed = (p.path for p in self.parts if _version(p.path) != p.version)
+        changed = (
+            p.path for p in self.parts if files.version_of(p.path) != p.version
+        )
         return next(changed, None)
 
     def sections(self, size):
@@ -152,7 +148,7 @@ class TextFiles(corpus.Text):
     def _whole(self, part):
         """Yields a file in chunks; it ends with a newline if others follow."""
         chunk = b"\n"
-        for chunk in read_text(part.path, part.start, part.stop):
+        for chunk in files.read_text(part.path, part.start, part.stop):
             yield chunk
         # Otherwise the next file would continue the last line.
         is_end = self.ends_lines and not part.continued
@@ -161,7 +157,7 @@ class TextFiles(corpus.Text):
 
     def _documents(self, part, delimiter):
         is_json = _is_json_lines(part.path)
-        texts = read_between(part.path, delimiter, part.start, part.stop)
+        texts = files.read_between(part.path, delimiter, part.start, part.stop)
         for number, text in enumerate(texts, start=1):
             if is_json:
                 text = text.strip() and self._json_text(text, part, number)
@@ -245,22 +241,18 @@ def _split(path, separator, whole):
     if not tf.io.gfile.isdir(path):
         root = os.path.dirname(re.split(r"[*?\[]", path)[0])
     # By relative paths: the result must not depend on the folder's place.
-    files = {os.path.relpath(file, root): file for file in found}
+    names = {os.path.relpath(file, root): size for file, size in found.items()}
     # An empty file counts where its name is that of a split.
-    sizes = {
-        name: found[file]
-        for name, file in files.items()
-        if found[file] or splits_in(name)
-    }
+    sizes = {n: size for n, size in names.items() if size or splits_in(n)}
 
     def distinct(names):
         return splitting.drop_duplicates(
             {name: sizes[name] for name in names if sizes[name]},
-            lambda name: read_bytes(files[name]),
+            lambda name: files.read_bytes(os.path.join(root, name)),
         )
 
     def parts(names):
-        return [_part(files[name]) for name in sorted(names)]
+        return [_part(os.path.join(root, name)) for name in sorted(names)]
 
     if whole:
         return {corpus.WHOLE: parts(distinct(sizes))}, ""
@@ -274,7 +266,7 @@ def _split(path, separator, whole):
         if len(kept) < len(corpus.SPLITS):
             each = "each of " * (len(kept) > 1)
             return (
-                _cut([files[name] for name in kept], separator),
+                _cut([os.path.join(root, name) for name in kept], separator),
                 f"valid and test are the last tenth of {each}{listed(kept)}",
             )
         chosen, how = splitting.split_groups(kept), "by a hash of the names"
@@ -287,10 +279,10 @@ def _split(path, separator, whole):
     )
 
 
-def _cut(files, separator):
+def _cut(paths, separator):
     """Cuts each of some files into splits; returns a dict to `Part`s."""
     splits = {split: [] for split in corpus.SPLITS}
-    for file in files:
+    for file in paths:
         places = (
             id_files.split_ids(file)
             if id_files.is_id_file(file)
@@ -305,11 +297,7 @@ def _cut(files, separator):
 
 
 def _part(path, start=0, stop=None):
-    return Part(path, _version(path), start, stop)
-
-
-def _version(path):
-    return tf.io.gfile.stat(path).length, modification_time(path)
+    return Part(path, files.version_of(path), start, stop)
 
 
 def _find_files(path):
@@ -323,7 +311,7 @@ def _find_files(path):
         if not paths:
             raise tf.errors.NotFoundError(None, None, "no such path")
     # Decompressed sizes, so that a file and its .gz are found to be equal.
-    sizes = {p: rough_size(p) for p in sorted(paths)}
+    sizes = {p: files.rough_size(p) for p in sorted(paths)}
     if not any(sizes.values()):
         raise ValueError(
             f"{path} must be, or contain, at least one file with text. "
@@ -335,7 +323,7 @@ def _find_files(path):
 
 def _files_below(folder, above=()):
     """Yields the files in a folder and its subfolders, except hidden ones."""
-    place = folder if is_remote(folder) else os.path.realpath(folder)
+    place = folder if files.is_remote(folder) else os.path.realpath(folder)
     if place in above:
         raise ValueError(
             f"{folder} must not be a link to a folder that contains it, which "

@@ -7,6 +7,7 @@ import sys
 
 import tensorflow as tf
 
+from txl_keras.checks import check_one_of
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.corpus import Text
@@ -141,13 +142,7 @@ def _text_feature(builder, text_key):
     texts = [key for key in features if _is_string(features[key])]
     if text_key is None and ("text" in texts or len(texts) == 1):
         return "text" if "text" in texts else texts[0]
-    if text_key not in texts:
-        raise ValueError(
-            f"`text_key` must name the feature of {builder.name} that holds "
-            f"the text, one of {texts}. Received: text_key={text_key!r}, "
-            f"features {sorted(features)}"
-        )
-    return text_key
+    return check_one_of("text_key", text_key, texts)
 
 
 def _is_string(feature):
@@ -188,17 +183,10 @@ def load_labelled_texts(
     """Returns `LabelledTexts` of train, valid and test of a TFDS dataset."""
     builder = _open(name, data_dir)
     features = builder.info.features
-    for flag, column, is_right, kind in (
-        ("text_column", text_column, _is_string, "a string"),
-        ("label_column", label_column, _is_label, "a class, integer or string"),
-    ):
-        columns = sorted(key for key in features if is_right(features[key]))
-        if column not in columns:
-            raise ValueError(
-                f"`{flag}` must be a feature of {name} with {kind}, one of "
-                f"{columns}. Received: {flag}={column!r}, features "
-                f"{sorted(features)}"
-            )
+    texts = [key for key in features if _is_string(features[key])]
+    check_one_of("text_column", text_column, texts)
+    labels = [key for key in features if _is_label(features[key])]
+    check_one_of("label_column", label_column, labels)
     name_of = getattr(features[label_column], "int2str", _as_text)
     splits = {}
     for split, split_name in _find_splits(builder).items():

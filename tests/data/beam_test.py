@@ -133,7 +133,11 @@ def test_beam_writes_the_files_that_one_machine_writes(
     np.testing.assert_array_equal(train.tokens[:], local.tokens[:])
 
 
-def test_ids_are_found_and_copied_by_beam(tmp_path):
+def test_ids_and_text_in_memory_are_prepared_by_beam(tmp_path):
+    splits = {"train": [b"to be\n", b"or not\n"], "valid": b"to\n"}
+    corpus = Corpus("c", {**splits, "test": b"be\n"})
+    prepared = prepare_both(corpus, "words", tmp_path)["beam"]["train"]
+    assert prepared.documents[:].tolist() == [0, 3]
     for split, size in (("train", 5), ("valid", 1), ("test", 2)):
         (tmp_path / "ids" / split).mkdir(parents=True)
         for i in range(size):
@@ -144,14 +148,6 @@ def test_ids_are_found_and_copied_by_beam(tmp_path):
     same_files(tmp_path / "local", tmp_path / "beam")
     assert train.metadata["vocabulary_size"] == 328
     assert train.metadata["num_documents"] == 5
-
-
-def test_text_in_memory_is_one_section(tmp_path):
-    splits = {"train": [b"to be\n", b"or not\n"], "valid": b"to\n"}
-    corpus = Corpus("c", {**splits, "test": b"be\n"})
-    prepared = prepare_both(corpus, "words", tmp_path)["beam"]["train"]
-    same_files(tmp_path / "local", tmp_path / "beam")
-    assert prepared.documents[:].tolist() == [0, 3]
 
 
 def test_a_bucket_has_the_files_of_a_disk(texts, tmp_path):

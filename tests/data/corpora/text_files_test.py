@@ -152,15 +152,6 @@ def test_a_line_that_is_no_such_json_is_named(line, tmp_path):
         documents_of(corpus, "train")
 
 
-def test_text_that_is_not_utf8_is_named_with_its_byte(tmp_path):
-    fine = {f"{i}.txt": b"fine %d\n" % i * 9 for i in range(9)}
-    write_files(tmp_path, {**fine, "b.txt": b"caf\xe9\n"})
-    corpus = load_corpus(tmp_path)
-    message = "b.txt is not text in UTF-8: byte 0xe9 at offset 3.*iconv"
-    with pytest.raises(ValueError, match=message):
-        texts_of(corpus)
-
-
 @pytest.mark.parametrize(
     "text, place",
     [
@@ -169,6 +160,7 @@ def test_text_that_is_not_utf8_is_named_with_its_byte(tmp_path):
         (b"a" * (2**20 - 1) + "é".encode() + b"\xff", 2**20 + 1),
         (b"a" * (2**20 - 1) + b"\xc3" + b"a", 2**20 - 1),
         (b"a" * 50 + b"\xe2\x82", 50),
+        ("text\n".encode("utf-16-le"), 1),
     ],
 )
 def test_the_offset_of_a_wrong_byte_is_that_in_the_file(text, place, tmp_path):
@@ -202,16 +194,6 @@ def test_a_link_to_a_folder_above_is_named(tmp_path):
         load_corpus(tmp_path)
 
 
-def test_a_link_to_itself_is_named(tmp_path):
-    (tmp_path / "loop.txt").symlink_to("loop.txt")
-    (tmp_path / "text.txt").write_text("a\n" * 99)
-    for path in (tmp_path, tmp_path / "*.txt"):
-        with pytest.raises(OSError, match="links.*loop.txt"):
-            load_corpus(path)
-    with pytest.raises(FileNotFoundError, match="loop.txt"):
-        load_corpus(tmp_path / "loop.txt")
-
-
 @pytest.mark.parametrize("name", [None, 5, b"text.txt"])
 def test_what_is_no_name_is_refused(name):
     with pytest.raises(ValueError, match=f"`name` must .*name={name!r}"):
@@ -229,28 +211,22 @@ def test_what_is_no_text_file_is_left_out_or_named(tmp_path):
     write_files(tmp_path, {".train.txt.swp": b"\xff", ".git/a.txt": b"\xff"})
     texts = texts_of(load_corpus(tmp_path))
     assert sorted(b"".join(texts.values())) == sorted(text)
-    (tmp_path / "gone.txt").symlink_to(tmp_path / "nothing")
-    with pytest.raises(OSError, match=r"links.*gone\.txt"):
-        load_corpus(tmp_path)
+    for name in ("gone", "loop"):
+        link = tmp_path / f"{name}.txt"
+        link.symlink_to(tmp_path / "loop.txt")  # one of them to itself
+        for place in (tmp_path, tmp_path / "*.txt"):
+            with pytest.raises(OSError, match=rf"links.*{name}\.txt"):
+                load_corpus(place)
+        link.unlink()
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.npy"])
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_pipe_and_a_device_are_named(whole, name, tmp_path):
+def test_a_pipe_and_a_device_are_named(name, tmp_path):
     os.mkfifo(tmp_path / name)
     (tmp_path / f"zero_{name}").symlink_to("/dev/zero")
     for path in (tmp_path / name, tmp_path / f"zero_{name}"):
         with pytest.raises(ValueError, match=f"{path} must be.*pipes and dev"):
-            load_corpus(path, whole=whole)
-
-
-def test_utf16_is_named_before_it_is_tokenized(tmp_path):
-    text = "".join(f"line {i}\n" for i in range(200))
-    (tmp_path / "a.txt").write_bytes(text.encode("utf-16-le"))
-    corpus = load_corpus(tmp_path / "a.txt")
-    for split in SPLITS:
-        with pytest.raises(ValueError, match="a.txt .*iconv -f UTF-16LE"):
-            corpus.read(split)
+            load_corpus(path)
 
 
 def test_a_name_that_is_not_utf8_is_named(tmp_path):

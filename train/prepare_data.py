@@ -30,6 +30,7 @@ from txl_keras.scripts import running
 from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
+_LENGTHS = "{min:,} to {max:,}, median {median:,.0f}, mean {mean:,.0f}"
 
 data_flags.define_corpus_flags()
 data_flags.define_tokenizer_flags()
@@ -119,19 +120,13 @@ def _print_statistics(statistics):
             f"{name:6} {split['num_bytes']:15,} {split['num_tokens']:15,} "
             f"{split['bytes_per_token']:11.3f} {split['unknown_rate']:8.3%} "
             f"{split['num_documents']:11,}   "
-            + _describe_lengths(**split["document_length"])
+            + _LENGTHS.format(**split["document_length"])
         )
     if statistics["cutoffs"]:
         print(
             "Cutoffs with the fewest logits per token: --cutoffs="
             + ",".join(map(str, statistics["cutoffs"]))
         )
-
-
-def _describe_lengths(min, median, mean, max):
-    if min == max:
-        return f"{min:,}"
-    return f"{min:,} to {max:,}, median {median:,.0f}, mean {mean:,.0f}"
 
 
 if __name__ == "__main__":

@@ -202,7 +202,7 @@ def test_files_that_were_changed_are_refused(tmp_path):
     refused("changed.*Expected: 12 bytes. Received: 5 bytes")
     for damaged in (b"{", b"[]", b"{}", b"\xff"):
         (folder / "metadata.json").write_bytes(damaged)
-        refused("metadata.json is damaged")
+        refused("metadata.json (is|must)")
     for wrong in (
         {"dtype": "uint3"},
         {"dtype": "object"},
@@ -214,7 +214,7 @@ def test_files_that_were_changed_are_refused(tmp_path):
     ):
         text = json.dumps({**train.metadata, **wrong})
         (folder / "metadata.json").write_text(text)
-        refused("metadata.json is damaged|changed.* Expected: dtype")
+        refused("metadata.json is damaged|changed.* Expected: (dtype|num)")
     folder.rename(tmp_path / "valid")
     (tmp_path / "valid/metadata.json").write_text(json.dumps(train.metadata))
     with pytest.raises(ValueError, match="Expected: split train. Received: va"):

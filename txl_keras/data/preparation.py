@@ -170,15 +170,17 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS, beam=None):
 def open_split(folder, tokenizer):
     """Opens a `PreparedSplit` that `prepare` wrote, and checks its files."""
     metadata_path = os.path.join(folder, METADATA_FILE)
-    metadata = _read_metadata(metadata_path)
+    metadata = read_json(metadata_path, max_bytes=MAX_VOCABULARY_BYTES)
+    check_fields(metadata, _FIELDS, metadata_path)
     dtype = token_files.token_dtype(tokenizer)
+    lengths = metadata["lengths"]
     expected = {
+        "num_tokens": sum(lengths),
         "tokenizer": tokenizer_hash(tokenizer),
         "dtype": dtype.name,
         "split": os.path.basename(folder),
     }
     _check_same(folder, metadata, expected)
-    lengths = metadata["lengths"]
     paths = token_files.shard_paths(folder, len(lengths))
     documents_path = os.path.join(folder, token_files.DOCUMENTS_FILE)
     split = PreparedSplit(
@@ -259,20 +261,6 @@ def _write_split(corpus, split, tokenizer, path, beam):
                 f"again. {error.message}"
             ) from error
         raise
-
-
-def _read_metadata(path):
-    try:
-        metadata = read_json(path, max_bytes=MAX_VOCABULARY_BYTES)
-        check_fields(metadata, _FIELDS, path)
-        lengths = metadata["lengths"]
-        if not lengths or sum(lengths) != metadata["num_tokens"]:
-            raise ValueError("`lengths` must add up to `num_tokens`")
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged: delete its folder. ({error})"
-        ) from error
-    return metadata
 
 
 _THREAD_LOCK = threading.Lock()

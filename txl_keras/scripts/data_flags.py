@@ -87,13 +87,14 @@ def define_tokenizer_flags():
         kinds.get(name, flags.DEFINE_string)(name, None, text)
 
 
-def corpus_options(defaults=None):
+def corpus_options(defaults=None, names=CORPUS_FLAGS):
     """Returns the arguments of `load_corpus`, with absolute paths."""
     # A flag that is not given has the value in `defaults`, the result of an
     # earlier call, such as the one in a run's config.json. Such values are
     # printed, because another person may have written the file.
-    options = {}
-    for name in CORPUS_FLAGS:
+    # Of flags that are not among `names`, only that value counts.
+    options = dict.fromkeys(CORPUS_FLAGS)
+    for name in names:
         options[name] = FLAGS[name].value
         if options[name] == "":  # such as an unset shell variable
             raise ValueError(f"`{name}` must not be empty. Received: --{name}=")
@@ -108,15 +109,6 @@ def corpus_options(defaults=None):
     for name in ("data_dir", "manual_dir"):
         if options[name] is not None:
             options[name] = files.absolute_path(options[name])
-    return options
-
-
-def run_corpus_options(run_corpus):
-    """Returns the arguments of `load_corpus` for the text of a run."""
-    # Of the flags only `--data_dir` counts.
-    options = dict.fromkeys(CORPUS_FLAGS)
-    options["data_dir"] = FLAGS.data_dir
-    _fill_in(options, run_corpus)
     return options
 
 

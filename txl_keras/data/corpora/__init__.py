@@ -7,7 +7,6 @@
 - Any other name is the path of the user's own text.
 """
 
-import importlib
 import os
 
 import tensorflow as tf
@@ -82,7 +81,9 @@ def load_corpus(
     if name in CORPORA:
         return published.load(name, data_dir, manual_dir)
     if name.startswith(TFDS_PREFIX) and name != TFDS_PREFIX:
-        tfds_text = importlib.import_module(f"{__name__}.tfds_text")
+        # Imported here, because TensorFlow Datasets may not be installed.
+        from txl_keras.data.corpora import tfds_text
+
         return tfds_text.load(
             name.removeprefix(TFDS_PREFIX), data_dir, manual_dir, text_key
         )

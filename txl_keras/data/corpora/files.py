@@ -9,7 +9,9 @@ import itertools
 import math
 import os
 import sys
+import tarfile
 import uuid
+import zipfile
 import zlib
 
 import tensorflow as tf
@@ -19,8 +21,6 @@ from txl_keras.json_files import open_checked
 
 CHUNK_BYTES = 1 << 20
 MAX_DOCUMENT_BYTES = 1 << 30  # between separators: must fit in memory
-# Errors that damaged gzip data raises.
-DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 # gzip packs prose 3 to 1, logs 10 to 1 and lines that hardly differ 100 to 1,
 # but a bomb 1000 to 1. So much is allowed to come of the smallest file, too.
 _MAX_RATIO = 200
@@ -35,11 +35,28 @@ def open_file(path):
         if not path.lower().endswith(".gz"):
             yield file
             return
-        try:
-            with _GzipFile(fileobj=file) as unpacked:
-                yield unpacked
-        except DAMAGED as error:
-            raise damaged_file_error(path, error) from error
+        with damage_named(path), _GzipFile(fileobj=file) as unpacked:
+            yield unpacked
+
+
+@contextlib.contextmanager
+def damage_named(path):
+    """Turns errors of damaged archives to `ValueError`s that name the file."""
+    try:
+        yield
+    except (
+        EOFError,
+        KeyError,  # there is no such member
+        gzip.BadGzipFile,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        zlib.error,
+        tf.errors.InvalidArgumentError,  # shorter than the end of a zip file
+    ) as error:
+        raise ValueError(
+            f"{path} is truncated or damaged ({error}). Delete it and download "
+            "it again."
+        ) from error
 
 
 class _GzipFile(gzip.GzipFile):
@@ -115,14 +132,6 @@ def remove_folder(path):
     remove_link(path)
     if tf.io.gfile.exists(path):
         tf.io.gfile.rmtree(path)
-
-
-def damaged_file_error(path, error):
-    """Returns the error for a file that cannot be decompressed."""
-    return ValueError(
-        f"{path} is truncated or damaged ({error}). Delete it and download "
-        "it again."
-    )
 
 
 def read_bytes(path, start=0, stop=None):

@@ -33,8 +33,7 @@ _DAMAGED = (
     tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
-    tf.errors.InvalidArgumentError,
-    tf.errors.OutOfRangeError,
+    tf.errors.OpError,
 )
 
 

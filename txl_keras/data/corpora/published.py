@@ -262,25 +262,16 @@ def _open_source(path, member):
         with files.open_file(path) as file:
             yield file
         return
-    try:
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(tf.io.gfile.GFile(path, "rb"))
-            if path.endswith(".zip"):
-                archive = stack.enter_context(zipfile.ZipFile(file))
-                yield stack.enter_context(archive.open(member))
-            else:
-                archive = stack.enter_context(tarfile.open(fileobj=file))
-                # Names may begin with `./`.
-                found = {os.path.normpath(info.name): info for info in archive}
-                yield archive.extractfile(found[member])
-    except (
-        *files.DAMAGED,
-        KeyError,  # there is no such member
-        zipfile.BadZipFile,
-        tarfile.TarError,
-        tf.errors.InvalidArgumentError,  # shorter than the end of a zip file
-    ) as error:
-        raise files.damaged_file_error(path, error) from error
+    with files.damage_named(path), contextlib.ExitStack() as stack:
+        file = stack.enter_context(tf.io.gfile.GFile(path, "rb"))
+        if path.endswith(".zip"):
+            archive = stack.enter_context(zipfile.ZipFile(file))
+            yield stack.enter_context(archive.open(member))
+        else:
+            archive = stack.enter_context(tarfile.open(fileobj=file))
+            # Names may begin with `./`.
+            found = {os.path.normpath(info.name): info for info in archive}
+            yield archive.extractfile(found[member])
 
 
 def split_articles(lines):

@@ -7,14 +7,9 @@ import re
 from txl_keras.data.corpora.corpus import SPLITS
 
 _WORDS = {
-    "train": "train",
-    "training": "train",
-    "valid": "valid",
-    "validation": "valid",
-    "val": "valid",
-    "dev": "valid",
-    "test": "test",
-    "testing": "test",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 # What is data beside files that named splits are recognized in; and what may be
 # a text, rather than code, where it is most of a folder.

@@ -19,14 +19,6 @@ from txl_keras.data.corpora.split_names import splits_in
 
 _JSON_LINES = (".jsonl", ".ndjson")
 SUFFIXES = (".txt", ".tokens", *_JSON_LINES, *id_files.SUFFIXES)
-# Errors that a line raises if it is not a JSON object with a text.
-_PARSE_ERRORS = (
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-)
 
 
 def load(path, document_separator=None, text_key="text", whole=False):
@@ -166,8 +158,8 @@ class TextFiles(corpus.Text):
 
     def _json_text(self, line, part, number):
         try:
-            return json.loads(line)[self.text_key].encode("utf-8")
-        except _PARSE_ERRORS as error:
+            return str.encode(json.loads(line)[self.text_key], "utf-8")
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             start = f" after byte {part.start}" if part.start else ""
             raise ValueError(
                 f"{part.path}, line {number}{start}: every line must be a JSON "

@@ -6,7 +6,6 @@ import hashlib
 import http.server
 import io
 import os
-import pathlib
 import tarfile
 import threading
 import zipfile
@@ -19,7 +18,6 @@ from txl_keras.data.corpora import load_corpus
 from txl_keras.data.corpora import published
 from txl_keras.data.corpora.published import split_articles
 
-REAL = pathlib.Path(__file__).parents[4] / "shared" / "data" / "enwik8.gz"
 SPLITS = ("train", "valid", "test")
 BYTES = {
     "enwik8": bytes(range(256)) * 40,
@@ -145,24 +143,6 @@ def test_other_bytes_are_refused(name, change, suffix, tmp_path):
         load_corpus(name, str(tmp_path)).read("test")
     for part in (str(tmp_path / f"{name}{suffix}"), f"/dc/{name}.zip"):
         assert part in str(error.value)
-
-
-@pytest.mark.skipif(not REAL.exists(), reason=f"needs {REAL}")
-def test_the_real_one(tmp_path, monkeypatch):
-    monkeypatch.undo()
-    corpus = load_corpus("enwik8", str(tmp_path), str(REAL.parent))
-    lengths, digest = {}, hashlib.sha256()
-    for split in SPLITS:
-        lengths[split] = 0
-        for block in corpus.blocks(split):
-            lengths[split] += len(block.text)
-            digest.update(block.text)
-    assert lengths == {
-        "train": 90_000_000,
-        "valid": 5_000_000,
-        "test": 5_000_000,
-    }
-    assert digest.hexdigest() == published.PUBLISHED["enwik8"].digest
 
 
 # === Texts of words ===

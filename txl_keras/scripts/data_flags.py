@@ -201,16 +201,9 @@ def _real_path(path):
 
 def check_writable(name, path):
     """Makes the folder of the file of flag `name` and checks it is writable."""
-    path = os.path.expanduser(path)
-    try:
-        folder = os.path.dirname(path) or "."
-        tf.io.gfile.makedirs(folder)
-        files.check_can_write(folder)
-    except tf.errors.OpError as error:
-        raise ValueError(
-            f"`{name}` must be a writable path. Received: "
-            f"--{name}={FLAGS[name].value} ({error.message})"
-        ) from error
+    folder = os.path.dirname(os.path.expanduser(path)) or "."
+    files.check_can_write(name, folder)
+    tf.io.gfile.makedirs(folder)
 
 
 def make_tokenizer(corpus, folder, beam=None):

@@ -103,13 +103,19 @@ def write_text(text, path):
         file.write(text)
 
 
-def check_can_write(folder):
-    """Raises `tf.errors.OpError` unless files can be written; leaves none."""
-    is_new = not tf.io.gfile.exists(folder)
-    tf.io.gfile.makedirs(folder)
-    path = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
-    write_text("", path)
-    tf.io.gfile.remove(path)
+def check_can_write(name, folder):
+    """Checks that files can be written to the folder `name`; leaves none."""
+    try:
+        is_new = not tf.io.gfile.exists(folder)
+        tf.io.gfile.makedirs(folder)
+        path = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
+        write_text("", path)
+        tf.io.gfile.remove(path)
+    except tf.errors.OpError as error:
+        raise OSError(
+            f"`{name}` must be a folder that can be written to. "
+            f"Received: {name}={folder} ({error.message})"
+        ) from error
     if is_new:
         remove_if_empty(folder)
 

@@ -56,11 +56,8 @@ class Beam:
         """
         done = {*tf.io.gfile.listdir(self.folder)}
         names = {name: f"{step}-{name}.json" for name in items}
-        left = [
-            (item, os.path.join(self.folder, names[name]))
-            for name, item in items.items()
-            if names[name] not in done
-        ]
+        paths = {n: os.path.join(self.folder, names[n]) for n in names}
+        left = [(items[n], paths[n]) for n in names if names[n] not in done]
         if left:
             beam = _import_beam()
             task = functools.partial(_write_result, function)
@@ -74,8 +71,7 @@ class Beam:
                     f"Apache Beam failed: {type(error).__name__}: {error}\n"
                     "What was finished is kept: run the same command again."
                 ) from error
-        paths = (os.path.join(self.folder, name) for name in names.values())
-        return map(_read_result, paths)
+        return map(_read_result, paths.values())
 
     def write_shards(self, corpus, split, tokenizer, paths):
         """Encodes sections of a split to files; yields what they have."""

@@ -1,6 +1,5 @@
 """Writes and reads files of ids: little-endian integers without a header."""
 
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -185,7 +184,7 @@ def _write_shards(corpus, split, tokenizer, paths):
 
     def blocks_in(section):
         nonlocal following
-        while following is not None and following.section == section:
+        while following is not None and following["section"] == section:
             yield following
             following = next(encoded, None)
 
@@ -201,42 +200,34 @@ def write_shard(encoded_blocks, dtype, path):
     with tf.io.gfile.GFile(path, "wb") as file:
         try:
             for block in encoded_blocks:
-                ids = block.ids.astype(dtype, copy=False).tobytes()
+                ids = block["ids"].astype(dtype, copy=False).tobytes()
                 digest.update(ids)
                 file.write(ids)
-                documents.append(totals["num_tokens"] + block.documents)
-                totals["num_tokens"] += len(block.ids)
-                totals["num_bytes"] += block.num_bytes
-                totals["num_unknown"] += block.num_unknown
+                documents.append(totals["num_tokens"] + block["documents"])
+                for name in totals:
+                    totals[name] += block[name]
         except UnknownSymbolError as error:
             raise error.after(totals["num_tokens"]) from error
     documents = np.concatenate(documents)
     return {**totals, "sha256": digest.hexdigest(), "documents": documents}
 
 
-@dataclasses.dataclass
-class EncodedBlock:
-    """Holds the ids of a `Block`; documents begin at the ids `documents`."""
-
-    ids: np.ndarray
-    documents: np.ndarray
-    num_bytes: int
-    num_unknown: int
-    section: int
-
-
 def encode_block(tokenizer, block):
-    """Returns the `EncodedBlock` of a `Block`."""
+    """Returns the ids of a `Block`, where its documents begin, and sizes."""
     ids, ends = _encode_at_once(tokenizer, block) or _encode_each(
         tokenizer, block
     )
     num_unknown = 0
     if tokenizer.unknown_id is not None:
         num_unknown = int(np.count_nonzero(ids == tokenizer.unknown_id))
-    documents = ends[int(block.continues) : -1]
-    return EncodedBlock(
-        ids, documents, block.num_bytes, num_unknown, block.section
-    )
+    return {
+        "ids": ids,
+        "documents": ends[int(block.continues) : -1],
+        "num_tokens": len(ids),
+        "num_bytes": block.num_bytes,
+        "num_unknown": num_unknown,
+        "section": block.section,
+    }
 
 
 def _encode_at_once(tokenizer, block):

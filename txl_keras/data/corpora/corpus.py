@@ -57,7 +57,7 @@ class Corpus:
                 f"`splits` must have the keys {list(SPLITS)}, or '{WHOLE}'. "
                 f"Received: {list(self.splits)}"
             )
-        empty = [name for name, text in self.splits.items() if _is_empty(text)]
+        empty = [name for name in self.splits if self.num_bytes(name) == 0]
         if empty:
             raise ValueError(
                 f"`splits` must not be empty. Received: corpus '{self.name}' "
@@ -192,10 +192,13 @@ class _GivenText(Text):
     """Documents that a user gives: `bytes`, a list, or any iterable."""
 
     def __init__(self, documents):
-        self._documents = documents
         if isinstance(documents, bytes):
-            self._documents = [documents]
-        self.num_bytes = _num_bytes(self._documents)
+            documents = [documents]
+        self._documents = documents
+        self.num_bytes = getattr(documents, "num_bytes", None)
+        if isinstance(documents, list):
+            is_flat = all(isinstance(text, bytes) for text in documents)
+            self.num_bytes = sum(map(len, documents)) if is_flat else None
 
     def __iter__(self):
         return iter(self._documents)
@@ -223,18 +226,6 @@ class Block:
     @property
     def num_bytes(self):
         return sum(memoryview(piece).nbytes for piece in self.pieces)
-
-
-def _num_bytes(documents):
-    if not isinstance(documents, list):
-        return getattr(documents, "num_bytes", None)
-    if all(isinstance(document, bytes) for document in documents):
-        return sum(map(len, documents))
-    return None
-
-
-def _is_empty(text):
-    return isinstance(text, (bytes, list)) and not any(text)
 
 
 def _cut(document):

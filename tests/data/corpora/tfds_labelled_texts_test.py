@@ -54,9 +54,3 @@ def test_columns_must_be_features_of_their_kind(tmp_path, flag, wrong):
     message = f"`{flag}` must .*'text'.*'language'.*{flag}='{wrong}'"
     with pytest.raises(ValueError, match=message):
         load_labelled_texts("small_reviews", str(tmp_path), **{flag: wrong})
-
-
-def test_there_must_be_a_train(tmp_path, monkeypatch):
-    monkeypatch.setattr(SmallReviews, "SPLITS", {"test": 3})
-    with pytest.raises(ValueError, match=r"split 'train'.*\['test'\]"):
-        load_labelled_texts("small_reviews", str(tmp_path))

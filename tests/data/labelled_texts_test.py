@@ -197,7 +197,8 @@ def test_too_little_cannot_be_split():
     texts = LabelledTexts(["a"], ["b"], "few")
     for share, message in (
         (0.5, "few has too few"),
-        (1.0, "between 0 and 1"),
+        (1.0, "few has too few"),
+        (0, "`share` must be"),
         ("0.1", "`share` must be"),
         (None, "`share` must be"),
     ):

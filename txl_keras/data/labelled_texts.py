@@ -12,8 +12,7 @@ import sys
 
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
-from txl_keras.data.corpora.files import check_unpacked
-from txl_keras.data.corpora.files import read_between
+from txl_keras.data.corpora import files
 from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 
@@ -120,10 +119,7 @@ class LabelledTexts:
         Returns:
             Two `LabelledTexts`.
         """
-        if check_number("share", share, 0, 1) in (0, 1):
-            raise ValueError(
-                f"`share` must be between 0 and 1. Received: share={share}"
-            )
+        check_number("share", share, 0, 1, exclusive=True)
         is_second = [_fraction(text) < share for text in self.texts]
         parts = [
             [i for i, second in enumerate(is_second) if second == part]
@@ -132,7 +128,7 @@ class LabelledTexts:
         if not all(parts):
             raise ValueError(
                 f"{self.name} has too few texts to split off a share of "
-                f"{share}: give a larger share, or the texts to hold out in a "
+                f"{share}: give another share, or the texts to hold out in a "
                 f"file of their own. Received: {len(self)} texts"
             )
         return tuple(self.take(part) for part in parts)
@@ -206,7 +202,7 @@ def read_labelled_texts(path, text_column="text", label_column="label"):
             label = sys.intern(label)
         # Texts of some length take twice their bytes, but short ones more.
         taken += sys.getsizeof(text) + sys.getsizeof(number)
-        check_unpacked(path, taken // 2, size)
+        files.check_unpacked(path, taken // 2, size)
         texts.append(text)
         labels.append(label)
         numbers.append(number)
@@ -232,7 +228,7 @@ def _records(path, kind, has_header):
     """Yields the line number of each row and its values by column name."""
     lines = (
         line.decode("utf-8")
-        for line in read_between(path, b"\n", max_bytes=_MAX_RECORD_BYTES)
+        for line in files.read_between(path, b"\n", max_bytes=_MAX_RECORD_BYTES)
     )
     if kind == "csv":
         rows = _csv_rows(lines, path)

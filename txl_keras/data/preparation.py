@@ -28,10 +28,7 @@ from txl_keras.data import token_files
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.tokenizers import IdTokenizer
-from txl_keras.data.tokenizers import build_tokenizer
-from txl_keras.data.tokenizers import load_tokenizer
-from txl_keras.data.tokenizers import save_tokenizer
-from txl_keras.data.tokenizers.building import check_kind
+from txl_keras.data.tokenizers import building
 from txl_keras.file_lock import lock
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import check_fields
@@ -120,17 +117,17 @@ def prepare_tokenizer(name, corpus, folder, beam=None, **options):
         A tokenizer.
     """
     if name == "bytes":  # has no vocabulary to build or store
-        return build_tokenizer(name, corpus, **options)
+        return building.build_tokenizer(name, corpus, **options)
     key = [FORMAT, corpus.fingerprint(), name, options]
     parent = _folder(folder, f"{corpus.name}_{name}_tokenizer", key)
     path = os.path.join(parent, "tokenizer.json")
     with _locked(parent, beam) as beam:
         if tf.io.gfile.exists(path):
-            return load_tokenizer(path)
-        tokenizer = build_tokenizer(name, corpus, beam, **options)
+            return building.load_tokenizer(path)
+        tokenizer = building.build_tokenizer(name, corpus, beam, **options)
         corpus.check_unchanged()  # otherwise `path` has the wrong hash
         tf.io.gfile.makedirs(parent)
-        save_tokenizer(tokenizer, path)
+        building.save_tokenizer(tokenizer, path)
         return tokenizer
 
 
@@ -156,7 +153,7 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS, beam=None):
             after they were prepared; if the corpus has token ids and the
             tokenizer takes text, or the other way round.
     """
-    check_kind(corpus, isinstance(tokenizer, IdTokenizer))
+    building.check_kind(corpus, isinstance(tokenizer, IdTokenizer))
     key = [FORMAT, corpus.fingerprint(), tokenizer_hash(tokenizer)]
     parent = _folder(folder, f"{corpus.name}_{tokenizer.unit}s", key)
     paths = {split: os.path.join(parent, split) for split in splits}

@@ -13,8 +13,7 @@ from txl_keras.data.corpora import files
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
 from txl_keras.data.preparation import token_folder
-from txl_keras.data.tokenizers import build_tokenizer
-from txl_keras.data.tokenizers.building import OPTIONS
+from txl_keras.data.tokenizers import building
 
 FLAGS = flags.FLAGS
 
@@ -69,7 +68,7 @@ def define_data_dir_flag():
 def define_tokenizer_flags():
     """Defines the flags of `TOKENIZER_FLAGS`, and `--vocabulary`."""
     flags.DEFINE_enum(
-        "tokenizer", None, list(OPTIONS),
+        "tokenizer", None, list(building.OPTIONS),
         "Kind of tokens. Default: sentencepiece, whose subwords are learned "
         "from the train split; bytes for enwik8 and text8; ids for .npy and "
         ".npz files of token ids.",
@@ -224,7 +223,9 @@ def make_tokenizer(corpus, folder, beam=None):
         try:
             if name != "words":
                 # Not cached in the folder, because the file may change.
-                return build_tokenizer(name, corpus, vocabulary=path, **options)
+                return building.build_tokenizer(
+                    name, corpus, vocabulary=path, **options
+                )
             words = load_vocabulary(path)
         except (OSError, ValueError) as error:
             raise ValueError(

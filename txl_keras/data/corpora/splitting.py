@@ -4,9 +4,7 @@ import collections
 import hashlib
 import itertools
 
-from txl_keras.data.corpora.files import digest_of
-from txl_keras.data.corpora.files import read_bytes
-from txl_keras.data.corpora.files import text_size
+from txl_keras.data.corpora import files
 
 HELD_OUT_FRACTION = 0.05  # of the bytes, in each of valid and test
 
@@ -51,7 +49,7 @@ def split_file(path, delimiter=None):
     # Each cut is at the next line end, or at the next character if a line end
     # is more than half a split away; with a `delimiter`, only directly after
     # it.
-    size = text_size(path)
+    size = files.text_size(path)
     places = [int(size * (1 - part * HELD_OUT_FRACTION)) for part in (2, 1)]
     first = _cut(path, places[0], places[1], size, delimiter)
     second = _cut(path, max(first, places[1]), size, size, delimiter)
@@ -91,7 +89,7 @@ def _cut(path, place, end, size, delimiter):
 def _find(path, start, stop, delimiter):
     """Returns the end of the first delimiter from `start` on, or None."""
     rest, offset = b"", start
-    for chunk in read_bytes(path, start, stop):
+    for chunk in files.read_bytes(path, start, stop):
         rest += chunk
         found = rest.find(delimiter)
         if found >= 0:
@@ -104,19 +102,19 @@ def _find(path, start, stop, delimiter):
 
 def _next_character(path, start):
     # Bytes 10xxxxxx continue a character.
-    following = b"".join(read_bytes(path, start, start + 4))
+    following = b"".join(files.read_bytes(path, start, start + 4))
     continued = itertools.takewhile(lambda byte: byte & 0xC0 == 0x80, following)
     return start + len(list(continued))
 
 
-def drop_duplicates(files, read):
+def drop_duplicates(sizes, read):
     """Keeps the first of several files with the same content."""
     # Otherwise a text could be both in train and in test.
-    same_size = collections.Counter(files.values())
+    same_size = collections.Counter(sizes.values())
     kept, seen = {}, set()
-    for name, size in files.items():
+    for name, size in sizes.items():
         if same_size[size] > 1:
-            digest = digest_of(read(name))
+            digest = files.digest_of(read(name))
             if digest in seen:
                 continue
             seen.add(digest)

@@ -74,7 +74,7 @@ def test_an_error_shows_little_of_the_text():
 
 def test_fields_have_the_types_that_they_must():
     content = {"model": {"name": "x", "size": 3, "rate": 0.5}, "on": True}
-    content["rows"] = [[0.5, 2], []]
+    content |= {"rows": [5, 2], "none": [], "rates": [2, 0.5]}
     kinds = {
         "model": "an object",
         "model.name": "a string",
@@ -83,14 +83,15 @@ def test_fields_have_the_types_that_they_must():
         "model.other": "a list or null",
         "on.off": "a string or null",
         "on": "a boolean",
-        "rows": "a list of lists of numbers",
+        "rows": "a list of integers",
+        "none": "a list of integers",
     }
     check_fields(content, kinds, "a file")
     for field, kind, received in [
         ("on", "an integer", "Received: True"),
         ("model.rate", "an integer", "Received: 0.5"),
         ("model.size", "a list or null", "Received: 3"),
-        ("rows", "a list of numbers", "Received: "),
+        ("rates", "a list of integers", "Received: "),
         ("model.other", "a number", "Received: null, or no such field"),
     ]:
         message = f"a file .* `{field}` must be {kind}. {received}"

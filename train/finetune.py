@@ -287,9 +287,11 @@ def _read_texts():
     columns = FLAGS.text_column, FLAGS.label_column
     if FLAGS.tfds_name:
         # Imported here, because TensorFlow Datasets may not be installed.
-        from txl_keras.data.tfds_labelled_texts import load_tfds_texts
+        from txl_keras.data.corpora import tfds_text
 
-        texts = load_tfds_texts(FLAGS.tfds_name, FLAGS.data_dir, *columns)
+        texts = tfds_text.load_labelled_texts(
+            FLAGS.tfds_name, FLAGS.data_dir, *columns
+        )
     else:
         paths = {split: FLAGS[f"{split}_file"].value for split in SPLITS}
         texts = {

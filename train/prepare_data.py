@@ -16,23 +16,24 @@ import os
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-import tensorflow as tf
 from absl import flags
 
 from txl_keras.data.beam import Beam
 from txl_keras.data.corpora.files import is_remote
+from txl_keras.data.layouts import document_lengths
 from txl_keras.data.preparation import check_hash
 from txl_keras.data.preparation import token_folder
 from txl_keras.data.statistics import describe_split
-from txl_keras.data.statistics import plot_statistics
 from txl_keras.data.statistics import token_counts
 from txl_keras.data.vocabulary import choose_cutoffs
+from txl_keras.evaluation.plots import plot_statistics
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
+_LENGTHS = "{min:,} to {max:,}, median {median:,.0f}, mean {mean:,.0f}"
 
 
 class Prepare(options.Options):
@@ -77,8 +78,26 @@ def main(_):
         "splits": {name: describe_split(s) for name, s in splits.items()},
         "folder": os.path.dirname(splits["train"].folder),
     }
-    _print_statistics(statistics, _most_frequent(tokenizer, counts))
-    _write(statistics, splits, counts)
+    _print_statistics(statistics)
+    most_frequent = (-counts).argsort(kind="stable")[:20]
+    print(
+        "Most frequent in train:",
+        *(
+            f"{tokenizer.decode_bytes(i).decode(errors='replace')!r}:"
+            f"{counts[i]:,}"
+            for i in most_frequent
+        ),
+    )
+    folder = FLAGS.output or statistics["folder"]
+    path = os.path.join(os.path.expanduser(folder), "statistics")
+    write_json(statistics, f"{path}.json")
+    lengths = {
+        name: document_lengths(split.documents[:], len(split.tokens))
+        for name, split in splits.items()
+    }
+    plot_statistics(counts, cutoffs, lengths, f"{path}.png")
+    print(f"Ids are in {statistics['folder']}")
+    print(f"Written: {path}.json, {path}.png")
 
 
 def _make_beam():
@@ -91,8 +110,7 @@ def _make_beam():
                 f"Received: --beam_options={FLAGS.beam_options!r}"
             )
         return None
-    options = data_flags.corpus_options()
-    folder = token_folder(options["data_dir"])
+    folder = token_folder(FLAGS.data_dir)
     if "dataflow" in FLAGS.beam_runner.lower() and not is_remote(folder):
         raise ValueError(
             "`data_dir` must be in a bucket for a `beam_runner` whose workers "
@@ -102,12 +120,7 @@ def _make_beam():
     return Beam(FLAGS.beam_runner, FLAGS.beam_options or "")
 
 
-def _most_frequent(tokenizer, counts, number=20):
-    ids = (-counts).argsort(kind="stable")[:number]
-    return [(tokenizer.decode_bytes(i), int(counts[i])) for i in ids]
-
-
-def _print_statistics(statistics, most_frequent):
+def _print_statistics(statistics):
     size = statistics["vocabulary_size"]
     print(f"{statistics['corpus']}: a vocabulary of {size:,}")
     print(
@@ -119,38 +132,13 @@ def _print_statistics(statistics, most_frequent):
             f"{name:6} {split['num_bytes']:15,} {split['num_tokens']:15,} "
             f"{split['bytes_per_token']:11.3f} {split['unknown_rate']:8.3%} "
             f"{split['num_documents']:11,}   "
-            + _describe_lengths(**split["document_length"])
+            + _LENGTHS.format(**split["document_length"])
         )
-    print(
-        "Most frequent in train: "
-        + " ".join(
-            f"{token.decode(errors='replace')!r}:{count:,}"
-            for token, count in most_frequent
-        )
-    )
     if statistics["cutoffs"]:
         print(
             "Cutoffs with the fewest logits per token: --cutoffs="
             + ",".join(map(str, statistics["cutoffs"]))
         )
-
-
-def _describe_lengths(min, median, mean, max):
-    if min == max:
-        return f"{min:,}"
-    return f"{min:,} to {max:,}, median {median:,.0f}, mean {mean:,.0f}"
-
-
-def _write(statistics, splits, counts):
-    folder = statistics["folder"]
-    if FLAGS.output is not None:
-        folder = os.path.expanduser(FLAGS.output)
-    path = os.path.join(folder, "statistics")
-    write_json(statistics, path + ".json")
-    with tf.io.gfile.GFile(path + ".png", "wb") as file:
-        plot_statistics(splits, counts, statistics["cutoffs"], file)
-    print(f"Ids are in {statistics['folder']}")
-    print(f"Written: {path}.json, {path}.png")
 
 
 if __name__ == "__main__":

@@ -29,14 +29,6 @@ _KINDS = {
     "a number": (int, float),
     "null": type(None),
 }
-# The kind of the items of each kind of list.
-_LISTS = {
-    "a list of numbers": "a number",
-    "a list of integers": "an integer",
-    "a list of strings": "a string",
-    "a list of objects": "an object",
-    "a list of lists of numbers": "a list of numbers",
-}
 
 
 def read_json(path, kind=dict, max_bytes=MAX_BYTES):
@@ -80,16 +72,13 @@ def parse_json(text, source, kind=dict):
         if text.count(",") > max_items:
             raise ValueError(f"it has more than {max_items:,} commas")
         content = json.loads(text)
-    except RecursionError:
-        raise ValueError(
-            f"{source} is not a JSON file that can be read: it is nested too "
-            "deeply"
-        ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
+        is_deep = isinstance(error, RecursionError)
+        reason = "nested too deeply" if is_deep else shown(str(error))
         raise ValueError(
             f"{source} is not a JSON file that can be read; it is damaged or "
-            f"of another format: {shown(str(error))}"
-        ) from error
+            f"of another format: {reason}"
+        ) from (None if is_deep else error)
     if not isinstance(content, kind):
         name = {dict: "object", list: "list"}.get(kind, "object or list")
         raise ValueError(
@@ -134,9 +123,9 @@ def check_known(content, known, source):
 
 
 def _is_kind(value, kind):
-    if kind in _LISTS:
+    if kind == "a list of integers":
         return isinstance(value, list) and all(
-            _is_kind(item, _LISTS[kind]) for item in value
+            _is_kind(item, "an integer") for item in value
         )
     is_boolean = isinstance(value, bool) and kind != "a boolean"
     if is_boolean or not isinstance(value, _KINDS[kind]):

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import is_remote
+from txl_keras.data.corpora.files import remove_folder
 
 
 def check_replaceable(name, path, what, is_ours):
@@ -32,19 +33,14 @@ def replaced_when_complete(path, last=()):
     # load it as a version.
     parent, name = os.path.split(path.rstrip("/"))
     unfinished = os.path.join(parent, f"unfinished.{name}")
-    _remove(unfinished)
+    remove_folder(unfinished)
     try:
         tf.io.gfile.makedirs(unfinished)
         yield unfinished
-        _remove(path)
+        remove_folder(path)
         _move(unfinished, path, last)
     finally:
-        _remove(unfinished)
-
-
-def _remove(path):
-    if tf.io.gfile.exists(path):
-        tf.io.gfile.rmtree(path)
+        remove_folder(unfinished)
 
 
 def _move(source, target, last):

@@ -69,13 +69,7 @@ class Workdir(RunFolder):
 
     def check_writable(self, name="workdir"):
         """Checks that files can be written here, and leaves none."""
-        try:
-            check_can_write(self.path)
-        except tf.errors.OpError as error:
-            raise OSError(
-                f"`{name}` must be a folder that can be written to. "
-                f"Received: {name}={self.path} ({error.message})"
-            ) from error
+        check_can_write(name, self.path)
 
     def check_has_config(self):
         """Raises `ValueError` if a run is here but has lost its config.json."""

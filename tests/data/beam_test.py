@@ -42,8 +42,7 @@ class ManyTexts(SmallTexts):
 def small_sections(monkeypatch):
     """Sections and blocks so small that a short text has many."""
     monkeypatch.setattr(corpus_module, "SECTION_BYTES", 700)
-    for kind in (corpus_module.Corpus.blocks, corpus_module.Section.blocks):
-        monkeypatch.setattr(kind, "__defaults__", (90,))
+    monkeypatch.setattr(corpus_module, "BLOCK_BYTES", 90)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +135,11 @@ def test_beam_writes_the_files_that_one_machine_writes(
     np.testing.assert_array_equal(train.tokens[:], local.tokens[:])
 
 
-def test_ids_are_found_and_copied_by_beam(tmp_path):
+def test_ids_and_text_in_memory_are_prepared_by_beam(tmp_path):
+    splits = {"train": [b"to be\n", b"or not\n"], "valid": b"to\n"}
+    corpus = Corpus("c", {**splits, "test": b"be\n"})
+    prepared = prepare_both(corpus, "words", tmp_path)["beam"]["train"]
+    assert prepared.documents[:].tolist() == [0, 3]
     for split, size in (("train", 5), ("valid", 1), ("test", 2)):
         (tmp_path / "ids" / split).mkdir(parents=True)
         for i in range(size):
@@ -147,14 +150,6 @@ def test_ids_are_found_and_copied_by_beam(tmp_path):
     same_files(tmp_path / "local", tmp_path / "beam")
     assert train.metadata["vocabulary_size"] == 328
     assert train.metadata["num_documents"] == 5
-
-
-def test_text_in_memory_is_one_section(tmp_path):
-    splits = {"train": [b"to be\n", b"or not\n"], "valid": b"to\n"}
-    corpus = Corpus("c", {**splits, "test": b"be\n"})
-    prepared = prepare_both(corpus, "words", tmp_path)["beam"]["train"]
-    same_files(tmp_path / "local", tmp_path / "beam")
-    assert prepared.documents[:].tolist() == [0, 3]
 
 
 def test_a_bucket_has_the_files_of_a_disk(texts, tmp_path):
@@ -286,16 +281,18 @@ def test_json_without_the_key_and_unknown_symbols_are_named(tmp_path):
     assert files_in(ids) == []
 
 
-def test_a_runner_or_an_option_that_beam_refuses_is_named():
-    with pytest.raises(ValueError, match="`beam_runner`.*=Nonsense.*Direct"):
-        Beam("Nonsense")
-    with pytest.raises(ValueError, match="`beam_runner`.*=no.such.Runner"):
-        Beam("no.such.Runner")
-    options = "--direct_num_workers=many"
-    with pytest.raises(ValueError, match="`beam_options`.*many.*invalid int"):
-        Beam("DirectRunner", options)
-    with pytest.raises(ValueError, match="`beam_options`.*quotation"):
-        Beam("DirectRunner", "--job_name='x")
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (("Nonsense",), "=Nonsense, .*Direct"),
+        (("no.such.Runner",), "=no.such.Runner, "),
+        (("DirectRunner", "--direct_num_workers=many"), "many.*invalid int"),
+        (("DirectRunner", "--job_name='x"), "quotation"),
+    ],
+)
+def test_a_runner_or_an_option_that_beam_refuses_is_named(arguments, reason):
+    with pytest.raises(ValueError, match=f"`beam_runner`.*options.*{reason}"):
+        Beam(*arguments)
 
 
 def dies(item):

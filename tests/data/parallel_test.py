@@ -19,10 +19,20 @@ def test_results_come_in_order(num_workers, threads):
     assert list(results) == [(i, i * 7) for i in range(50)]
 
 
-def test_processes_do_the_work_of_many():
-    workers = list(ordered_map(lambda _: os.getpid(), range(40), 2))
-    assert set(workers[:NUM_INLINE_ITEMS]) == {os.getpid()}
-    assert os.getpid() not in workers[NUM_INLINE_ITEMS:]
+@pytest.mark.parametrize("kind", ["processes", "threads", "no fork"])
+def test_others_do_the_work_of_many(kind, monkeypatch):
+    def where(_):
+        return os.getpid(), threading.get_ident()
+
+    if kind == "no fork":  # as on Windows
+        monkeypatch.setattr(
+            multiprocessing, "get_all_start_methods", lambda: ["spawn"]
+        )
+    found = list(ordered_map(where, range(40), 2, threads=kind == "threads"))
+    assert {*found[:NUM_INLINE_ITEMS]} == {where(None)}
+    assert where(None) not in found[NUM_INLINE_ITEMS:]
+    pids = {pid for pid, _ in found[NUM_INLINE_ITEMS:]}
+    assert (os.getpid() in pids) == (kind != "processes")
     assert not multiprocessing.active_children()
 
 
@@ -34,15 +44,6 @@ def test_an_interrupt_is_left_to_the_parent():
 
     parent = os.getpid()
     assert list(ordered_map(interrupt, range(20), 2)) == list(range(20))
-
-
-def test_threads_stay_in_this_process():
-    def where(_):
-        return os.getpid(), threading.current_thread() is not main
-
-    main = threading.current_thread()
-    found = list(ordered_map(where, range(20), 2, threads=True))
-    assert found[NUM_INLINE_ITEMS:] == [(os.getpid(), True)] * 12
 
 
 @pytest.mark.parametrize("threads", [False, True])
@@ -74,11 +75,3 @@ def test_an_error_is_raised_where_it_belongs(threads, bad):
     assert [next(results) for _ in range(bad)] == list(range(bad))
     with pytest.raises(ValueError, match=f"item {bad}"):
         next(results)
-
-
-def test_items_go_to_threads_where_processes_cannot_fork(monkeypatch):
-    monkeypatch.setattr(
-        multiprocessing, "get_all_start_methods", lambda: ["spawn"]
-    )
-    pids = ordered_map(lambda _: os.getpid(), range(30), num_workers=2)
-    assert set(pids) == {os.getpid()}

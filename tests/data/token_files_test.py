@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 
 from txl_keras.data import Segments
+from txl_keras.data import statistics
 from txl_keras.data import token_files
 from txl_keras.data.token_files import TokenFiles
 from txl_keras.data.token_files import open_tokens
@@ -43,18 +44,20 @@ def test_a_bucket_is_asked_for_what_is_needed_and_once(monkeypatch):
     monkeypatch.setattr(token_files, "PAGE_BYTES", 100)
     write("ram://tokens/pages", np.arange(1000, dtype=np.uint8))
     read = []
-    inner = TokenFiles._read_page
+    inner = TokenFiles._read_pages
     monkeypatch.setattr(
         TokenFiles,
-        "_read_page",
-        lambda *args: read.append(args[2]) or inner(*args),
+        "_read_pages",
+        lambda *args: read.append(args[2:]) or inner(*args),
     )
     tokens = open_tokens(["ram://tokens/pages"], [1000], np.uint8)
     for start in range(510, 590, 8):
         assert tokens[start : start + 9][0] == start % 256
-    assert read == [5]
+    assert read == [(5, 6)]
     tokens[595:605]
-    assert read == [5, 6]
+    assert read == [(5, 6), (6, 7)]
+    assert tokens[140:990][-1] == 989 % 256
+    assert read[2:] == [(1, 10)]
 
 
 def test_a_disk_is_mapped(tmp_path):
@@ -79,20 +82,15 @@ def test_what_is_no_such_file_is_refused(place, tmp_path):
             open_tokens(paths, lengths, np.uint8)[4:9]
 
 
-@pytest.mark.parametrize("place", ["disk", "bucket", "slice", "array"])
-def test_blocks_are_all_ids(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(token_files, "BLOCK", 7)
-    ids = np.arange(50, dtype=np.uint16)
+@pytest.mark.parametrize("place", ["disk", "bucket", "array"])
+def test_all_ids_are_counted(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(statistics, "_BLOCK", 7)
+    ids = np.arange(50, dtype=np.uint16) % 9
     path = "ram://blocks" if place == "bucket" else str(tmp_path / "ids")
     write(path, ids)
-    tokens = ids
-    if place != "array":
-        tokens = open_tokens([path], [50], np.uint16)
-    if place == "slice":
-        tokens, ids = tokens[9:40], ids[9:40]
-    blocks = list(token_files.blocks_of(tokens))
-    assert {len(block) for block in blocks[:-1]} == {7}
-    np.testing.assert_array_equal(np.concatenate(blocks), ids)
+    tokens = ids if place == "array" else open_tokens([path], [50], np.uint16)
+    counts = statistics.token_counts(tokens, 10)
+    assert counts.tolist() == [6, 6, 6, 6, 6, 5, 5, 5, 5, 0]
 
 
 class HugeFile:
@@ -115,11 +113,11 @@ class HugeFile:
 def test_segments_of_2_to_the_40_tokens_begin_at_any_step(monkeypatch):
     opened = []
 
-    def file(self, number):
+    def open_file(self, number):
         opened.append(number)
         return HugeFile(number, lengths[number])
 
-    monkeypatch.setattr(TokenFiles, "file", file)
+    monkeypatch.setattr(TokenFiles, "_open", open_file)
     lengths = [2**28 + number % 7 for number in range(2**12)]
     paths = shard_paths("none", len(lengths))
     tokens = TokenFiles(paths, lengths, np.int32)

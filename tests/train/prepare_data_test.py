@@ -54,7 +54,10 @@ def test_flags_of_prepared_text_are_checked_before_it_is_read(
     cases = (
         ([f"--output={corpus}/x"], ["`output`", "txt/x"]),
         ([f"--output={NOT_UTF8}"], ["`output`", "UTF-8"]),
-        (["--vocabulary=no/file"], ["`vocabulary` must be a file", "no/file"]),
+        (
+            ["--vocabulary=no/file", "--tokenizer=words"],
+            ["`vocabulary` no/file: There is no file"],
+        ),
         ([f"--vocabulary={corpus}"], ["`tokenizer` must be given"]),
         (
             [f"--vocabulary={corpus}", "--tokenizer=bytes"],

@@ -61,7 +61,7 @@ def test_a_command_writes_its_files_when_nobody_reads_its_output(
     corpus, succeed, unread, tmp_path
 ):
     succeed("prepare_data.py", f"--corpus={corpus}", f"--output={tmp_path}")
-    assert (tmp_path / "statistics.png").exists()
+    assert (tmp_path / "statistics.json").exists()
 
 
 def test_a_command_ends_when_nobody_reads_its_result(group, here, unread):

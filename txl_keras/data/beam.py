@@ -16,15 +16,13 @@ import shlex
 import signal
 import threading
 
-import numpy as np
 import tensorflow as tf
 
 from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.data.corpora.files import write_text
-from txl_keras.data.token_writer import Encoder
-from txl_keras.data.token_writer import Shard
-from txl_keras.data.token_writer import token_dtype
-from txl_keras.data.token_writer import write_shard
+from txl_keras.data.token_files import encode_block
+from txl_keras.data.token_files import token_dtype
+from txl_keras.data.token_files import write_shard
 from txl_keras.data.tokenizers.building import load_tokenizer
 from txl_keras.data.tokenizers.building import save_tokenizer
 from txl_keras.data.vocabulary import UnknownSymbolError
@@ -49,24 +47,7 @@ class Beam:
     folder: str = None
 
     def __post_init__(self):
-        self._make_runner()
-        self._make_options()
-
-    @contextlib.contextmanager
-    def working_in(self, folder):
-        """Yields a `Beam` with a `folder` that is removed when all is done.
-
-        The folder is also removed if the text is refused. It is kept if Beam
-        fails or is interrupted, so that the next run continues.
-        """
-        try:
-            tf.io.gfile.makedirs(folder)
-            yield dataclasses.replace(self, folder=folder)
-        except BaseException as error:
-            if isinstance(error, ValueError):
-                tf.io.gfile.rmtree(folder)
-            raise
-        tf.io.gfile.rmtree(folder)
+        self._make_pipeline()
 
     def map(self, step, function, items):
         """Returns an iterator over `function(item)`, JSON values, in order.
@@ -77,19 +58,15 @@ class Beam:
         """
         done = {*tf.io.gfile.listdir(self.folder)}
         names = {name: f"{step}-{name}.json" for name in items}
-        left = [
-            (item, os.path.join(self.folder, names[name]))
-            for name, item in items.items()
-            if names[name] not in done
-        ]
+        paths = {n: os.path.join(self.folder, names[n]) for n in names}
+        left = [(items[n], paths[n]) for n in names if names[n] not in done]
         if left:
+            beam = _import_beam()
             task = functools.partial(_write_result, function)
-            runner, options = self._make_runner(), self._make_options()
-            beam = _beam()
             try:
                 with (
                     _errors_of_worker_processes(),
-                    beam.Pipeline(runner, options) as pipeline,
+                    self._make_pipeline() as pipeline,
                 ):
                     # Items go to workers one by one.
                     tasks = pipeline | beam.Create(left) | beam.Reshuffle()
@@ -99,11 +76,10 @@ class Beam:
                     f"Apache Beam failed: {type(error).__name__}: {error}\n"
                     "What was finished is kept: run the same command again."
                 ) from error
-        paths = (os.path.join(self.folder, name) for name in names.values())
-        return map(_read_result, paths)
+        return map(_read_result, paths.values())
 
     def write_shards(self, corpus, split, tokenizer, paths):
-        """Encodes the sections of a split to files; yields their `Shard`s."""
+        """Encodes sections of a split to files; yields what they have."""
         tokenizer_path = os.path.join(self.folder, "tokenizer.json")
         save_tokenizer(tokenizer, tokenizer_path)
         items = {
@@ -116,38 +92,30 @@ class Beam:
         for result in self.map("encode", encode, items):
             if "symbol" in result:
                 raise UnknownSymbolError(**result)
-            documents = np.array(result.pop("documents"), np.int64)
-            yield Shard(**result, documents=documents)
+            yield result
 
-    def _make_runner(self):
-        create = _beam().runners.create_runner
+    def _make_pipeline(self):
+        beam = _import_beam()
         name = self.runner
         if name.lower() == "directrunner":
             name = "FnApiRunner"  # the other one is downloaded when it is used
-        try:
-            return create(name)
-        except (ValueError, AttributeError, ImportError) as error:
-            raise ValueError(
-                "`beam_runner` must be a runner of Apache Beam whose extras "
-                "are installed. "
-                f"Received: --beam_runner={self.runner} ({error})"
-            ) from error
-
-    def _make_options(self):
-        module = _beam().options.pipeline_options
         printed = io.StringIO()
         try:
             with contextlib.redirect_stderr(printed):
-                options = module.PipelineOptions(shlex.split(self.options))
+                options = beam.options.pipeline_options.PipelineOptions(
+                    shlex.split(self.options)
+                )
                 options.get_all_options()
-        except (SystemExit, ValueError) as error:
+                return beam.Pipeline(name, options)
+        except (SystemExit, ValueError, AttributeError, ImportError) as error:
             reason = printed.getvalue().strip().split("error: ")[-1] or error
             raise ValueError(
-                "`beam_options` must be options of Apache Beam, such as "
-                "--beam_options='--direct_num_workers=2'. "
-                f"Received: --beam_options={self.options!r} ({reason})"
+                "`beam_runner` must be a runner of Apache Beam whose extras "
+                "are installed, and `beam_options` options of Apache Beam, "
+                "such as --beam_options='--direct_num_workers=2'. Received: "
+                f"--beam_runner={self.runner}, "
+                f"--beam_options={self.options!r} ({reason})"
             ) from error
-        return options
 
 
 @contextlib.contextmanager
@@ -179,11 +147,10 @@ def _errors_of_worker_processes():
         signal.signal(signal.SIGUSR1, handler)
 
 
-def _beam():
+def _import_beam():
     try:
         import apache_beam
         import apache_beam.options.pipeline_options
-        import apache_beam.runners
     except ImportError as error:
         raise ImportError(
             "`beam_runner` needs Apache Beam, which cannot be imported: "
@@ -214,15 +181,15 @@ _load_tokenizer = functools.lru_cache(1)(load_tokenizer)
 
 
 def _encode_section(tokenizer_path, section_and_path):
-    """Writes the ids of a section; returns its `Shard` for JSON."""
+    """Writes the ids of a section; returns what `write_shard` does."""
     section, path = section_and_path
     tokenizer = _load_tokenizer(tokenizer_path)
     dtype = token_dtype(tokenizer)
-    encoded = map(Encoder(tokenizer), section.blocks())
+    encoded = map(functools.partial(encode_block, tokenizer), section.blocks())
     work = os.path.dirname(tokenizer_path)
     try:
         with renamed_when_complete(path, work) as temporary:
             shard = write_shard(encoded, dtype, temporary)
     except UnknownSymbolError as error:
         return {"symbol": error.symbol, "position": error.position}
-    return vars(shard) | {"documents": shard.documents.tolist()}
+    return shard | {"documents": shard["documents"].tolist()}

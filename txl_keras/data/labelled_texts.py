@@ -10,12 +10,9 @@ import math
 import os
 import sys
 
-import tensorflow as tf
-
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
-from txl_keras.data.corpora.files import check_unpacked
-from txl_keras.data.corpora.files import read_between
+from txl_keras.data.corpora import files
 from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 
@@ -122,10 +119,7 @@ class LabelledTexts:
         Returns:
             Two `LabelledTexts`.
         """
-        if check_number("share", share, 0, 1) in (0, 1):
-            raise ValueError(
-                f"`share` must be between 0 and 1. Received: share={share}"
-            )
+        check_number("share", share, 0, 1, exclusive=True)
         is_second = [_fraction(text) < share for text in self.texts]
         parts = [
             [i for i, second in enumerate(is_second) if second == part]
@@ -134,7 +128,7 @@ class LabelledTexts:
         if not all(parts):
             raise ValueError(
                 f"{self.name} has too few texts to split off a share of "
-                f"{share}: give a larger share, or the texts to hold out in a "
+                f"{share}: give another share, or the texts to hold out in a "
                 f"file of their own. Received: {len(self)} texts"
             )
         return tuple(self.take(part) for part in parts)
@@ -190,21 +184,17 @@ def read_labelled_texts(path, text_column="text", label_column="label"):
     ```
     """
     path = os.fspath(path)
-    open_checked(path, math.inf).close()
+    with open_checked(path, math.inf) as file:
+        size = file.size()
     kind = path.lower().removesuffix(".gz").rpartition(".")[2]
-    if kind not in _RECORDS:
+    if kind not in ("tsv", "csv", "jsonl"):
         raise ValueError(
             "The name of a file with labelled texts must end in .tsv, .csv or "
             f".jsonl, optionally followed by .gz. Received: {path}"
         )
     has_header = not (text_column.isdecimal() and label_column.isdecimal())
-    lines = (
-        line.decode("utf-8")
-        for line in read_between(path, b"\n", max_bytes=_MAX_RECORD_BYTES)
-    )
-    size = tf.io.gfile.stat(path).length
     texts, labels, numbers, taken = [], [], [], 0
-    for number, record in _RECORDS[kind](lines, has_header, path):
+    for number, record in _records(path, kind, has_header):
         place = f"{path}, line {number}"
         text = _value(record, "text_column", text_column, place)
         label = _value(record, "label_column", label_column, place)
@@ -212,7 +202,7 @@ def read_labelled_texts(path, text_column="text", label_column="label"):
             label = sys.intern(label)
         # Texts of some length take twice their bytes, but short ones more.
         taken += sys.getsizeof(text) + sys.getsizeof(number)
-        check_unpacked(path, taken // 2, size)
+        files.check_unpacked(path, taken // 2, size)
         texts.append(text)
         labels.append(label)
         numbers.append(number)
@@ -234,54 +224,24 @@ def _value(record, flag, column, place):
     return str(value) if is_label else value
 
 
-def _tsv_records(lines, has_header, path):
-    # The `csv` module would also end a row at "\r".
-    rows = (
-        (number, line.removesuffix("\r").split("\t"))
-        for number, line in enumerate(lines, 1)
-        if line.strip("\r")
+def _records(path, kind, has_header):
+    """Yields the line number of each row and its values by column name."""
+    lines = (
+        line.decode("utf-8")
+        for line in files.read_between(path, b"\n", max_bytes=_MAX_RECORD_BYTES)
     )
-    return _named(rows, has_header, path)
-
-
-def _csv_records(lines, has_header, path):
-    filled = 0  # characters of the row that is being read
-
-    def ends():
-        nonlocal filled
-        for line in lines:
-            filled += len(line)
-            if filled > _MAX_RECORD_BYTES:
-                raise csv.Error(
-                    f"a row of more than {_MAX_RECORD_BYTES:,} characters"
-                )
-            # A row may also end at "\r".
-            yield from io.StringIO(f"{line}\n", newline="")
-
-    def rows():
-        nonlocal filled
-        for row in reader:
-            filled = 0
-            if row:
-                yield reader.line_num, row
-
-    limit = csv.field_size_limit(2**31 - 1)  # 128 KiB by default
-    reader = csv.reader(ends(), strict=True)
-    try:
-        yield from _named(rows(), has_header, path)
-    except csv.Error as error:
-        raise ValueError(
-            f"{path}, line {reader.line_num}: {error}. Values with commas, "
-            "quotes or newlines must be in quotes, and their quotes doubled."
-        ) from error
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _named(rows, has_header, path):
-    """Yields each row as its number and a dict of column name to value."""
+    if kind == "csv":
+        rows = _csv_rows(lines, path)
+    else:
+        rows = ((i, x) for i, x in enumerate(lines, 1) if x.strip("\r"))
     names = None
     for number, row in rows:
+        if kind == "jsonl":
+            if row.strip():
+                yield number, parse_json(row, f"{path}, line {number}")
+            continue
+        if kind == "tsv":  # the `csv` module would also end a row at "\r"
+            row = row.removesuffix("\r").split("\t")
         if names is None:
             names = row if has_header else [str(i) for i in range(len(row))]
             if len(set(names)) < len(names):
@@ -299,15 +259,31 @@ def _named(rows, has_header, path):
         yield number, dict(zip(names, row, strict=True))
 
 
-def _json_records(lines, has_header, path):
-    del has_header  # every object names its values
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield number, parse_json(line, f"{path}, line {number}")
+def _csv_rows(lines, path):
+    filled = 0  # characters of the row that is being read
 
+    def ends():
+        nonlocal filled
+        for line in lines:
+            filled += len(line)
+            if filled > _MAX_RECORD_BYTES:
+                raise csv.Error(
+                    f"a row of more than {_MAX_RECORD_BYTES:,} characters"
+                )
+            # A row may also end at "\r".
+            yield from io.StringIO(f"{line}\n", newline="")
 
-_RECORDS = {
-    "tsv": _tsv_records,
-    "csv": _csv_records,
-    "jsonl": _json_records,
-}
+    limit = csv.field_size_limit(2**31 - 1)  # 128 KiB by default
+    reader = csv.reader(ends(), strict=True)
+    try:
+        for row in reader:
+            filled = 0
+            if row:
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {reader.line_num}: {error}. Values with commas, "
+            "quotes or newlines must be in quotes, and their quotes doubled."
+        ) from error
+    finally:
+        csv.field_size_limit(limit)

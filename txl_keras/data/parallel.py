@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from concurrent import futures
 
 from tqdm import tqdm
@@ -62,15 +61,12 @@ def _initialize_worker(function):
     _worker_function = function
     # Ctrl-C reaches all processes; the parent ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(
-        target=_exit_with_parent, args=(os.getppid(),), daemon=True
-    ).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _exit_with_parent(parent):
+def _exit_with_parent():
     """Exits when the parent is gone; a worker would wait for work forever."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
+    multiprocessing.parent_process().join()
     os._exit(1)
 
 

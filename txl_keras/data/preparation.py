@@ -10,9 +10,7 @@ FOLDER/enwik8_bytes-1f0c.../train/metadata.json  sizes, dtype, hashes
 The ids of a large text are in several files, one per section of the text. All
 files can be deleted: they are made again when needed.
 
-A split is written under a temporary name and renamed when it is complete.
-Buckets cannot rename folders. There a split is complete once metadata.json
-exists, which is written last.
+A split is complete once metadata.json exists, which is written last.
 """
 
 import contextlib
@@ -26,24 +24,11 @@ import threading
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.data import token_files
+from txl_keras.data.corpora import files
 from txl_keras.data.corpora.corpus import SPLITS
-from txl_keras.data.corpora.files import data_dir_error
-from txl_keras.data.corpora.files import data_folder
-from txl_keras.data.corpora.files import file_digest
-from txl_keras.data.corpora.files import is_remote
-from txl_keras.data.corpora.files import modification_time
-from txl_keras.data.corpora.files import remove_link
-from txl_keras.data.token_files import open_tokens
-from txl_keras.data.token_files import shard_paths
-from txl_keras.data.token_writer import DOCUMENTS_FILE
-from txl_keras.data.token_writer import joint_digest
-from txl_keras.data.token_writer import token_dtype
-from txl_keras.data.token_writer import write_tokens
 from txl_keras.data.tokenizers import IdTokenizer
-from txl_keras.data.tokenizers import build_tokenizer
-from txl_keras.data.tokenizers import load_tokenizer
-from txl_keras.data.tokenizers import save_tokenizer
-from txl_keras.data.tokenizers.building import check_kind
+from txl_keras.data.tokenizers import building
 from txl_keras.file_lock import lock
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import check_fields
@@ -108,7 +93,9 @@ class PreparedSplit:
     @property
     def paths(self):
         """Returns the paths of the files of ids."""
-        return shard_paths(self.folder, len(self.metadata["lengths"]))
+        return token_files.shard_paths(
+            self.folder, len(self.metadata["lengths"])
+        )
 
     def fingerprint(self):
         """Returns a dict that identifies the ids in a run's configuration."""
@@ -130,21 +117,17 @@ def prepare_tokenizer(name, corpus, folder, beam=None, **options):
         A tokenizer.
     """
     if name == "bytes":  # has no vocabulary to build or store
-        return build_tokenizer(name, corpus, **options)
+        return building.build_tokenizer(name, corpus, **options)
     key = [FORMAT, corpus.fingerprint(), name, options]
     parent = _folder(folder, f"{corpus.name}_{name}_tokenizer", key)
     path = os.path.join(parent, "tokenizer.json")
-    with _lock(parent):
+    with _locked(parent, beam) as beam:
         if tf.io.gfile.exists(path):
-            return load_tokenizer(path)
-        with contextlib.ExitStack() as stack:
-            if beam is not None:
-                work = f"{parent}/beam"
-                beam = stack.enter_context(beam.working_in(work))
-            tokenizer = build_tokenizer(name, corpus, beam, **options)
-            corpus.check_unchanged()  # otherwise `path` has the wrong hash
+            return building.load_tokenizer(path)
+        tokenizer = building.build_tokenizer(name, corpus, beam, **options)
+        corpus.check_unchanged()  # otherwise `path` has the wrong hash
         tf.io.gfile.makedirs(parent)
-        save_tokenizer(tokenizer, path)
+        building.save_tokenizer(tokenizer, path)
         return tokenizer
 
 
@@ -170,100 +153,73 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS, beam=None):
             after they were prepared; if the corpus has token ids and the
             tokenizer takes text, or the other way round.
     """
-    check_kind(corpus, isinstance(tokenizer, IdTokenizer))
+    building.check_kind(corpus, isinstance(tokenizer, IdTokenizer))
     key = [FORMAT, corpus.fingerprint(), tokenizer_hash(tokenizer)]
     parent = _folder(folder, f"{corpus.name}_{tokenizer.unit}s", key)
     paths = {split: os.path.join(parent, split) for split in splits}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_lock(parent))
-        missing = {
-            split: path
-            for split, path in paths.items()
-            if not tf.io.gfile.exists(os.path.join(path, METADATA_FILE))
-        }
-        unfinished = {
-            split: path if is_remote(path) else f"{path}.incomplete"
-            for split, path in missing.items()
-        }
-        if beam is None:  # only Beam continues what a killed run has written
-            _remove_folder(f"{parent}/beam")
-            if not is_remote(parent):  # where another host may be writing
-                for place in unfinished.values():
-                    _remove_folder(place)
-        try:
-            if missing and beam is not None:
-                beam = stack.enter_context(beam.working_in(f"{parent}/beam"))
-            for split, path in missing.items():
-                place = unfinished[split]
-                _write_split(corpus, split, tokenizer, path, place, beam)
-                del unfinished[split]
-        except BaseException as error:
-            # What Beam has finished is kept, unless the text is refused.
-            if beam is None or isinstance(error, ValueError):
-                for place in unfinished.values():
-                    _remove_folder(place)
-            raise
+    with _locked(parent, beam) as beam:
+        for split, path in paths.items():
+            if not tf.io.gfile.exists(os.path.join(path, METADATA_FILE)):
+                _write_split(corpus, split, tokenizer, path, beam)
     return {split: open_split(path, tokenizer) for split, path in paths.items()}
 
 
 def open_split(folder, tokenizer):
     """Opens a `PreparedSplit` that `prepare` wrote, and checks its files."""
     metadata_path = os.path.join(folder, METADATA_FILE)
-    metadata = _read_metadata(metadata_path)
-    expected = tokenizer_hash(tokenizer)
-    if metadata["tokenizer"] != expected:
-        raise ValueError(
-            f"`tokenizer` must be the one that encoded the ids in {folder}: "
-            "its vocabulary or options differ. "
-            f"Expected: {metadata['tokenizer']}. Received: {expected}"
-        )
-    dtype = token_dtype(tokenizer)
-    if metadata["dtype"] != dtype.name:
-        raise _damaged_error(metadata_path, f"`dtype` must be {dtype.name}")
+    metadata = read_json(metadata_path, max_bytes=MAX_VOCABULARY_BYTES)
+    check_fields(metadata, _FIELDS, metadata_path)
+    dtype = token_files.token_dtype(tokenizer)
     lengths = metadata["lengths"]
-    paths = shard_paths(folder, len(lengths))
+    expected = {
+        "num_tokens": sum(lengths),
+        "tokenizer": tokenizer_hash(tokenizer),
+        "dtype": dtype.name,
+        "split": os.path.basename(folder),
+    }
+    _check_same(folder, metadata, expected)
+    paths = token_files.shard_paths(folder, len(lengths))
+    documents_path = os.path.join(folder, token_files.DOCUMENTS_FILE)
     split = PreparedSplit(
-        open_tokens(paths, lengths, dtype),
-        open_tokens(
-            [_documents_path(folder)], [metadata["num_documents"]], np.int64
+        token_files.open_tokens(paths, lengths, dtype),
+        token_files.open_tokens(
+            [documents_path], [metadata["num_documents"]], np.int64
         ),
         metadata,
         folder,
     )
-    _check_same(split, "split", os.path.basename(folder))
-    if not is_remote(folder):
-        newest = max(map(modification_time, paths))
-        is_newer = newest > modification_time(metadata_path)
-        if is_newer or split.documents.nbytes <= HASHED_BYTES:
-            digest = file_digest(_documents_path(folder), "sha256")
-            _check_same(split, "documents_sha256", digest)
+    if not files.is_remote(folder):
+        newest = max(map(files.modification_time, [documents_path, *paths]))
+        is_newer = newest > files.modification_time(metadata_path)
         if is_newer or split.tokens.nbytes <= HASHED_BYTES:
             check_hash(split)
     return split
 
 
-def _documents_path(folder):
-    return os.path.join(folder, DOCUMENTS_FILE)
-
-
 def check_hash(split):
     """Raises ValueError if the ids of a split were changed since `prepare`."""
-    digests = [file_digest(path, "sha256") for path in split.paths]
-    _check_same(split, "sha256", joint_digest(digests))
+    documents = os.path.join(split.folder, token_files.DOCUMENTS_FILE)
+    digests = map(files.file_digest, split.paths)
+    found = {
+        "sha256": token_files.joint_digest([*digests]),
+        "documents_sha256": files.file_digest(documents),
+    }
+    _check_same(split.folder, split.metadata, found)
 
 
-def _check_same(split, key, received):
-    if split.metadata[key] != received:
-        raise ValueError(
-            f"{split.folder} was changed after it was prepared: delete it, and "
-            "it will be prepared again. "
-            f"Expected: {key} {split.metadata[key]}. Received: {received}"
-        )
+def _check_same(folder, metadata, found):
+    for key, received in found.items():
+        if metadata[key] != received:
+            raise ValueError(
+                f"{folder} was changed after it was prepared, or by another "
+                "tokenizer: delete it, and it will be prepared again. "
+                f"Expected: {key} {metadata[key]}. Received: {received}"
+            )
 
 
 def token_folder(data_dir=None):
     """Returns the folder of prepared text, by default below that of TFDS."""
-    return os.path.join(data_folder(data_dir), "txl_keras_tokens")
+    return os.path.join(files.data_folder(data_dir), "txl_keras_tokens")
 
 
 def tokenizer_hash(tokenizer):
@@ -271,18 +227,17 @@ def tokenizer_hash(tokenizer):
     return _hash([type(tokenizer).__name__, tokenizer.get_config()])
 
 
-def _remove_folder(path):
-    """Removes a folder, but of a link to one only the link."""
-    remove_link(path)
-    if tf.io.gfile.exists(path):
-        tf.io.gfile.rmtree(path)
-
-
-def _write_split(corpus, split, tokenizer, path, unfinished, beam):
-    tf.io.gfile.makedirs(unfinished)
+def _write_split(corpus, split, tokenizer, path, beam):
+    # What a killed run has written is continued by Beam only. In a bucket
+    # another host may be writing the same.
+    if beam is None and not files.is_remote(path):
+        files.remove_folder(path)
+    tf.io.gfile.makedirs(path)
     try:
         corpus.check_unchanged()
-        metadata = write_tokens(corpus, split, tokenizer, unfinished, beam)
+        metadata = token_files.write_tokens(
+            corpus, split, tokenizer, path, beam
+        )
         corpus.check_unchanged()
         metadata |= {"split": split, "tokenizer": tokenizer_hash(tokenizer)}
         if not metadata["num_tokens"]:
@@ -290,55 +245,54 @@ def _write_split(corpus, split, tokenizer, path, unfinished, beam):
                 f"The {split} split of {corpus.name} must have at least one "
                 f"token. Received: {metadata['num_bytes']} bytes, no tokens"
             )
-        metadata_path = os.path.join(unfinished, METADATA_FILE)
-        with tf.io.gfile.GFile(metadata_path, "w") as file:
-            file.write(json.dumps(metadata, indent=1) + "\n")
-        if unfinished != path:
-            _remove_folder(path)  # incomplete: has no metadata
-            tf.io.gfile.rename(unfinished, path)
-    except tf.errors.ResourceExhaustedError as error:
-        raise OSError(
-            f"The ids of {corpus.name} could not be written to {path}. "
-            "Free some disk space or choose another --data_dir, and run "
-            f"again. {error.message}"
-        ) from error
-
-
-def _read_metadata(path):
-    if not tf.io.gfile.exists(path):
-        raise FileNotFoundError(
-            f"`folder` must hold a prepared split. Not found: {path}"
-        )
-    try:
-        metadata = read_json(path, max_bytes=MAX_VOCABULARY_BYTES)
-        check_fields(metadata, _FIELDS, path)
-        lengths = metadata["lengths"]
-        if not lengths or sum(lengths) != metadata["num_tokens"]:
-            raise ValueError("`lengths` must add up to `num_tokens`")
-    except ValueError as error:
-        raise _damaged_error(path, error) from error
-    return metadata
-
-
-def _damaged_error(path, reason):
-    return ValueError(f"{path} is damaged: delete its folder. ({reason})")
+        text = json.dumps(metadata, indent=1) + "\n"
+        files.write_text(text, os.path.join(path, METADATA_FILE))
+    except BaseException as error:
+        # What Beam has finished is kept, unless the text is refused.
+        if beam is None or isinstance(error, ValueError):
+            files.remove_folder(path)
+        if isinstance(error, tf.errors.ResourceExhaustedError):
+            raise OSError(
+                f"The ids of {corpus.name} could not be written to {path}. "
+                "Free some disk space or choose another --data_dir, and run "
+                f"again. {error.message}"
+            ) from error
+        raise
 
 
 _THREAD_LOCK = threading.Lock()
 
 
 @contextlib.contextmanager
+def _locked(parent, beam):
+    """Locks a folder; yields `beam` with a folder for its results in it."""
+    work = f"{parent}/beam"
+    with _lock(parent):
+        if beam is None:
+            files.remove_folder(work)
+        else:
+            tf.io.gfile.makedirs(work)
+            beam = dataclasses.replace(beam, folder=work)
+        try:
+            yield beam
+        except ValueError:  # of the text: other errors let the next run go on
+            files.remove_folder(work)
+            raise
+        files.remove_folder(work)
+
+
+@contextlib.contextmanager
 def _lock(path):
     """Locks `path`, so that one local process at a time prepares it."""
-    if is_remote(path):
+    if files.is_remote(path):
         yield
         return
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        remove_link(path + ".lock")
+        files.remove_link(path + ".lock")
         file = open(path + ".lock", "w")  # noqa: SIM115
     except OSError as error:
-        raise data_dir_error(os.path.dirname(path), error) from error
+        raise files.data_dir_error(os.path.dirname(path), error) from error
     # The lock on the file does not exclude threads of this process.
     with _THREAD_LOCK, file:
         try:

@@ -1,16 +1,17 @@
-"""Statistics and plots of prepared text."""
+"""Statistics of prepared text."""
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from txl_keras.data.layouts import document_lengths
-from txl_keras.data.token_files import blocks_of
+
+_BLOCK = 1 << 22  # ids that are read at once
 
 
 def token_counts(tokens, vocabulary_size):
     """Counts how often each id occurs: int64, `(V,)`."""
     counts = np.zeros(vocabulary_size, np.int64)
-    for block in blocks_of(tokens):
+    for start in range(0, len(tokens), _BLOCK):
+        block = tokens[start : start + _BLOCK]
         counts += np.bincount(block, minlength=vocabulary_size)
     return counts
 
@@ -73,45 +74,3 @@ def describe_split(split):
             "max": int(lengths.max()),
         },
     }
-
-
-def plot_statistics(splits, counts, cutoffs, file):
-    """Writes a PNG of token frequencies, `cutoffs` and document lengths."""
-    has_documents = any(len(split.documents) > 1 for split in splits.values())
-    figure = Figure(figsize=(10 if has_documents else 5.5, 4))
-    panels = figure.subplots(1, 1 + has_documents, squeeze=False)[0]
-    _plot_frequencies(panels[0], counts, cutoffs)
-    if has_documents:
-        _plot_documents(panels[1], splits)
-    figure.tight_layout()
-    figure.savefig(file, dpi=120, format="png")
-
-
-def _plot_frequencies(axes, counts, cutoffs):
-    ranked = np.sort(counts[counts > 0])[::-1]
-    axes.loglog(np.arange(1, len(ranked) + 1), ranked)
-    for cutoff in cutoffs:
-        axes.axvline(cutoff, linestyle=":", color="gray")
-    axes.set(
-        title=f"Tokens of train ({len(ranked):,} different ones)",
-        xlabel="rank" + ("; dotted: cutoffs" if cutoffs else ""),
-        ylabel="occurrences",
-    )
-
-
-def _plot_documents(axes, splits):
-    lengths = {
-        name: document_lengths(split.documents[:], len(split.tokens))
-        for name, split in splits.items()
-    }
-    shortest = min(values.min() for values in lengths.values())
-    longest = max(values.max() for values in lengths.values())
-    bins = np.geomspace(shortest, longest + 1, 50)
-    for name, values in lengths.items():
-        # Plots shares, because the splits differ in size.
-        weights = np.full(len(values), 1 / len(values))
-        axes.hist(values, bins, weights=weights, histtype="step", label=name)
-    axes.set(
-        title="Documents", xlabel="tokens", ylabel="share", xscale="log"
-    )  # fmt: skip
-    axes.legend()

@@ -1,15 +1,20 @@
-"""Files of token ids: little-endian integers without a header."""
+"""Writes and reads files of ids: little-endian integers without a header."""
 
 import functools
+import hashlib
 import itertools
 import os
 
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import is_remote
+from txl_keras.data.parallel import map_blocks
+from txl_keras.data.vocabulary import UnknownSymbolError
+from txl_keras.data.vocabulary import smallest_dtype
 
-BLOCK = 1 << 22  # ids that `blocks_of` yields at once
+DOCUMENTS_FILE = "documents.bin"
 # Bytes per read from a bucket, and pages in the cache: 64 MiB in all.
 PAGE_BYTES = 1 << 16
 NUM_PAGES = 1024
@@ -45,8 +50,8 @@ class TokenFiles:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self._paths = paths
         self._starts = np.cumsum([0, *lengths], dtype=np.int64)
-        self._files = {}
-        self._page = functools.lru_cache(NUM_PAGES)(self._read_page)
+        self.file = functools.cache(self._open)
+        self._page = functools.lru_cache(NUM_PAGES)(self._read_pages)
 
     def __len__(self):
         return int(self._starts[-1])
@@ -77,22 +82,21 @@ class TokenFiles:
         if ids is not None:
             return ids[start:stop]
         size = PAGE_BYTES // self.dtype.itemsize  # ids per page
-        first = start // size
-        pages = (self._page(number, i) for i in range(first, -(-stop // size)))
+        first, last = start // size, -(-stop // size)
+        if last - first > 2:  # too much to keep
+            pages = [self._read_pages(number, first, last)]
+        else:
+            pages = [self._page(number, i, i + 1) for i in range(first, last)]
         return _joined(pages)[start - first * size : stop - first * size]
 
-    def _read_page(self, number, page):
+    def _read_pages(self, number, first, last):
         with tf.io.gfile.GFile(self._paths[number], "rb") as file:
-            file.seek(page * PAGE_BYTES)
-            return np.frombuffer(file.read(PAGE_BYTES), self.dtype)
-
-    def file(self, number):
-        """Returns a file as `np.memmap`, in a bucket None; checks its size."""
-        if number not in self._files:
-            self._files[number] = self._open(number)
-        return self._files[number]
+            file.seek(first * PAGE_BYTES)
+            data = file.read((last - first) * PAGE_BYTES)
+        return np.frombuffer(data, self.dtype)
 
     def _open(self, number):
+        """Returns a file as `np.memmap`, in a bucket None; checks its size."""
         path = self._paths[number]
         if not tf.io.gfile.exists(path):
             raise FileNotFoundError(f"There is no file of ids {path}.")
@@ -110,23 +114,148 @@ class TokenFiles:
             return np.zeros(0, self.dtype)  # an empty file cannot be mapped
         return np.memmap(path, self.dtype, mode="r")
 
-    def blocks(self):
-        """Yields all ids in arrays, by one read of each file."""
-        for path in self._paths:
-            with tf.io.gfile.GFile(path, "rb") as file:
-                while block := file.read(BLOCK * self.dtype.itemsize):
-                    yield np.frombuffer(block, self.dtype)
-
-
-def blocks_of(tokens):
-    """Yields all ids in arrays."""
-    if isinstance(tokens, TokenFiles):
-        yield from tokens.blocks()
-        return
-    for start in range(0, len(tokens), BLOCK):
-        yield tokens[start : start + BLOCK]
-
 
 def _joined(arrays):
     arrays = list(arrays)
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+# === Writing ===
+
+
+def write_tokens(corpus, split, tokenizer, folder, beam=None):
+    """Encodes a split to files; returns their `PreparedSplit.metadata`."""
+    # Each section of the text becomes one file. They are encoded on all cores,
+    # block by block, or by the workers of Beam.
+    write_shards = _write_shards if beam is None else beam.write_shards
+    paths = shard_paths(folder, len(corpus.sections(split)))
+    names = ("num_tokens", "num_documents", "num_bytes", "num_unknown")
+    totals = dict.fromkeys(names, 0)
+    starts = np.zeros(0, np.int64)
+    lengths, digests = [], []
+    documents_path = os.path.join(folder, DOCUMENTS_FILE)
+    with tf.io.gfile.GFile(documents_path, "wb") as documents:
+        try:
+            for shard in write_shards(corpus, split, tokenizer, paths):
+                added = np.array(shard.pop("documents"), np.int64)
+                starts = np.append(starts, totals["num_tokens"] + added)
+                lengths.append(shard["num_tokens"])
+                digests.append(shard.pop("sha256"))
+                for name, number in shard.items():
+                    totals[name] += number
+                # Documents without tokens are dropped.
+                begun = np.unique(starts[starts < totals["num_tokens"]])
+                documents.write(begun.astype("<i8").tobytes())
+                starts = starts[starts >= totals["num_tokens"]]
+                totals["num_documents"] += len(begun)
+        except UnknownSymbolError as error:
+            raise corpus.unknown_symbol_error(
+                split, error.symbol, totals["num_tokens"] + error.position
+            ) from error
+    return {
+        **totals,
+        "vocabulary_size": tokenizer.vocabulary_size,
+        "dtype": token_dtype(tokenizer).name,
+        "lengths": lengths,
+        "sha256": joint_digest(digests),
+        "documents_sha256": file_digest(documents_path, "sha256"),
+    }
+
+
+def token_dtype(tokenizer):
+    """Returns the dtype of the ids of a tokenizer in files."""
+    return smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
+
+
+def joint_digest(digests):
+    """Returns the hash of the hashes of several files."""
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _write_shards(corpus, split, tokenizer, paths):
+    """Encodes the blocks of all sections on all cores; yields their shards."""
+    encode = functools.partial(encode_block, tokenizer)
+    encoded = map_blocks(
+        encode, corpus, split, "Encoding", tokenizer.releases_gil
+    )
+    following = next(encoded, None)
+
+    def blocks_in(section):
+        nonlocal following
+        while following is not None and following["section"] == section:
+            yield following
+            following = next(encoded, None)
+
+    for section, path in enumerate(paths):
+        yield write_shard(blocks_in(section), token_dtype(tokenizer), path)
+
+
+def write_shard(encoded_blocks, dtype, path):
+    """Writes the ids of encoded blocks to a file, and returns what it has."""
+    digest = hashlib.sha256()
+    totals = dict.fromkeys(("num_tokens", "num_bytes", "num_unknown"), 0)
+    documents = [np.zeros(0, np.int64)]
+    with tf.io.gfile.GFile(path, "wb") as file:
+        try:
+            for block in encoded_blocks:
+                ids = block["ids"].astype(dtype, copy=False).tobytes()
+                digest.update(ids)
+                file.write(ids)
+                documents.append(totals["num_tokens"] + block["documents"])
+                for name in totals:
+                    totals[name] += block[name]
+        except UnknownSymbolError as error:
+            raise error.after(totals["num_tokens"]) from error
+    documents = np.concatenate(documents)
+    return {**totals, "sha256": digest.hexdigest(), "documents": documents}
+
+
+def encode_block(tokenizer, block):
+    """Returns the ids of a `Block`, where its documents begin, and sizes."""
+    ids, ends = _encode_at_once(tokenizer, block) or _encode_each(
+        tokenizer, block
+    )
+    num_unknown = 0
+    if tokenizer.unknown_id is not None:
+        num_unknown = int(np.count_nonzero(ids == tokenizer.unknown_id))
+    return {
+        "ids": ids,
+        "documents": ends[int(block.continues) : -1],
+        "num_tokens": len(ids),
+        "num_bytes": block.num_bytes,
+        "num_unknown": num_unknown,
+        "section": block.section,
+    }
+
+
+def _encode_at_once(tokenizer, block):
+    """Encodes all pieces in one call, because one per piece is slow."""
+    # Returns the ids, and 0 followed by the end of each piece; or None if the
+    # newlines among the ids do not determine these ends.
+    *pieces, _ = block.pieces
+    if tokenizer.newline_id is None or not all(
+        piece.endswith(b"\n") for piece in pieces
+    ):
+        return None
+    text = block.text
+    ids = tokenizer.encode(text, not block.amid_line)
+    newlines = np.flatnonzero(ids == tokenizer.newline_id)
+    if len(newlines) != text.count(b"\n"):
+        return None  # the text itself contains, say, `<eos>`
+    last = np.cumsum([piece.count(b"\n") for piece in pieces], dtype=int)
+    return ids, np.array([0, *newlines[last - 1] + 1, len(ids)])
+
+
+def _encode_each(tokenizer, block):
+    """Encodes piece by piece, with the result of `_encode_at_once`."""
+    ids, position = [], 0
+    for i, piece in enumerate(block.pieces):
+        begins_line = i > 0 or not block.amid_line
+        try:
+            ids.append(tokenizer.encode(piece, begins_line))
+        except UnknownSymbolError as error:
+            raise error.after(position) from None
+        position += len(ids[-1])
+    return np.concatenate(ids), np.cumsum([0, *map(len, ids)])

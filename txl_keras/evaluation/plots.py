@@ -194,6 +194,34 @@ def plot_attention_by_distance(models, path, unit="token"):
     _save(figure, path)
 
 
+def plot_statistics(counts, cutoffs, lengths, path):
+    """Plots how often tokens occur, and the lengths of documents by split."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    frequencies, documents = figure.subplots(1, 2)
+    ranked = np.sort(counts[counts > 0])[::-1]
+    frequencies.loglog(np.arange(1, len(ranked) + 1), ranked)
+    for cutoff in cutoffs:
+        frequencies.axvline(cutoff, linestyle=":", color="gray")
+    frequencies.set(
+        title=f"Tokens of train ({len(ranked):,} different ones)",
+        xlabel="rank" + "; dotted: cutoffs" * bool(cutoffs),
+        ylabel="occurrences",
+    )
+    longest = max(sizes.max() for sizes in lengths.values())
+    bins = np.geomspace(1, longest + 1, 50)
+    for split, sizes in lengths.items():
+        # Shares, because the splits differ in size.
+        shares = np.full(len(sizes), 1 / len(sizes))
+        documents.hist(
+            sizes, bins, weights=shares, histtype="step", label=split
+        )
+    documents.set(
+        title="Documents", xlabel="tokens", ylabel="share", xscale="log"
+    )
+    documents.legend()
+    _save(figure, path)
+
+
 def _draw_curve(axes, index, curve, label, convert, **style):
     """Draws a tuple of lists: x, nats and maybe the bounds of a band."""
     x, nll, *band = ([*curve[0]], *([*map(convert, y)] for y in curve[1:]))

@@ -9,24 +9,17 @@ from absl import flags
 
 from txl_keras.checkpoints.vocabularies import load_vocabulary
 from txl_keras.data import corpora
-from txl_keras.data.corpora import CORPORA
-from txl_keras.data.corpora import corpus_path
-from txl_keras.data.corpora.files import absolute_path
-from txl_keras.data.corpora.files import check_can_write
-from txl_keras.data.corpora.files import is_file
-from txl_keras.data.corpora.files import is_remote
-from txl_keras.data.corpora.id_files import IdCorpus
+from txl_keras.data.corpora import files
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
 from txl_keras.data.preparation import token_folder
-from txl_keras.data.tokenizers import build_tokenizer
-from txl_keras.data.tokenizers.building import OPTIONS
+from txl_keras.data.tokenizers import building
 from txl_keras.scripts import options
 
 FLAGS = flags.FLAGS
 
 
-class Corpus(options.Options, corpora=", ".join(CORPORA)):
+class Corpus(options.Options, corpora=", ".join(corpora.CORPORA)):
     r"""Holds options that locate the text, which may change when a run resumes.
 
     Data options:
@@ -74,7 +67,7 @@ class Tokenizer(options.Options):
         Default: the vocabulary is built from the train split.
     """
 
-    tokenizer: options.one_of(OPTIONS) = None
+    tokenizer: options.one_of(building.OPTIONS) = None
     drop_newlines: bool = None
     vocabulary_size: int = None
     min_count: int = None
@@ -89,13 +82,14 @@ class Tokenizer(options.Options):
 TOKENIZER_FLAGS = tuple(n for n in Tokenizer.names() if n != "vocabulary")
 
 
-def corpus_options(defaults=None):
+def corpus_options(defaults=None, names=Corpus.names()):
     """Returns the arguments of `load_corpus`, with absolute paths."""
     # A flag that is not given has the value in `defaults`, the result of an
     # earlier call, such as the one in a run's config.json. Such values are
     # printed, because another person may have written the file.
-    options = {}
-    for name in Corpus.names():
+    # Of flags that are not among `names`, only that value counts.
+    options = dict.fromkeys(Corpus.names())
+    for name in names:
         options[name] = FLAGS[name].value
         if options[name] == "":  # such as an unset shell variable
             raise ValueError(f"`{name}` must not be empty. Received: --{name}=")
@@ -106,19 +100,10 @@ def corpus_options(defaults=None):
             "`corpus` must be given, because the model was not trained here "
             "and has no text. Received: --corpus=None"
         )
-    options["corpus"] = corpus_path(options["corpus"])
+    options["corpus"] = corpora.corpus_path(options["corpus"])
     for name in ("data_dir", "manual_dir"):
         if options[name] is not None:
-            options[name] = absolute_path(options[name])
-    return options
-
-
-def run_corpus_options(run_corpus):
-    """Returns the arguments of `load_corpus` for the text of a run."""
-    # Of the flags only `--data_dir` counts.
-    options = dict.fromkeys(Corpus.names())
-    options["data_dir"] = FLAGS.data_dir
-    _fill_in(options, run_corpus)
+            options[name] = files.absolute_path(options[name])
     return options
 
 
@@ -156,17 +141,12 @@ def check_run_text(split, expected, corpus, run, remedy="Bring it back"):
 
 def load_corpus(options, whole=False):
     """Loads the corpus of `corpus_options`, in splits or as one text."""
+    options = {**options, "whole": whole}
     separator = options["document_separator"]
     if separator is not None:
         separator = separator.replace(r"\n", "\n").replace(r"\t", "\t")
-    return corpora.load_corpus(
-        options["corpus"],
-        options["data_dir"],
-        options["manual_dir"],
-        separator,
-        options["text_key"],
-        whole,
-    )
+        options["document_separator"] = separator
+    return corpora.load_corpus(options.pop("corpus"), **options)
 
 
 def prepare_text(tokenizer=None, beam=None):
@@ -191,7 +171,7 @@ def prepare_split(options, tokenizer, split, whole=False):
 def check_outside_text(name, folder):
     """Checks that the output folder of flag `name` is outside of the text."""
     text = corpus_options()["corpus"]
-    if not (is_remote(text) or os.path.isabs(text)):
+    if not (files.is_remote(text) or os.path.isabs(text)):
         return  # the name of a corpus
     output = _real_path(folder)
     if tf.io.gfile.isdir(text):
@@ -208,59 +188,45 @@ def check_outside_text(name, folder):
 
 
 def _real_path(path):
-    path = absolute_path(path)
-    return pathlib.PurePath(path if is_remote(path) else os.path.realpath(path))
+    path = files.absolute_path(path)
+    return pathlib.PurePath(
+        path if files.is_remote(path) else os.path.realpath(path)
+    )
 
 
 def check_writable(name, path):
     """Makes the folder of the file of flag `name` and checks it is writable."""
-    path = os.path.expanduser(path)
-    try:
-        folder = os.path.dirname(path) or "."
-        tf.io.gfile.makedirs(folder)
-        check_can_write(folder)
-    except tf.errors.OpError as error:
-        raise ValueError(
-            f"`{name}` must be a writable path. Received: "
-            f"--{name}={FLAGS[name].value} ({error.message})"
-        ) from error
-
-
-def _default_tokenizer(corpus):
-    if isinstance(corpus, IdCorpus):
-        return "ids"
-    # Published scores of such a text are for its bytes.
-    return "bytes" if corpus.encoding == "latin-1" else "sentencepiece"
+    folder = os.path.dirname(os.path.expanduser(path)) or "."
+    files.check_can_write(name, folder)
+    tf.io.gfile.makedirs(folder)
 
 
 def make_tokenizer(corpus, folder, beam=None):
     """Builds the tokenizer that the flags name, or reads it from `folder`."""
     options = {name: FLAGS[name].value for name in TOKENIZER_FLAGS}
-    name = options.pop("tokenizer") or _default_tokenizer(corpus)
-    vocabulary = FLAGS.vocabulary
-    if vocabulary is not None:
-        vocabulary = os.path.expanduser(vocabulary)
-        if not is_file(vocabulary):
-            raise FileNotFoundError(
-                "`vocabulary` must be a file. Received: "
-                f"--vocabulary={FLAGS.vocabulary}"
-            )
+    # Published scores of a text of latin-1 are for its bytes.
+    names = {"ids": "ids", "latin-1": "bytes", "utf-8": "sentencepiece"}
+    name = options.pop("tokenizer") or names[corpus.encoding]
+    words = None
+    if FLAGS.vocabulary is not None:
         if FLAGS.tokenizer is None:
             raise ValueError(
                 "`tokenizer` must be given with `vocabulary`: the kind of its "
-                f"tokens, such as words. Received: --vocabulary={vocabulary}"
+                "tokens, such as words. Received: "
+                f"--vocabulary={FLAGS.vocabulary}"
             )
-    if vocabulary and name != "words":
-        # Not cached in the folder, because the file may change.
+        path = os.path.expanduser(FLAGS.vocabulary)
         try:
-            return build_tokenizer(
-                name, corpus, vocabulary=vocabulary, **options
-            )
-        except ValueError as error:
+            if name != "words":
+                # Not cached in the folder, because the file may change.
+                return building.build_tokenizer(
+                    name, corpus, vocabulary=path, **options
+                )
+            words = load_vocabulary(path)
+        except (OSError, ValueError) as error:
             raise ValueError(
                 f"`vocabulary` {FLAGS.vocabulary}: {error}"
             ) from error
-    vocabulary = vocabulary and load_vocabulary(vocabulary)
     return prepare_tokenizer(
-        name, corpus, folder, beam, vocabulary=vocabulary, **options
+        name, corpus, folder, beam, vocabulary=words, **options
     )

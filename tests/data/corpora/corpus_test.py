@@ -3,6 +3,7 @@ import random
 import pytest
 
 from txl_keras.data.corpora import Corpus
+from txl_keras.data.corpora import corpus as corpus_module
 from txl_keras.data.corpora import load_corpus
 from txl_keras.data.corpora.corpus import Block
 
@@ -11,14 +12,11 @@ from txl_keras.data.corpora.corpus import Block
 def test_an_unknown_name_is_refused_with_the_known_ones(name):
     with pytest.raises(FileNotFoundError, match="no such path") as error:
         load_corpus(name)
-    for known in (
-        "python_stdlib",
-        "enwik8",
-        "wikitext103",
-        "tfds:",
-        repr(name),
-    ):
+    for known in ("python_stdlib", "wikitext103", "tfds:", repr(name)):
         assert known in str(error.value)
+    for wrong in (None, 5, b"text.txt"):
+        with pytest.raises(ValueError, match=f"`name` must .*name={wrong!r}"):
+            load_corpus(wrong)
 
 
 def test_a_corpus_needs_three_splits_with_text():
@@ -61,11 +59,12 @@ def joined(document):
     return document if isinstance(document, bytes) else b"".join(document)
 
 
-def test_blocks_are_the_text_and_know_where_documents_begin():
+def test_blocks_are_the_text_and_know_where_documents_begin(monkeypatch):
+    monkeypatch.setattr(corpus_module, "BLOCK_BYTES", 7)
     generator = random.Random(5)
     for _ in range(300):
         documents = [b"first", *random_documents(generator)]
-        blocks = list(corpus_of(documents).blocks("train", size=7))
+        blocks = list(corpus_of(documents).blocks("train"))
         found = []
         for block in blocks:
             for i, piece in enumerate(block.pieces):
@@ -81,9 +80,10 @@ def test_blocks_are_the_text_and_know_where_documents_begin():
         assert found == [text for text in expected if text]
 
 
-def test_a_block_ends_with_a_line_or_a_word():
+def test_a_block_ends_with_a_line_or_a_word(monkeypatch):
+    monkeypatch.setattr(corpus_module, "BLOCK_BYTES", 10)
     corpus = corpus_of(b"one two\nthree four five six\nseven")
-    assert list(corpus.blocks("train", size=10)) == [
+    assert list(corpus.blocks("train")) == [
         Block((b"one two\n",), False, False),
         Block((b"three four ",), True, False),
         Block((b"five six\n",), True, True),

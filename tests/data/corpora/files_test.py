@@ -1,7 +1,9 @@
 import gzip
+import os
 
 import pytest
 
+from txl_keras.data import read_labelled_texts
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora.files import read_between
 from txl_keras.data.corpora.files import read_bytes
@@ -34,12 +36,21 @@ def test_what_is_not_completed_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-def test_only_files_are_read(not_a_file, name, tmp_path):
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.csv", "a.tsv.gz"])
+def test_only_files_are_read(name, kind, tmp_path):
     path = tmp_path / name
-    kind = not_a_file(path)
+    if kind == "pipe":
+        os.mkfifo(path)  # would be waited for
+    elif kind == "device":
+        path.symlink_to("/dev/zero")  # has no end
+    else:
+        path.mkdir()
     with pytest.raises((ValueError, OSError), match=f"must be a file.*{kind}"):
-        list(read_bytes(str(path)))
+        if ".txt" in name:
+            list(read_bytes(str(path)))
+        else:
+            read_labelled_texts(path)
 
 
 def test_a_file_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):

@@ -13,10 +13,10 @@ from txl_keras.data import IdTokenizer
 from txl_keras.data import build_tokenizer
 from txl_keras.data import load_corpus
 from txl_keras.data import prepare
+from txl_keras.data.corpora import corpus as corpus_module
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
-from txl_keras.data.corpora.id_files import IdCorpus
 from txl_keras.data.corpora.id_files import document_starts
 from txl_keras.data.corpora.id_files import read_ids
 from txl_keras.data.corpora.id_files import split_ids
@@ -27,7 +27,7 @@ IDS = np.random.default_rng(0).integers(0, 300, 1000)
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of a few ids, so that documents go on in the next one."""
-    monkeypatch.setattr(IdCorpus.blocks, "__defaults__", (56,))
+    monkeypatch.setattr(corpus_module, "BLOCK_BYTES", 56)
 
 
 def splits_of(path, folder, **options):
@@ -136,23 +136,23 @@ def damaged_archive():
         ("a.npy", array_of(np.int64(3)), r"shape \(\)"),
         ("a.npy", array_of(IDS.reshape(40, 25).T), "column-major"),
         ("a.npy", array_of(np.array([{}, 1])), "dtype object"),
-        ("a.npy", array_of(IDS)[:-1], "8,128 bytes.*truncated.*8,127"),
-        ("a.npy", array_of(IDS) + b"x", "8,128 bytes.*8,129"),
-        ("a.npy", array_of(IDS)[:70], "file of token ids"),
-        ("a.npy", b"\x93NUMPY\x03\x00", "file of token ids"),
+        ("a.npy", array_of(IDS)[:-1], "8,127 bytes, and not 8,128.*truncated"),
+        ("a.npy", array_of(IDS) + b"x", "8,129 bytes, and not 8,128"),
+        ("a.npy", array_of(IDS)[:70], "as np.save.* write them"),
+        ("a.npy", b"\x93NUMPY\x03\x00", "as np.save.* write them"),
         ("a.npy", b"\x93NUMPY\x01\x00\x28\x23" + b"-" * 9000, "token ids"),
         (
             "a.npy",
             array_of(IDS.reshape(8, 125)).replace(b"(8, 125)", b"(-8,-125)"),
             "integers",
         ),
-        ("a.npy", b"60 64 67", "file of token ids.*magic"),
-        ("a.npy", array_of(IDS - 7), r"from 0 to .*: -\d at position \d"),
-        ("a.npy", array_of(2**31 - 1 + 0 * IDS), "2147483647 at position 0"),
+        ("a.npy", b"60 64 67", "as np.save.*magic"),
+        ("a.npy", array_of(IDS - 7), r"from 0 to .*: -\d at \d"),
+        ("a.npy", array_of(2**31 - 1 + 0 * IDS), "2147483647 at 0"),
         ("a.npy", array_of(10**8 + IDS), "`vocabulary_size` must be given"),
-        ("a.npz", b"60 64 67", "file of token ids"),
+        ("a.npz", b"60 64 67", "as np.save.* write them"),
         ("a.npz", archive_of(ids=IDS), "tokens"),
-        ("a.npz", damaged_archive(), "file of token ids.*CRC"),
+        ("a.npz", damaged_archive(), "as np.save.*CRC"),
         ("a.npz", archive_of(tokens=IDS, documents=[1, 5]), "`documents`"),
         ("a.npz", archive_of(tokens=IDS, documents=[0, 5, 4]), "`documents`"),
         ("a.npz", archive_of(tokens=IDS, documents=[0, 1001]), "1000"),
@@ -195,7 +195,7 @@ def test_ids_and_text_are_not_confused(tmp_path):
     np.save(tmp_path / "ids.npy", IDS)
     ids = load_corpus(tmp_path / "ids.npy")
     text = Corpus("t", {"train": b"1 2", "valid": b"3", "test": b"4"})
-    assert isinstance(ids, IdCorpus)
+    assert ids.encoding == "ids"
     with pytest.raises(ValueError, match="`tokenizer` must be ids .*ids.npy"):
         build_tokenizer("bytes", ids)
     with pytest.raises(ValueError, match="`tokenizer` must not be ids .*text"):
@@ -205,7 +205,7 @@ def test_ids_and_text_are_not_confused(tmp_path):
     (tmp_path / "note.txt").write_text("read me")
     with pytest.raises(ValueError, match=r"ids\.npy and .*note\.txt"):
         load_corpus(tmp_path)
-    with pytest.raises(ValueError, match="`document_separator` is for text"):
+    with pytest.raises(ValueError, match="no `document_separator`"):
         load_corpus(tmp_path / "ids.npy", document_separator="\n")
 
 

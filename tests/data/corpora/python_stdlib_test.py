@@ -2,18 +2,11 @@ import pathlib
 import sysconfig
 
 import pytest
+from text_files_test import write_files
 
 from txl_keras.data.corpora import load_corpus
 from txl_keras.data.corpora import python_stdlib
 from txl_keras.data.corpora.corpus import SPLITS
-
-
-def write_files(folder, files):
-    """Writes a dict of relative path to bytes."""
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
 
 
 @pytest.fixture(scope="module")

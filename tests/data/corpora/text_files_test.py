@@ -28,17 +28,20 @@ def documents_of(corpus, split):
     return [d if isinstance(d, bytes) else b"".join(d) for d in documents]
 
 
-@pytest.mark.parametrize("name", ["book.txt", "book.txt.gz"])
+@pytest.mark.parametrize("name", ["book.txt", "book.txt.gz", "ram://b/a.txt"])
 def test_a_file_is_cut_in_three(name, tmp_path):
     text = b"".join(b"line %d\n" % i for i in range(1000))[:-1]
-    packed = gzip.compress(text) if name.endswith(".gz") else text
-    (tmp_path / name).write_bytes(packed)
-    corpus = load_corpus(str(tmp_path / name))
+    path = name if "://" in name else str(tmp_path / name)
+    with tf.io.gfile.GFile(path, "wb") as file:
+        file.write(gzip.compress(text) if name.endswith(".gz") else text)
+    corpus = load_corpus(path)
     splits = texts_of(corpus)
     assert splits["train"] + splits["valid"] + splits["test"] == text
     assert all(data.startswith(b"line") for data in splits.values())
     assert 0.89 < len(splits["train"]) / len(text) < 0.91
-    assert corpus.name == str(tmp_path / name)
+    assert corpus.name == path
+    if not name.endswith(".gz"):
+        assert corpus.num_bytes("train") == len(splits["train"])
     assert corpus.encoding == "utf-8"
     assert len(documents_of(corpus, "train")) == 1
 
@@ -47,9 +50,10 @@ def test_a_named_split_without_text_is_refused(tmp_path):
     """Otherwise the end of train would be taken for it."""
     write_files(tmp_path, {"train.txt": b"one" * 99, "valid.txt": b""})
     os.mkfifo(tmp_path / "test.txt")
-    with pytest.raises(ValueError, match="remove .*test.txt and .*valid.txt"):
+    with pytest.raises(ValueError, match="empty files.*'valid': 0, 'test': 0"):
         load_corpus(tmp_path)
     (tmp_path / "test.txt").unlink()
+    (tmp_path / "valid.txt").unlink()
     write_files(tmp_path, {"valid-0.txt": b"two", "test.txt": b"three"})
     assert texts_of(load_corpus(tmp_path))["valid"] == b"two"
 
@@ -87,18 +91,14 @@ def test_files_of_a_folder_stay_whole(pattern, tmp_path):
 
 def test_files_do_not_run_together_and_copies_count_once(tmp_path):
     files = {f"{i}.txt": b"line %d" % i for i in range(40)}
-    write_files(tmp_path, {**files, "copy.txt": b"line 7", "empty.txt": b""})
+    more = {"copy.txt": b"line 7", "empty.txt": b""}
+    more["windows.txt"] = b"\xef\xbb\xbfline 7"  # its mark is no text
+    # `bgzip` writes an empty member at the end.
+    more["a.gz"] = gzip.compress(b"line 7") + gzip.compress(b"")
+    write_files(tmp_path, {**files, **more, "b.gz": gzip.compress(b"")})
     splits = texts_of(load_corpus(tmp_path))
     lines = b"".join(splits.values()).splitlines()
-    assert sorted(lines) == sorted(files.values())
-
-
-def test_packed_files_may_end_in_an_empty_member(tmp_path):
-    packed = gzip.compress(b"packed\n" * 9) + gzip.compress(b"")
-    files = {"a.txt": b"plain\n", "b.txt.gz": packed}
-    write_files(tmp_path, {**files, "c.txt.gz": gzip.compress(b"")})
-    corpus = load_corpus(tmp_path, whole=True)
-    assert corpus.read("all") == b"plain\n" + b"packed\n" * 9
+    assert sorted(lines) == sorted([*files.values(), b"line 7"])
 
 
 def test_each_of_two_files_is_cut_like_one(tmp_path):
@@ -119,14 +119,8 @@ def test_separators_part_documents_and_are_no_part_of_them(tmp_path):
     found = [d for split in SPLITS for d in documents_of(corpus, split)]
     assert [text.decode() for text in found] == documents
     assert len(documents_of(corpus, "test")) == 3
-
-
-def test_a_separator_that_is_not_there_is_no_separator(tmp_path):
-    (tmp_path / "all.txt").write_bytes(b"line\n" * 100)
-    with pytest.raises(ValueError, match="valid and test would be empty"):
-        load_corpus(tmp_path / "all.txt", document_separator="<|end|>")
-    with pytest.raises(ValueError, match="`document_separator`.*Received.*''"):
-        load_corpus(tmp_path / "all.txt", document_separator="")
+    with pytest.raises(ValueError, match="each split.*'valid': 0, 'test': 0"):
+        load_corpus(path, document_separator="a separator that is not there")
 
 
 @pytest.mark.parametrize("key", ["text", "body"])
@@ -153,15 +147,6 @@ def test_a_line_that_is_no_such_json_is_named(line, tmp_path):
         documents_of(corpus, "train")
 
 
-def test_text_that_is_not_utf8_is_named_with_its_byte(tmp_path):
-    fine = {f"{i}.txt": b"fine %d\n" % i * 9 for i in range(9)}
-    write_files(tmp_path, {**fine, "b.txt": b"caf\xe9\n"})
-    corpus = load_corpus(tmp_path)
-    message = "b.txt is not text in UTF-8: byte 0xe9 at offset 3.*iconv"
-    with pytest.raises(ValueError, match=message):
-        texts_of(corpus)
-
-
 @pytest.mark.parametrize(
     "text, place",
     [
@@ -170,6 +155,7 @@ def test_text_that_is_not_utf8_is_named_with_its_byte(tmp_path):
         (b"a" * (2**20 - 1) + "é".encode() + b"\xff", 2**20 + 1),
         (b"a" * (2**20 - 1) + b"\xc3" + b"a", 2**20 - 1),
         (b"a" * 50 + b"\xe2\x82", 50),
+        ("text\n".encode("utf-16-le"), 1),
     ],
 )
 def test_the_offset_of_a_wrong_byte_is_that_in_the_file(text, place, tmp_path):
@@ -203,22 +189,6 @@ def test_a_link_to_a_folder_above_is_named(tmp_path):
         load_corpus(tmp_path)
 
 
-def test_a_link_to_itself_is_named(tmp_path):
-    (tmp_path / "loop.txt").symlink_to("loop.txt")
-    (tmp_path / "text.txt").write_text("a\n" * 99)
-    for path in (tmp_path, tmp_path / "*.txt"):
-        with pytest.raises(OSError, match="loop.txt must be a file"):
-            load_corpus(path)
-    with pytest.raises(FileNotFoundError, match="loop.txt"):
-        load_corpus(tmp_path / "loop.txt")
-
-
-@pytest.mark.parametrize("name", [None, 5, b"text.txt"])
-def test_what_is_no_name_is_refused(name):
-    with pytest.raises(ValueError, match=f"`name` must .*name={name!r}"):
-        load_corpus(name)
-
-
 def test_what_is_no_text_file_is_left_out_or_named(tmp_path):
     write_files(tmp_path, {f"{i}.txt": b"text %d\n" % i for i in range(5)})
     os.mkfifo(tmp_path / "pipe.txt")  # would be waited for
@@ -230,28 +200,22 @@ def test_what_is_no_text_file_is_left_out_or_named(tmp_path):
     write_files(tmp_path, {".train.txt.swp": b"\xff", ".git/a.txt": b"\xff"})
     texts = texts_of(load_corpus(tmp_path))
     assert sorted(b"".join(texts.values())) == sorted(text)
-    (tmp_path / "gone.txt").symlink_to(tmp_path / "nothing")
-    with pytest.raises(OSError, match=r"gone\.txt must be a file"):
-        load_corpus(tmp_path)
+    for name in ("gone", "loop"):
+        link = tmp_path / f"{name}.txt"
+        link.symlink_to(tmp_path / "loop.txt")  # one of them to itself
+        for place in (tmp_path, tmp_path / "*.txt"):
+            with pytest.raises(OSError, match=rf"links.*{name}\.txt"):
+                load_corpus(place)
+        link.unlink()
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.npy"])
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_pipe_and_a_device_are_named(whole, name, tmp_path):
+def test_a_pipe_and_a_device_are_named(name, tmp_path):
     os.mkfifo(tmp_path / name)
     (tmp_path / f"zero_{name}").symlink_to("/dev/zero")
     for path in (tmp_path / name, tmp_path / f"zero_{name}"):
-        with pytest.raises(ValueError, match=f"{path} must be a file.*pipe"):
-            load_corpus(path, whole=whole)
-
-
-def test_utf16_is_named_before_it_is_tokenized(tmp_path):
-    text = "".join(f"line {i}\n" for i in range(200))
-    (tmp_path / "a.txt").write_bytes(text.encode("utf-16-le"))
-    corpus = load_corpus(tmp_path / "a.txt")
-    for split in SPLITS:
-        with pytest.raises(ValueError, match="a.txt .*iconv -f UTF-16LE"):
-            corpus.read(split)
+        with pytest.raises(ValueError, match=f"{path} must be.*pipes and dev"):
+            load_corpus(path)
 
 
 def test_a_name_that_is_not_utf8_is_named(tmp_path):
@@ -288,17 +252,10 @@ def test_too_little_text_is_refused(tmp_path):
         with pytest.raises(ValueError, match="at least one file with text"):
             load_corpus(place)
     path.write_bytes(b"ab\n")
-    with pytest.raises(ValueError, match="too small.*Received: 3 bytes"):
+    with pytest.raises(
+        ValueError, match="for each split.*'valid': 0, 'test': 1. bytes"
+    ):
         load_corpus(path)
-
-
-def test_a_text_in_a_bucket_is_read_like_one_on_disk():
-    text = b"".join(b"line %d\n" % i for i in range(1000))
-    with tf.io.gfile.GFile("ram://bucket/book.txt", "wb") as file:
-        file.write(text)
-    corpus = load_corpus("ram://bucket/book.txt")
-    assert b"".join(texts_of(corpus).values()) == text
-    assert corpus.num_bytes("train") == len(corpus.read("train"))
 
 
 def test_a_changed_file_is_another_corpus(tmp_path):
@@ -385,11 +342,3 @@ def test_a_file_and_its_gz_are_the_same(tmp_path):
     splits = texts_of(load_corpus(tmp_path))
     words = [set(text.split()) - {b"text"} for text in splits.values()]
     assert sum(map(len, words)) == 12 == len(set().union(*words))
-
-
-def test_the_mark_of_windows_is_no_text(tmp_path):
-    files = {f"{i}.txt": b"\xef\xbb\xbfline %d\n" % i for i in range(5)}
-    write_files(tmp_path, files)
-    splits = texts_of(load_corpus(tmp_path))
-    assert all(text.startswith(b"line") for text in splits.values())
-    assert not any(b"\xef" in text for text in splits.values())

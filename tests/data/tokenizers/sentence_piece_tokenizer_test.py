@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 
+from txl_keras.data import Corpus
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import sentence_piece_tokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
@@ -326,7 +327,7 @@ def test_wrong_arguments_are_errors(lossless):
         SentencePieceTokenizer(lossless.model, line_end="<eos>")
     options = {"vocabulary_size": 300, "line_end": "<eos>"}
     with pytest.raises(ValueError, match="`line_end` must be left out.*'<eos"):
-        build_tokenizer("sentencepiece", None, **options)
+        build_tokenizer("sentencepiece", Corpus("c", {"all": b"a"}), **options)
 
 
 def message_of(number, data):

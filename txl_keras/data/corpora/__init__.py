@@ -7,8 +7,6 @@
 - Any other name is the path of the user's own text.
 """
 
-import importlib
-import math
 import os
 
 import tensorflow as tf
@@ -19,9 +17,7 @@ from txl_keras.data.corpora import python_stdlib
 from txl_keras.data.corpora import text_files
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.files import absolute_path
-from txl_keras.data.corpora.files import is_file
 from txl_keras.data.corpora.files import is_remote
-from txl_keras.json_files import open_checked
 
 __all__ = ["CORPORA", "Corpus", "corpus_path", "load_corpus"]
 
@@ -75,13 +71,6 @@ def load_corpus(
             f"path of text of your own. Received: name={shown(name)}"
         )
     name = os.fspath(name)
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            "`corpus` must be a name or path in UTF-8: rename files and "
-            f"folders that are not. Received: corpus={name!r}"
-        ) from error
     if whole and (name in CORPORA or name.startswith(TFDS_PREFIX)):
         raise ValueError(
             "The split `all` needs the path of your own text: published "
@@ -92,33 +81,28 @@ def load_corpus(
     if name in CORPORA:
         return published.load(name, data_dir, manual_dir)
     if name.startswith(TFDS_PREFIX) and name != TFDS_PREFIX:
-        tfds_text = importlib.import_module(f"{__name__}.tfds_text")
+        # Imported here, because TensorFlow Datasets may not be installed.
+        from txl_keras.data.corpora import tfds_text
+
         return tfds_text.load(
             name.removeprefix(TFDS_PREFIX), data_dir, manual_dir, text_key
         )
-    path = corpus_path(name)
-    if not name or not _exists(path):
-        raise FileNotFoundError(
-            f"`corpus` must be one of {', '.join(CORPORA)}, tfds:NAME, or the "
-            "path of a text file or folder; no such path was found. "
-            f"Received: corpus={name!r}"
-        )
-    if is_file(path):
-        open_checked(path, math.inf).close()  # raises for a pipe or device
-    return text_files.load(path, document_separator, text_key or "text", whole)
-
-
-def _exists(path):
+    path = name and corpus_path(name)
     try:
-        return tf.io.gfile.exists(path) or bool(tf.io.gfile.glob(path))
-    except tf.errors.NotFoundError:
-        return False  # no such folder
-    except UnicodeDecodeError:
-        return True  # `text_files.load` reports the name that is not UTF-8
+        return text_files.load(
+            path, document_separator, text_key or "text", whole
+        )
+    except UnicodeError as error:  # of paths; no text is decoded here
+        raise ValueError(
+            "`corpus` must be a name or path in UTF-8: rename files and "
+            f"folders that are not. Received: {error.object!r}"
+        ) from error
     except tf.errors.OpError as error:
-        raise OSError(
-            f"`corpus` could not be reached. Received: corpus={path!r} "
-            f"({error.message})"
+        is_missing = isinstance(error, tf.errors.NotFoundError)
+        raise (FileNotFoundError if is_missing else OSError)(
+            f"`corpus` must be one of {', '.join(CORPORA)}, tfds:NAME, or the "
+            "path of a text file or folder that can be read, without broken "
+            f"links. Received: corpus={name!r} ({error.message})"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""`Corpus`, the return type of all loaders in this folder, and `Block`."""
+"""`Corpus`, the return type of all loaders in this folder, and its parts."""
 
 import dataclasses
 import hashlib
@@ -8,7 +8,7 @@ from txl_keras.checks import check_one_of
 
 SPLITS = ("train", "valid", "test")
 WHOLE = "all"  # the only split of an undivided text
-ENCODINGS = ("utf-8", "latin-1")
+ENCODINGS = ("utf-8", "latin-1", "ids")
 BLOCK_BYTES = 1 << 20
 SECTION_BYTES = 1 << 27
 
@@ -24,22 +24,18 @@ class Corpus:
         name: String. The name of the corpus in messages and reports.
         splits: Dict of `"train"`, `"valid"` and `"test"`, or of `"all"` for
             text that is only evaluated, to the documents: a list of `bytes`, or
-            an object that yields the documents each time it is iterated over
-            and has an attribute `num_bytes` for progress bars, their total size
-            or None. A document that is too large for memory is an iterable of
+            an object that yields the documents each time it is iterated over;
+            if it has an attribute `num_bytes`, their total size, progress bars
+            show it. A document that is too large for memory is an iterable of
             `bytes`. `bytes` alone are one document. Documents are concatenated
             as they are, so each should end with a newline unless the next one
-            continues its last line. An object may have a method
-            `sections(size)` that returns a list of `Section`s.
+            continues its last line.
         encoding: String, the unit of a symbol. `"utf-8"`: a character.
             `"latin-1"`: a byte, as in enwik8 and text8, whose published results
-            count bytes.
+            count bytes. `"ids"`: a token id, in files of them.
         identity: JSON-serializable value that identifies the text without
             reading it, such as files with their sizes and modification times.
-            Default: the text itself. If an object of `splits` has a method
-            `identity()`, this must be a dict with its result for the split: a
-            list whose first item is the list of files, each a list whose first
-            item is the path.
+            Default: the text itself.
         description: String that tells people which files are held out.
 
     Example:
@@ -61,7 +57,7 @@ class Corpus:
                 f"`splits` must have the keys {list(SPLITS)}, or '{WHOLE}'. "
                 f"Received: {list(self.splits)}"
             )
-        empty = [name for name in self.splits if _is_empty(self.splits[name])]
+        empty = [name for name in self.splits if self.num_bytes(name) == 0]
         if empty:
             raise ValueError(
                 f"`splits` must not be empty. Received: corpus '{self.name}' "
@@ -70,16 +66,17 @@ class Corpus:
         check_one_of("encoding", self.encoding, ENCODINGS)
 
     def _text(self, split):
-        return self.splits[check_one_of("split", split, self.splits)]
+        """Returns a split as a `Text`."""
+        text = self.splits[check_one_of("split", split, self.splits)]
+        return text if isinstance(text, Text) else _GivenText(text)
 
     def documents(self, split):
         """Yields the documents of a split: `bytes` or iterables of `bytes`."""
-        text = self._text(split)
-        return iter((text,) if isinstance(text, bytes) else text)
+        return iter(self._text(split))
 
     def num_bytes(self, split):
         """Returns the approximate bytes of a split, or None if unknown."""
-        return _num_bytes(self._text(split))
+        return self._text(split).num_bytes
 
     def sections(self, split):
         """Returns the parts of a split that can be read independently.
@@ -91,27 +88,22 @@ class Corpus:
             split: String, one of `splits`.
 
         Returns:
-            List of `Section`s, in order. Only one if the text cannot be cut
+            List of `Text`s, in order. Only one if the text cannot be cut
             without reading it.
         """
-        text = self._text(split)
-        if hasattr(text, "sections"):
-            return text.sections(SECTION_BYTES)
-        return [Section((text,) if isinstance(text, bytes) else text)]
+        return self._text(split).sections(SECTION_BYTES)
 
-    def blocks(self, split, size=BLOCK_BYTES):
-        """Yields the text of a split in `Block`s of about equal size.
+    def blocks(self, split):
+        """Yields the text of a split in `Block`s of about 1 MiB.
 
         Args:
             split: String, one of `splits`.
-            size: Integer, the approximate number of bytes per block.
 
         Yields:
             `Block`s, whose concatenation is the text, byte for byte.
         """
         for number, section in enumerate(self.sections(split)):
-            for block in section.blocks(size):
-                yield dataclasses.replace(block, section=number)
+            yield from section.blocks(number)
 
     def read(self, split):
         """Returns the whole text of a split as `bytes`."""
@@ -120,25 +112,23 @@ class Corpus:
     def unknown_symbol_error(self, split, symbol, position):
         """Returns the error for a symbol after `position` tokens of a split."""
         return ValueError(
-            f"The {split} split of {self.name} has {symbol!r}, about "
+            self._text(split).describe_unknown(symbol, position)
+            or f"The {split} split of {self.name} has {symbol!r}, about "
             f"{position:,} tokens after its start, which is not in the "
             "vocabulary. Use a vocabulary of this text, or one with an entry "
             "for unknown words."
         )
 
     def check_unchanged(self):
-        """Raises ValueError if files no longer agree with `identity`."""
-        for split, text in self.splits.items():
-            if not hasattr(text, "identity"):
-                continue
-            files, before = text.identity()[0], self.identity[split][0]
-            for file, old in zip(files, before, strict=True):
-                if file != old:
-                    raise ValueError(
-                        f"The text of {self.name} was changed while it was "
-                        f"read: {file[0]}. Run the same command again when "
-                        "no other program writes to it."
-                    )
+        """Raises ValueError if files were changed since they were found."""
+        for split in self.splits:
+            changed = self._text(split).changed_file()
+            if changed:
+                raise ValueError(
+                    f"The text of {self.name} was changed while it was read: "
+                    f"{changed}. Run the same command again when no other "
+                    "program writes to it."
+                )
 
     def fingerprint(self):
         """Returns a SHA-256 that identifies the text of prepared ids."""
@@ -154,20 +144,64 @@ class Corpus:
         return digest.hexdigest()
 
 
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """Reads some documents of a split, or a part of a large one."""
+class Text:
+    """Base class of a split or section: its documents, read when iterated."""
 
-    # If `continues`, the first document continues the last one of the previous
-    # section; if `amid_line`, also its last line.
+    num_bytes = None  # approximate size, if it is known
+    # Whether the first document continues the last one of the section before,
+    # and whether also its last line.
+    continues = False
+    amid_line = False
 
-    documents: object
-    continues: bool = False
-    amid_line: bool = False
+    def sections(self, size):
+        """Returns `Text`s of about `size` bytes, which are this one."""
+        return [self]
 
-    def blocks(self, size=BLOCK_BYTES):
-        """Yields the text in `Block`s of about `size` bytes."""
-        return _blocks(iter(self.documents), size, self)
+    def changed_file(self):
+        """Returns the path of a file that was changed, or None."""
+
+    def describe_unknown(self, symbol, position):
+        """Returns an error message for an unknown symbol, or None."""
+
+    def blocks(self, section=0):
+        """Yields the text in `Block`s of about `BLOCK_BYTES` bytes."""
+        pieces, place, filled = [], (), 0
+        for piece, continues, amid_line in self._pieces():
+            # Only the first piece of a block may continue a document.
+            if pieces and (continues or filled >= BLOCK_BYTES):
+                yield Block(tuple(pieces), *place, section)
+                pieces, filled = [], 0
+            if not pieces:
+                place = continues, amid_line
+            pieces.append(piece)
+            filled += len(piece)
+        if pieces:
+            yield Block(tuple(pieces), *place, section)
+
+    def _pieces(self):
+        """Yields pieces of documents, and how they continue those before."""
+        continues, amid_line = self.continues, self.amid_line
+        for document in self:
+            for piece in _cut(document):
+                yield piece, continues, amid_line
+                continues, amid_line = True, not piece.endswith(b"\n")
+            continues = amid_line = False
+
+
+class _GivenText(Text):
+    """Documents that a user gives: `bytes`, a list, or any iterable."""
+
+    def __init__(self, documents):
+        if isinstance(documents, bytes):
+            documents = [documents]
+        self._documents = documents
+        self.num_bytes = getattr(documents, "num_bytes", None)
+        if isinstance(documents, list):
+            is_flat = all(isinstance(text, bytes) for text in documents)
+            self.num_bytes = sum(map(len, documents)) if is_flat else None
+
+    def __iter__(self):
+        return iter(self._documents)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +210,8 @@ class Block:
 
     # Each of `pieces`, non-empty `bytes`, is a document or its beginning. If
     # `continues`, the first piece continues the last document of the previous
-    # block; if `amid_line`, also its last line.
+    # block; if `amid_line`, also its last line. `section` is the number of the
+    # section within the split.
 
     pieces: tuple
     continues: bool
@@ -193,48 +228,12 @@ class Block:
         return sum(memoryview(piece).nbytes for piece in self.pieces)
 
 
-def _num_bytes(text):
-    if isinstance(text, bytes):
-        return len(text)
-    if not isinstance(text, list):
-        return text.num_bytes
-    sizes = [_num_bytes(document) for document in text]
-    return None if None in sizes else sum(sizes)
-
-
-def _is_empty(text):
-    return isinstance(text, (bytes, list)) and not any(text)
-
-
-def _blocks(documents, size, section):
-    pieces, filled = [], 0
-    continued, ends_line = section.continues, not section.amid_line
-    for document in documents:
-        for piece in _pieces(document, size):
-            if not pieces:
-                continues, amid_line = continued, continued and not ends_line
-            elif continued:
-                # Only the first piece of a block may continue a document.
-                yield Block(tuple(pieces), continues, amid_line)
-                pieces, filled = [], 0
-                continues, amid_line = True, not ends_line
-            pieces.append(piece)
-            filled += len(piece)
-            continued, ends_line = True, piece.endswith(b"\n")
-            if filled >= size:
-                yield Block(tuple(pieces), continues, amid_line)
-                pieces, filled = [], 0
-        continued, ends_line = False, True
-    if pieces:
-        yield Block(tuple(pieces), continues, amid_line)
-
-
-def _pieces(document, size):
-    """Cuts a document into pieces of at most `size` bytes or slightly more."""
+def _cut(document):
+    """Cuts a document into pieces of about `BLOCK_BYTES` bytes or less."""
     rest = b""
-    for chunk in _chunks(document, size):
+    for chunk in _chunks(document):
         rest += chunk
-        if len(rest) >= size:
+        if len(rest) >= BLOCK_BYTES:
             end = _boundary(rest)
             yield rest[:end]
             rest = rest[end:]
@@ -242,15 +241,15 @@ def _pieces(document, size):
         yield rest
 
 
-def _chunks(document, size):
+def _chunks(document):
     for text in (document,) if isinstance(document, bytes) else document:
         if not isinstance(text, bytes):
             raise ValueError(
                 "Documents must be `bytes`, or iterables of `bytes`. "
                 f"Received: {text!r:.40} of type {type(text).__name__}"
             )
-        for start in range(0, len(text), size):
-            yield text[start : start + size]
+        for start in range(0, len(text), BLOCK_BYTES):
+            yield text[start : start + BLOCK_BYTES]
 
 
 def _boundary(text):

@@ -5,10 +5,13 @@ import contextlib
 import functools
 import gzip
 import hashlib
+import itertools
 import math
 import os
 import sys
+import tarfile
 import uuid
+import zipfile
 import zlib
 
 import tensorflow as tf
@@ -18,8 +21,6 @@ from txl_keras.json_files import open_checked
 
 CHUNK_BYTES = 1 << 20
 MAX_DOCUMENT_BYTES = 1 << 30  # between separators: must fit in memory
-# Errors that damaged gzip data raises.
-DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 # gzip packs prose 3 to 1, logs 10 to 1 and lines that hardly differ 100 to 1,
 # but a bomb 1000 to 1. So much is allowed to come of the smallest file, too.
 _MAX_RATIO = 200
@@ -34,11 +35,28 @@ def open_file(path):
         if not path.lower().endswith(".gz"):
             yield file
             return
-        try:
-            with _GzipFile(fileobj=file) as unpacked:
-                yield unpacked
-        except DAMAGED as error:
-            raise damaged_file_error(path, error) from error
+        with damage_named(path), _GzipFile(fileobj=file) as unpacked:
+            yield unpacked
+
+
+@contextlib.contextmanager
+def damage_named(path):
+    """Turns errors of damaged archives to `ValueError`s that name the file."""
+    try:
+        yield
+    except (
+        EOFError,
+        KeyError,  # there is no such member
+        gzip.BadGzipFile,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        zlib.error,
+        tf.errors.InvalidArgumentError,  # shorter than the end of a zip file
+    ) as error:
+        raise ValueError(
+            f"{path} is truncated or damaged ({error}). Delete it and download "
+            "it again."
+        ) from error
 
 
 class _GzipFile(gzip.GzipFile):
@@ -85,13 +103,19 @@ def write_text(text, path):
         file.write(text)
 
 
-def check_can_write(folder):
-    """Raises `tf.errors.OpError` unless files can be written; leaves none."""
-    is_new = not tf.io.gfile.exists(folder)
-    tf.io.gfile.makedirs(folder)
-    path = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
-    write_text("", path)
-    tf.io.gfile.remove(path)
+def check_can_write(name, folder):
+    """Checks that files can be written to the folder `name`; leaves none."""
+    try:
+        is_new = not tf.io.gfile.exists(folder)
+        tf.io.gfile.makedirs(folder)
+        path = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
+        write_text("", path)
+        tf.io.gfile.remove(path)
+    except tf.errors.OpError as error:
+        raise OSError(
+            f"`{name}` must be a folder that can be written to. "
+            f"Received: {name}={folder} ({error.message})"
+        ) from error
     if is_new:
         remove_if_empty(folder)
 
@@ -109,31 +133,28 @@ def remove_link(path):
         os.remove(path)
 
 
-def damaged_file_error(path, error):
-    """Returns the error for a file that cannot be decompressed."""
-    return ValueError(
-        f"{path} is truncated or damaged ({error}). Delete it and download "
-        "it again."
-    )
+def remove_folder(path):
+    """Removes a folder if it is there, but of a link to one only the link."""
+    remove_link(path)
+    if tf.io.gfile.exists(path):
+        tf.io.gfile.rmtree(path)
 
 
 def read_bytes(path, start=0, stop=None):
     """Yields (decompressed) bytes `[start, stop)` in chunks up to 1 MiB."""
     with open_file(path) as file:
         for chunk in chunks_of(file, start, stop):
-            if b"\r" in chunk and b"\n" not in chunk and _is_of_old_mac(path):
+            if (
+                b"\r" in chunk
+                and b"\n" not in chunk
+                and not _has_newline(path, version_of(path))
+            ):  # Excel for Mac writes such lines
                 chunk = chunk.replace(b"\r", b"\n")
             yield chunk
 
 
-def _is_of_old_mac(path):
-    """Returns whether a file has no newlines; Excel for Mac writes such."""
-    size = tf.io.gfile.stat(path).length
-    return not _has_newline(path, size, modification_time(path))
-
-
 @functools.lru_cache
-def _has_newline(path, *_):  # size and time, because a file may be changed
+def _has_newline(path, _):  # the version, because a file may be changed
     with open_file(path) as file:
         return any(b"\n" in chunk for chunk in chunks_of(file))
 
@@ -164,28 +185,54 @@ def digest_of(chunks, algorithm="sha256"):
 def read_text(path, start=0, stop=None):
     """Yields a text like `read_bytes`, and checks that it is valid UTF-8."""
     # `start` must be the first byte of a character.
+    return _checked(read_bytes(path, start, stop), path, start, stop)
+
+
+def decode_text(data, path):
+    """Returns the text of a whole file, with the checks of `read_text`."""
+    return b"".join(_checked([data], os.fspath(path))).decode()
+
+
+def _checked(chunks, path, offset=0, stop=None):
     decoder = codecs.getincrementaldecoder("utf-8")()
-    offset = start
-    for chunk in read_bytes(path, start, stop):
-        _check_text(decoder, chunk, path, offset)
-        # Windows programs begin files with a byte order mark.
-        yield chunk if offset else chunk.removeprefix(codecs.BOM_UTF8)
+    for chunk in itertools.chain(chunks, [b""]):
+        if not chunk and stop is not None and offset < stop:
+            raise ValueError(
+                f"{path} must have at least {stop} bytes, the size found "
+                f"before reading. Received: {offset} bytes. Run the same "
+                "command again when no other program writes to the file."
+            )
+        held, _ = decoder.getstate()  # incomplete character of the last chunk
+        try:
+            decoder.decode(chunk, final=not chunk)
+            data, place = chunk, chunk.find(0)
+        except UnicodeDecodeError as error:
+            data, place = error.object, error.start
+            offset -= len(held)
+        if place >= 0:
+            head = b"".join(read_bytes(path, 0, _HEAD))
+            raise ValueError(
+                f"{path} is not text in UTF-8: byte {data[place]:#04x} at "
+                f"offset {offset + place}. {advice_for(head, data[place])}"
+            )
+        if chunk:
+            # Windows programs begin files with a byte order mark.
+            yield chunk if offset else chunk.removeprefix(codecs.BOM_UTF8)
         offset += len(chunk)
-    if stop is not None and offset < stop:
-        raise ValueError(
-            f"{path} must have at least {stop} bytes, the size found before "
-            f"reading. Received: {offset} bytes. Run the same command again "
-            "when no other program writes to the file."
-        )
-    _check_text(decoder, b"", path, offset)
 
 
 def read_between(
     path, separator, start=0, stop=None, max_bytes=MAX_DOCUMENT_BYTES
 ):
     """Yields the texts between separators, as `bytes`."""
+    chunks = read_text(path, start, stop)
+    return split_chunks(chunks, separator, path, max_bytes)
+
+
+def split_chunks(chunks, separator, path, max_bytes=MAX_DOCUMENT_BYTES):
+    """Yields what is between separators in `bytes` that come in chunks."""
     rest = bytearray()
-    for chunk in read_text(path, start, stop):
+    for chunk in chunks:
         searched = max(0, len(rest) - len(separator) + 1)
         rest += chunk
         if rest.find(separator, searched) >= 0:
@@ -202,17 +249,6 @@ def read_between(
         yield bytes(rest)
 
 
-def decode_text(data, path):
-    """Returns the text of a whole file, with the checks of `read_text`."""
-    try:
-        text, place = data.decode("utf-8"), data.find(0)
-    except UnicodeDecodeError as error:
-        place = error.start
-    if place >= 0:
-        raise _no_text_error(path, data[place], place, data[:_HEAD])
-    return text.removeprefix("\ufeff")
-
-
 def text_size(path):
     """Returns the bytes of a text; reads all of a `.gz` to decompress it."""
     if not path.lower().endswith(".gz"):
@@ -226,13 +262,7 @@ def rough_size(path):
     # size is returned if that is above 2 GiB), and for several gzip members.
     # The last one is often empty (`bgzip`), so if the size is 0, the text is
     # read.
-    try:
-        size = tf.io.gfile.stat(path).length
-    except tf.errors.OpError as error:
-        raise OSError(
-            f"{path} must be a file that can be read: remove it if it is a "
-            f"broken link. Received: {error.message}"
-        ) from error
+    size = tf.io.gfile.stat(path).length
     if not path.lower().endswith(".gz") or size < 4 or size > 1 << 31:
         return size
     with tf.io.gfile.GFile(path, "rb") as file:
@@ -294,22 +324,6 @@ def modification_time(path):
     return os.stat(path).st_mtime_ns  # `gfile` returns whole seconds
 
 
-def _check_text(decoder, chunk, path, offset):
-    """Raises ValueError if the next bytes of a file are not text."""
-    held, _ = decoder.getstate()  # incomplete character of the last chunk
-    try:
-        decoder.decode(chunk, final=not chunk)
-        data, place = chunk, chunk.find(0)
-    except UnicodeDecodeError as error:
-        data, place = error.object, error.start
-        offset -= len(held)
-    if place >= 0:
-        head = b"".join(read_bytes(path, 0, _HEAD))
-        raise _no_text_error(path, data[place], offset + place, head)
-
-
-def _no_text_error(path, byte, place, head):
-    return ValueError(
-        f"{path} is not text in UTF-8: byte {byte:#04x} at offset {place}. "
-        f"{advice_for(head, byte)}"
-    )
+def version_of(path):
+    """Returns the size of a file and when it was last written."""
+    return tf.io.gfile.stat(path).length, modification_time(path)

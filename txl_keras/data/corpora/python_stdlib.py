@@ -4,6 +4,7 @@ Real text that is available on every machine without a download. It depends on
 the Python version: compare results of one version only.
 """
 
+import collections
 import contextlib
 import os
 import pathlib
@@ -39,11 +40,10 @@ def load(stdlib=None):
     # by path, some rows would contain only `encodings`.
     stdlib = pathlib.Path(stdlib or sysconfig.get_path("stdlib"))
     documents = read_documents(stdlib)
-    sizes = {}
+    sizes = collections.Counter()
     for path, text in documents.items():
-        group = group_name(path)
-        sizes[group] = sizes.get(group, 0) + len(text)
-    total = sum(sizes.values())
+        sizes[group_name(path)] += len(text)
+    total = sizes.total()
     if total < MIN_BYTES or len(sizes) < 3:
         raise ValueError(
             "The corpus 'python_stdlib' needs a Python whose standard library "
@@ -51,17 +51,24 @@ def load(stdlib=None):
             "on a text of your own with --corpus=PATH instead. "
             f"Received: {total:,} bytes in {stdlib}"
         )
-    splits = {
-        split: _select(documents, set(groups))
-        for split, groups in split_groups(sizes, _HELD_OUT_FRACTION).items()
-    }
+    splits = {}
+    for split, groups in split_groups(sizes, _HELD_OUT_FRACTION).items():
+        paths = [path for path in documents if group_name(path) in groups]
+        texts = [documents[path] for path in sorted(paths, key=name_hash)]
+        splits[split] = [text.removesuffix(b"\n") + b"\n" for text in texts]
     return Corpus("python_stdlib", splits)
 
 
 def read_documents(stdlib):
     """Returns a dict of relative path to `bytes`, without duplicates."""
+    paths = []
+    for folder, subfolders, names in os.walk(stdlib):
+        subfolders[:] = [name for name in subfolders if not _is_skipped(name)]
+        modules = {n for n in names if n.endswith(".py") and not _is_skipped(n)}
+        place = pathlib.Path(folder).relative_to(stdlib)
+        paths += [(place / name).as_posix() for name in modules]
     first_paths = {}
-    for path in sorted(_source_files(stdlib)):
+    for path in sorted(paths):
         text = (stdlib / path).read_bytes()
         with contextlib.suppress(UnicodeDecodeError):
             if text.decode("utf-8"):
@@ -74,20 +81,5 @@ def group_name(path):
     return path.split("/")[0].removesuffix(".py")
 
 
-def _source_files(stdlib):
-    for folder, subfolders, files in os.walk(stdlib):
-        subfolders[:] = [name for name in subfolders if not _is_skipped(name)]
-        relative = pathlib.Path(folder).relative_to(stdlib)
-        for name in files:
-            if name.endswith(".py") and not _is_skipped(name):
-                yield (relative / name).as_posix()
-
-
 def _is_skipped(name):
     return name in _SKIPPED_FOLDERS or name.startswith(_SKIPPED_PREFIXES)
-
-
-def _select(documents, groups):
-    paths = [path for path in documents if group_name(path) in groups]
-    texts = [documents[path] for path in sorted(paths, key=name_hash)]
-    return [text if text.endswith(b"\n") else text + b"\n" for text in texts]

@@ -7,14 +7,9 @@ import re
 from txl_keras.data.corpora.corpus import SPLITS
 
 _WORDS = {
-    "train": "train",
-    "training": "train",
-    "valid": "valid",
-    "validation": "valid",
-    "val": "valid",
-    "dev": "valid",
-    "test": "test",
-    "testing": "test",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 # What is data beside files that named splits are recognized in; and what may be
 # a text, rather than code, where it is most of a folder.
@@ -117,5 +112,5 @@ def listed(names):
     """Returns the first of some names as words."""
     names = sorted(names)
     more = [f"{len(names) - 3} more"] if len(names) > 3 else []
-    *first, last = [*names[:3], *more]
+    *first, last = [*names[:3], *more] or ["none"]
     return f"{', '.join(first)} and {last}" if first else last

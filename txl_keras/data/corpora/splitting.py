@@ -4,9 +4,7 @@ import collections
 import hashlib
 import itertools
 
-from txl_keras.data.corpora.files import digest_of
-from txl_keras.data.corpora.files import read_bytes
-from txl_keras.data.corpora.files import text_size
+from txl_keras.data.corpora import files
 
 HELD_OUT_FRACTION = 0.05  # of the bytes, in each of valid and test
 
@@ -25,11 +23,6 @@ def split_groups(sizes, fraction=HELD_OUT_FRACTION):
     >>> splits["valid"] + splits["test"], splits["train"]
     (['b', 'a'], ['d', 'c'])
     """
-    if len(sizes) < 3:
-        raise ValueError(
-            "`sizes` must have at least 3 groups, one for each split. "
-            f"Received: {len(sizes)}"
-        )
     total = sum(sizes.values())
     ordered = sorted(sizes, key=name_hash)
     candidates = [n for n in ordered if sizes[n] <= fraction * total / 2]
@@ -45,30 +38,22 @@ def split_groups(sizes, fraction=HELD_OUT_FRACTION):
 
 def _take(names, sizes, target):
     """Returns the first of `names` that together reach `target` bytes."""
-    taken, size = [], 0
-    for name in names:
-        if size >= target:
-            break
-        taken.append(name)
-        size += sizes[name]
-    return taken
+    taken = itertools.accumulate(map(sizes.get, names), initial=0)
+    return [
+        name for name, size in zip(names, taken, strict=False) if size < target
+    ]
 
 
 def split_file(path, delimiter=None):
-    """Cuts a text file into train, valid and test: `(start, stop)` in bytes."""
+    """Returns where train, valid and test of a text file end, in bytes."""
     # Each cut is at the next line end, or at the next character if a line end
     # is more than half a split away; with a `delimiter`, only directly after
     # it.
-    size = text_size(path)
+    size = files.text_size(path)
     places = [int(size * (1 - part * HELD_OUT_FRACTION)) for part in (2, 1)]
     first = _cut(path, places[0], places[1], size, delimiter)
-    second = max(first, places[1])
-    second = _cut(path, second, size, size, delimiter)
-    return {
-        "train": (0, first),
-        "valid": (first, second),
-        "test": (second, size),
-    }
+    second = _cut(path, max(first, places[1]), size, size, delimiter)
+    return [first, second, size]
 
 
 def cuts(path, start, stop, size, delimiter=None):
@@ -104,7 +89,7 @@ def _cut(path, place, end, size, delimiter):
 def _find(path, start, stop, delimiter):
     """Returns the end of the first delimiter from `start` on, or None."""
     rest, offset = b"", start
-    for chunk in read_bytes(path, start, stop):
+    for chunk in files.read_bytes(path, start, stop):
         rest += chunk
         found = rest.find(delimiter)
         if found >= 0:
@@ -117,19 +102,19 @@ def _find(path, start, stop, delimiter):
 
 def _next_character(path, start):
     # Bytes 10xxxxxx continue a character.
-    following = b"".join(read_bytes(path, start, start + 4))
+    following = b"".join(files.read_bytes(path, start, start + 4))
     continued = itertools.takewhile(lambda byte: byte & 0xC0 == 0x80, following)
     return start + len(list(continued))
 
 
-def drop_duplicates(files, read):
+def drop_duplicates(sizes, read):
     """Keeps the first of several files with the same content."""
     # Otherwise a text could be both in train and in test.
-    same_size = collections.Counter(files.values())
+    same_size = collections.Counter(sizes.values())
     kept, seen = {}, set()
-    for name, size in files.items():
+    for name, size in sizes.items():
         if same_size[size] > 1:
-            digest = digest_of(read(name))
+            digest = files.digest_of(read(name))
             if digest in seen:
                 continue
             seen.add(digest)

@@ -1,20 +1,19 @@
-"""Loads any text dataset of TFDS by its name."""
+"""Loads texts, also labelled ones, of TensorFlow Datasets by their name."""
 
 import dataclasses
 import difflib
 import os
 import sys
 
-import requests
 import tensorflow as tf
 
+from txl_keras.checks import check_one_of
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
-from txl_keras.data.corpora.corpus import Section
+from txl_keras.data.corpora.corpus import Text
 from txl_keras.data.corpora.files import CHUNK_BYTES
-from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.corpora.files import check_manual_dir
-from txl_keras.data.corpora.files import data_dir_error
+from txl_keras.data.labelled_texts import LabelledTexts
 
 try:
     import tensorflow_datasets as tfds
@@ -40,7 +39,7 @@ def load(name, data_dir=None, manual_dir=None, text_key=None):
     # The order is that of TFDS and always the same. If there is no validation
     # split, test is used for it, as is usual for `lm1b`, and vice versa; if
     # there is neither, the last tenth of train.
-    builder = open_dataset(name, data_dir, manual_dir)
+    builder = _open(name, data_dir, manual_dir)
     key = _text_feature(builder, text_key)
     splits = _choose_splits(builder)
     sizes = {
@@ -60,7 +59,7 @@ def load(name, data_dir=None, manual_dir=None, text_key=None):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Documents:
+class _Documents(Text):
     """Reads the texts of a split in order, again in each iteration."""
 
     builder: object
@@ -73,11 +72,11 @@ class _Documents:
         return self.builder.info.splits[self.split].num_bytes or None
 
     def sections(self, size):
-        """Returns `Section`s of about `size` bytes."""
+        """Returns `Text`s of about `size` bytes."""
         examples = self.builder.info.splits[self.split].num_examples
         number = -(-examples * self._example_bytes // size)
         parts = tfds.even_splits(self.split, min(number, examples))
-        return [Section(dataclasses.replace(self, split=s)) for s in parts]
+        return [dataclasses.replace(self, split=part) for part in parts]
 
     @property
     def _example_bytes(self):
@@ -102,40 +101,10 @@ class _Documents:
                 yield text if text.endswith(b"\n") else text + b"\n"
 
 
-def open_dataset(name, data_dir=None, manual_dir=None):
+def _open(name, data_dir=None, manual_dir=None):
     """Returns the builder of a dataset, and prepares it the first time."""
-    builder = _find(name, data_dir)
-    if builder.data_path.exists():
-        return builder
-    folder = os.fspath(builder.data_dir_root)
     try:
-        check_can_write(folder)
-    except tf.errors.OpError as error:
-        raise data_dir_error(folder, error) from error
-    config = tfds.download.DownloadConfig(
-        manual_dir=check_manual_dir(manual_dir) or folder
-    )
-    if not sys.stderr.isatty():
-        tfds.disable_progress_bar()
-    try:
-        builder.download_and_prepare(download_config=config)
-    except (requests.RequestException, DownloadError) as error:
-        raise ConnectionError(
-            f"The TFDS dataset {name!r} could not be downloaded: "
-            f"{type(error).__name__}: {str(error)[:300]}. Prepare it on a "
-            "machine with network access and copy its folder to `data_dir`. "
-            f"Received: data_dir={data_dir!r}"
-        ) from None
-    except OSError:  # another process has prepared it meanwhile
-        builder = _find(name, data_dir)
-        if not builder.data_path.exists():
-            raise
-    return builder
-
-
-def _find(name, data_dir):
-    try:
-        return tfds.builder(name, data_dir=data_dir)
+        builder = tfds.builder(name, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError as error:
         known = tfds.list_builders(with_community_datasets=False)
         near = difflib.get_close_matches(name.split("/")[0], known, n=5)
@@ -144,28 +113,44 @@ def _find(name, data_dir):
             f"All: https://www.tensorflow.org/datasets/catalog. "
             f"Received: name={name!r}"
         ) from error
+    if builder.data_path.exists():
+        return builder
+    folder = os.fspath(builder.data_dir_root)
+    config = tfds.download.DownloadConfig(
+        manual_dir=check_manual_dir(manual_dir) or folder
+    )
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()
+    try:
+        builder.download_and_prepare(download_config=config)
+    except (OSError, DownloadError, tf.errors.OpError) as error:
+        builder = tfds.builder(name, data_dir=data_dir)
+        # Otherwise another process has prepared it meanwhile.
+        if not builder.data_path.exists():
+            raise OSError(
+                f"The TFDS dataset {name!r} could not be downloaded and "
+                f"prepared: {type(error).__name__}: {str(error)[:300]}. "
+                "`data_dir` (--data_dir) must be a folder that can be written "
+                "to. Without a network, prepare it elsewhere and copy its "
+                f"folder there. Received: data_dir={folder!r}"
+            ) from None
+    return builder
 
 
 def _text_feature(builder, text_key):
     features = builder.info.features
-    texts = [key for key in features if is_string(features[key])]
+    texts = [key for key in features if _is_string(features[key])]
     if text_key is None and ("text" in texts or len(texts) == 1):
         return "text" if "text" in texts else texts[0]
-    if text_key not in texts:
-        raise ValueError(
-            f"`text_key` must name the feature of {builder.name} that holds "
-            f"the text, one of {texts}. Received: text_key={text_key!r}, "
-            f"features {sorted(features)}"
-        )
-    return text_key
+    return check_one_of("text_key", text_key, texts)
 
 
-def is_string(feature):
+def _is_string(feature):
     """Returns whether a feature of a dataset is one string per example."""
     return feature.shape == () and feature.tf_dtype == tf.string
 
 
-def find_splits(builder):
+def _find_splits(builder):
     """Returns a dataset's names of train and, if present, valid and test."""
     infos = builder.info.splits
     if "train" not in infos:
@@ -179,7 +164,7 @@ def find_splits(builder):
 
 
 def _choose_splits(builder):
-    infos, found = builder.info.splits, find_splits(builder)
+    infos, found = builder.info.splits, _find_splits(builder)
     splits = {"valid": found.get("test"), "test": found.get("valid"), **found}
     if len(found) == 1:
         splits = PARTS
@@ -190,3 +175,39 @@ def _choose_splits(builder):
             f"Received: {sizes}"
         )
     return splits
+
+
+def load_labelled_texts(
+    name, data_dir=None, text_column="text", label_column="label"
+):
+    """Returns `LabelledTexts` of train, valid and test of a TFDS dataset."""
+    builder = _open(name, data_dir)
+    features = builder.info.features
+    texts = [key for key in features if _is_string(features[key])]
+    check_one_of("text_column", text_column, texts)
+    labels = [key for key in features if _is_label(features[key])]
+    check_one_of("label_column", label_column, labels)
+    name_of = getattr(features[label_column], "int2str", _as_text)
+    splits = {}
+    for split, split_name in _find_splits(builder).items():
+        pairs = [
+            (_as_text(example[text_column]), name_of(example[label_column]))
+            for example in tfds.as_numpy(builder.as_dataset(split=split_name))
+        ]
+        splits[split] = LabelledTexts(
+            [text for text, _ in pairs],
+            [label for _, label in pairs],
+            f"{builder.name} {split_name}",
+            unit="example",
+        )
+    return splits
+
+
+def _is_label(feature):
+    dtype = feature.tf_dtype
+    is_number = feature.shape == () and (dtype.is_integer or dtype.is_bool)
+    return is_number or _is_string(feature)
+
+
+def _as_text(value):
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)

@@ -15,7 +15,6 @@ from txl_keras.checks import check_one_of
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.corpora.id_files import MAX_ID
-from txl_keras.data.corpora.id_files import IdCorpus
 from txl_keras.data.parallel import map_blocks
 from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
@@ -111,7 +110,7 @@ def build_tokenizer(name, corpus, beam=None, **options):
 
 def check_kind(corpus, takes_ids):
     """Checks that a tokenizer takes what a corpus has: text, or token ids."""
-    has_ids = isinstance(corpus, IdCorpus)
+    has_ids = corpus.encoding == "ids"
     if takes_ids != has_ids:
         needed = "must be" if has_ids else "must not be"
         kind = "token ids (.npy or .npz)" if has_ids else "text"

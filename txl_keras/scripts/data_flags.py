@@ -82,14 +82,14 @@ class Tokenizer(options.Options):
 TOKENIZER_FLAGS = tuple(n for n in Tokenizer.names() if n != "vocabulary")
 
 
-def corpus_options(defaults=None, names=Corpus.names()):
+def corpus_options(defaults=None, names=None):
     """Returns the arguments of `load_corpus`, with absolute paths."""
     # A flag that is not given has the value in `defaults`, the result of an
     # earlier call, such as the one in a run's config.json. Such values are
     # printed, because another person may have written the file.
     # Of flags that are not among `names`, only that value counts.
     options = dict.fromkeys(Corpus.names())
-    for name in names:
+    for name in names or options:
         options[name] = FLAGS[name].value
         if options[name] == "":  # such as an unset shell variable
             raise ValueError(f"`{name}` must not be empty. Received: --{name}=")

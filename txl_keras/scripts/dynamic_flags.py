@@ -136,7 +136,7 @@ def _segments(config, tokenizer, split, sizes, reset_documents):
             "of the train split of --corpus, and rates are compared on valid. "
             f"Received: --split={FLAGS.split}, --dynamic={FLAGS.dynamic}"
         )
-    names = ("data_dir",) if run_corpus else data_flags.Corpus.names()
+    names = ("data_dir",) if run_corpus else None
     options = data_flags.corpus_options(run_corpus, names)
     corpus, prepared = data_flags.prepare_split(options, tokenizer, split)
     if run_corpus:

@@ -69,8 +69,8 @@ from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
-from txl_keras.scripts.progress_bar import progress_bar
 from txl_keras.training.bundles import saved_steps
+from txl_keras.training.progress import progress_bar
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.workdir import write_json

@@ -53,9 +53,9 @@ from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.exporting import loading_note
-from txl_keras.scripts.progress_bar import progress_bar
 from txl_keras.serving import export_classifier
 from txl_keras.training.optimizers import build_optimizer
+from txl_keras.training.progress import progress_bar
 from txl_keras.training.schedules import build_schedule
 from txl_keras.training.updates import takes_weight_decay
 from txl_keras.workdir import Workdir

@@ -14,8 +14,7 @@ r"""Draws pictures that compare runs.
 All pictures but learning_curves use the text of the runs, or --corpus:
 
 learning_curves  training and validation loss by step. Runs of one label are
-                 seeds: their means are drawn, validation with a band from the
-                 least to the greatest loss
+                 seeds, drawn in one colour; prints means and deviations
 context_losses   loss of --num_positions tokens, each predicted from exactly c
                  tokens, for each c of --context_lengths
 positions        loss by position in the segment, averaged over groups of
@@ -52,7 +51,6 @@ from txl_keras.evaluation import report
 from txl_keras.evaluation.attention_maps import attention_maps_at
 from txl_keras.evaluation.attention_maps import check_attends
 from txl_keras.evaluation.attention_maps import mean_attention_by_distance
-from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import segments_in_memory
@@ -62,7 +60,7 @@ from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
-from txl_keras.scripts.progress_bar import progress_bar
+from txl_keras.training.progress import progress_bar
 from txl_keras.workdir import Workdir
 from txl_keras.workdir import write_json
 
@@ -275,51 +273,19 @@ def _num_tokens(scores):
 
 
 def _draw_learning_curves(numbers, path):
-    unit = numbers["unit"]
-    by_tokens = FLAGS.x_axis == "tokens"
-    runs_of = {}
-    for model in numbers["models"]:
-        runs_of.setdefault(model["label"], []).append(model)
-    curves = {
-        label: {
-            name: _mean_curve(runs, name, by_tokens)
-            for name in ("train", "valid")
-        }
-        for label, runs in runs_of.items()
-    }
-    x_label = f"{unit}s read" if by_tokens else "step"
-    plots.plot_learning_curves(curves, path, unit, x_label)
+    models, unit = numbers["models"], numbers["unit"]
+    plots.plot_learning_curves(models, path, unit, FLAGS.x_axis == "tokens")
     # The last loss of valid, and of test, with the spread of runs.
     name, convert = report.measure(unit)
-    width = max(len("model"), *map(len, runs_of))
+    labels = [*dict.fromkeys(model["label"] for model in models)]
+    width = max(len("model"), *map(len, labels))
     print(f"{'model':{width}} {'runs':>4} {'valid':>14} {'test':>14}  {name}")
-    for label, runs in runs_of.items():
+    for label in labels:
+        runs = [model for model in models if model["label"] == label]
         valid = [convert(x) for run in runs for x in run["valid"]["nll"][-1:]]
         test = [convert(run["test"]["nll"]) for run in runs if run.get("test")]
         cells = f"{_spread(valid):>14} {_spread(test):>14}"
         print(f"{label:{width}} {len(runs):>4} {cells}")
-
-
-def _mean_curve(runs, name, by_tokens):
-    """Returns x, mean nats, and for several runs also least and greatest."""
-    measured = [(run[name]["steps"], run["tokens_per_step"]) for run in runs]
-    steps, tokens_per_step = measured[0]
-    for run, found in zip(runs, measured, strict=True):
-        if found != measured[0]:
-            raise ValueError(
-                "`labels` must be the same only for runs that were measured at "
-                "the same steps, of as many tokens (--steps_per_execution, "
-                "--eval_every, --max_steps, --batch_size, --segment_length). "
-                f"Received: {run['label']!r} for runs with {len(steps)} and "
-                f"{len(found[0])} losses of {name}, of {tokens_per_step} and "
-                f"{found[1]} tokens per step"
-            )
-    x = np.multiply(steps, tokens_per_step if by_tokens else 1)
-    nll = np.array([run[name]["nll"] for run in runs])
-    curve = [x, nll.mean(axis=0)]
-    if len(runs) > 1:
-        curve += nll.min(axis=0), nll.max(axis=0)
-    return [row.tolist() for row in curve]
 
 
 def _spread(values):
@@ -365,16 +331,7 @@ def _measure_context_losses(run, _, split):
         len(split.tokens), FLAGS.num_positions, max(lengths)
     )
     with _progress(run, len(lengths) * len(positions), "reading") as show:
-        losses = context_losses(
-            run.model,
-            split.tokens,
-            positions,
-            lengths,
-            run.segment_length,
-            run.memory_length,
-            FLAGS.batch_size,
-            show,
-        )
+        losses = run.context_losses(split.tokens, positions, lengths, show)
     return {"nll": losses.mean(axis=1, dtype=float).tolist()}
 
 

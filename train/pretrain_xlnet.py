@@ -15,12 +15,8 @@ training flags and the files in the workdir are those of main.py; in addition,
 `keras.saving.load_model`. It stops and resumes as main.py does.
 """
 
-import os
-import tempfile
-
 import txl_keras.scripts.quiet  # noqa: F401
 
-import tensorflow as tf
 from absl import flags
 
 from txl_keras.checks import check_token_ids
@@ -134,8 +130,15 @@ def train(strategy, stop):
 
     # Finish with the best weights.
     def finish(_, scores):
-        _save_model(workdir)
-        scores["guess"] = _guess(splits, test, vocabulary_size)
+        # Copied to one device, because the trained model may be on several.
+        model, _ = workdir.load_model("best", XLNetPermutationLM)
+        model.save(workdir.file("model.keras"))
+        # Token frequencies of train as the predictions.
+        counts = (
+            token_counts(tokens, vocabulary_size)
+            for tokens in (splits["train"].tokens, test.segments.tokens)
+        )
+        scores["guess"] = unigram_scores(*counts)
 
     return run.complete(
         corpus,
@@ -189,25 +192,6 @@ def _not_predicted(vocabulary_size):
         return ()
     ids = several_runs.numbers("not_predicted", int)
     return check_token_ids("not_predicted", ids, vocabulary_size).tolist()
-
-
-def _save_model(workdir):
-    """Saves the best weights as model.keras."""
-    # Copied to one device, because the trained model may be on several.
-    model, _ = workdir.load_model("best", XLNetPermutationLM)
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "model.keras")
-        model.save(path)
-        tf.io.gfile.copy(path, workdir.file("model.keras"), overwrite=True)
-
-
-def _guess(splits, test, vocabulary_size):
-    """Scores test with token frequencies of train as the predictions."""
-    train, test = (
-        token_counts(tokens, vocabulary_size)
-        for tokens in (splits["train"].tokens, test.segments.tokens)
-    )
-    return unigram_scores(train, test)
 
 
 def _bits(nll):

@@ -36,7 +36,6 @@ from tqdm import tqdm
 from txl_keras.checks import check_number
 from txl_keras.evaluation.backup import Backup
 from txl_keras.evaluation.backup import weights_hash
-from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.recl import THRESHOLD
@@ -47,7 +46,7 @@ from txl_keras.evaluation.report import score
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
-from txl_keras.scripts.progress_bar import progress_bar
+from txl_keras.training.progress import progress_bar
 from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
@@ -177,16 +176,8 @@ def _measure(run, tokens, positions, context_lengths, losses, on_length):
                 nll = losses[rows - 1].mean(dtype=float)
                 on_length(label, context_lengths[rows - 1], nll)
 
-        context_losses(
-            run.model,
-            tokens,
-            positions,
-            context_lengths,
-            run.segment_length,
-            run.memory_length,
-            FLAGS.batch_size,
-            on_progress,
-            losses,
+        run.context_losses(
+            tokens, positions, context_lengths, on_progress, losses
         )
 
 

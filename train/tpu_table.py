@@ -124,10 +124,7 @@ def _write(claims, reports):
     lines = [json.dumps(x, separators=(",", ":")) + "\n" for x in found]
     write_text("".join(lines), str(_REPORTS))
     days = sorted({report["date"] for report in found})
-    packages = {
-        ", ".join(f"{name} {v}" for name, v in report["versions"].items())
-        for report in found
-    }
+    by = ", ".join(f"{k} {v}" for k, v in found[0]["versions"].items())
     rows = [[column[0] for column in _COLUMNS], ["---"] * len(_COLUMNS)]
     for report in found:
         values = {**report, "kernel": "yes" * report["attention_kernel"]}
@@ -140,7 +137,7 @@ def _write(claims, reports):
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     status = (
         f"Compiled: {len(found)} of {len(claims)} pairs of claims.csv. "
-        f"{days[0]} to {days[-1]}, {'; '.join(sorted(packages))}."
+        f"{days[0]} to {days[-1]}, {by}."
     )
     guide = _CONFIGS / "README.md"
     text = re.sub(

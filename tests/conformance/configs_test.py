@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from script_flags import flags_of
 
-from txl_keras.models.presets import PRESETS
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import training_flags
 
@@ -59,22 +58,6 @@ def parse():
         yield lambda *names: parse(*(CONFIGS / f"{n}.flags" for n in names))
 
 
-def lines_of(name):
-    return (CONFIGS / f"{name}.flags").read_text("utf-8").splitlines()
-
-
-@pytest.mark.parametrize("name", [*PRESETS])
-def test_a_config_of_a_preset_says_how_it_was_run(name):
-    folder = "beyond/" if name.endswith("compressive") else ""
-    lines = lines_of(folder + name)
-    command = f"# python train/main.py --flagfile=train/configs/{folder}{name}"
-    assert lines[0].startswith(f"{command}.flags")
-    said = "\n".join(line for line in lines if line.startswith("#"))
-    assert "# Hardware: " in said
-    assert "Ours: " in said
-    assert f"--preset={name}" in lines
-
-
 def test_the_defaults_are_the_settings_of_the_quickstart(parse):
     parse("quickstart")
     quickstart = training_flags.result_settings()
@@ -121,10 +104,6 @@ def test_it_is_the_model_of_its_name(name, parse):
             assert name == "table_7/shaw"
             keys = 256
         assert flags.max_positions == keys + flags.segment_length
-    lines = lines_of(name)
-    command = f"# python train/main.py --flagfile=train/configs/{name}.flags"
-    assert lines[0] == f"{command} \\"
-    assert lines[1].startswith(f"#     --workdir=runs/{name}")
 
 
 @pytest.mark.parametrize(

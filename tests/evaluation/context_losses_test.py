@@ -58,18 +58,6 @@ def test_each_token_is_predicted_from_its_window_alone(config):
     assert (changes[2] > 1e-6) == (config.get("memory_length") != 0)
 
 
-def test_a_long_segment_reads_a_window_at_once():
-    model = small_model(num_layers=1, memory_length=0)
-    losses = context_losses(
-        model, TEXT, POSITIONS[:3], [7, 11], 11, memory_length=4
-    )
-    for of_length, c in zip(losses, (7, 11), strict=True):
-        for loss, t in zip(of_length, POSITIONS, strict=False):
-            ids = TEXT[None, t - c : t + 1]
-            nll, _ = model.score(ids[:, :-1], ids[:, 1:])
-            assert loss == pytest.approx(float(nll[0, -1]), abs=1e-5)
-
-
 def test_rows_that_are_measured_are_not_measured_again():
     model = small_model(num_layers=1)
     losses = context_losses(model, TEXT, POSITIONS[:3], [2, 7, 9], 4)

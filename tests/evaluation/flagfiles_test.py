@@ -38,9 +38,8 @@ def test_every_experiment_but_our_own_has_one():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_it_sets_what_was_published_and_the_config_names_it(name, parse):
-    path = CONFIGS / "evaluation" / f"{name}.flags"
-    flags = parse(path)
+def test_it_sets_what_was_published(name, parse):
+    flags = parse(CONFIGS / "evaluation" / f"{name}.flags")
     assert EXPECTED[name] == (
         flags.batch_size,
         flags.segment_length,
@@ -48,14 +47,3 @@ def test_it_sets_what_was_published_and_the_config_names_it(name, parse):
         flags.clamp_length,
         flags.same_length,
     )
-    lines = path.read_text("utf-8").splitlines()
-    command = [
-        f"python train/evaluate.py --workdir=runs/{name} \\",
-        f"    --flagfile=train/configs/evaluation/{name}.flags",
-    ]
-    assert lines[:2] == [f"# {line}" for line in command]
-    said = " ".join(line[2:] for line in lines if line.startswith("#"))
-    assert "Published: " in said
-    assert "Ours: " in said
-    config = (CONFIGS / f"{name}.flags").read_text("utf-8")
-    assert "\n".join(f"#     {line}" for line in command) in config

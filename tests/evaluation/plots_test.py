@@ -34,10 +34,15 @@ def test_the_ending_is_the_kind_of_file(ending, beginning, tmp_path):
 )
 def test_losses_are_in_the_measure_of_the_field(unit, name, tmp_path):
     path = tmp_path / "curves.svg"
-    curve = {"train": ([10, 20], [4.0, 3.0]), "valid": ([20], [3.5])}
-    plot_learning_curves({"one": curve, "two": curve}, str(path), unit)
+    curve = {
+        "train": {"steps": [10, 20], "nll": [4.0, 3.0]},
+        "valid": {"steps": [20], "nll": [3.5]},
+    }
+    models = [{"label": name, **curve} for name in ("one", "two", "two")]
+    plot_learning_curves(models, str(path), unit)
     texts = texts_of(path)
     assert {name, "step", "one, train", "two, valid"} <= set(texts)
+    assert texts.count("two, valid") == 1  # of two seeds
     path = tmp_path / "losses.svg"
     plot_losses(
         {"a": ([0, 3, 1200], [0.0, 0.0, 0.0])}, str(path), "memory", unit,
@@ -47,16 +52,12 @@ def test_losses_are_in_the_measure_of_the_field(unit, name, tmp_path):
 
 
 def test_bounds_of_losses_are_a_band(tmp_path):
-    path = tmp_path / "curves.svg"
-    one = {"train": ([1, 2], [3.0, 2.0]), "valid": ([2], [2.5])}
-    band = [1, 2], [2.7, 2.5], [2.6, 2.4], [2.8, 2.6]
-    for bounded in (False, True):
-        several = {**one, "valid": band} if bounded else one
-        plot_learning_curves({"a": several}, str(path))
-        assert ("PolyCollection" in path.read_text("utf-8")) == bounded
-        curve = band if bounded else band[:2]
-        plot_losses({"a": curve}, str(path), "place", "token", [1, 2])
-        assert ("PolyCollection" in path.read_text("utf-8")) == bounded
+    path = tmp_path / "losses.svg"
+    curve = [1, 2], [2.7, 2.5], [2.6, 2.4], [2.8, 2.6]
+    for count in (2, 4):
+        plot_losses({"a": curve[:count]}, str(path), "place", "token", [1, 2])
+        has_band = "PolyCollection" in path.read_text("utf-8")
+        assert has_band == (count == 4)
 
 
 def test_maps_name_heads_layers_and_few_tokens(tmp_path):

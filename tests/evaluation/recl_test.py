@@ -73,15 +73,6 @@ def test_standard_errors_are_those_of_other_positions():
     )
 
 
-def test_a_loss_above_the_baseline_earns_nothing():
-    # The second halves its perplexity at every step, and is never the best.
-    best, improving = losses_of(3, 3, 3, 3), losses_of(100, 50, 25, 12)
-    results = effective_context_lengths([best, improving], LENGTHS)
-    for result in results:
-        assert result["gains"] == [0, 0, 0]
-        assert (result["recl"], result["bound"]) == (100, "upper")
-
-
 def test_only_the_hardest_positions_count():
     # 10 positions, the baseline at position 3 is the largest, then 8 and 1.
     short = np.full((2, 10), 2.0)

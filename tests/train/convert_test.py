@@ -38,9 +38,27 @@ def published(tmp_path):
     )
 
 
+@pytest.fixture
+def convert(succeed):
+    """Function that converts a format and an input to an output."""
+
+    def convert(input_format, source, output, *flags):
+        return succeed(
+            "convert.py", f"--input_format={input_format}", f"--input={source}",
+            f"--output={output}", *flags,
+        )  # fmt: skip
+
+    return convert
+
+
+def assert_same_weights(model, other):
+    for weight, expected in zip(model.weights, other.weights, strict=True):
+        np.testing.assert_array_equal(weight, expected)
+
+
 @pytest.mark.large
 def test_a_published_model_becomes_a_run_and_a_hugging_face_folder(
-    published, succeed, tmp_path
+    published, succeed, convert, tmp_path
 ):
     run, folder, back = (tmp_path / name for name in ("run", "hf", "back"))
     printed = succeed(
@@ -72,28 +90,16 @@ def test_a_published_model_becomes_a_run_and_a_hugging_face_folder(
     assert printed.startswith("word3 word4")
     assert len(printed.replace("\n", " <eos> ").split()) == 2 + 12 + 1
 
-    succeed(
-        "convert.py",
-        "--input_format=workdir",
-        f"--input={run}",
-        "--output_format=hugging_face",
-        "--same_length=pytorch",
-        f"--output={folder}",
-    )
+    pytorch = "--same_length=pytorch", "--output_format=hugging_face"
+    convert("workdir", run, folder, *pytorch)
     assert {path.name for path in folder.iterdir()} == {
         "config.json",
         "model.safetensors",
     }
-    succeed(
-        "convert.py",
-        "--input_format=hugging_face",
-        f"--input={folder}",
-        f"--output={back}",
-    )
+    convert("hugging_face", folder, back)
     returned, _ = Workdir(str(back)).load_model()
     assert returned.backbone.same_length == "pytorch"
-    for a, b in zip(original.weights, returned.weights, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same_weights(original, returned)
     expected = load_tf1(
         TF1 / "model.ckpt", TF1 / "config.json", same_length="pytorch"
     )
@@ -104,21 +110,16 @@ def test_a_published_model_becomes_a_run_and_a_hugging_face_folder(
     )
 
 
-def test_a_published_model_of_bytes_reads_text(succeed, tmp_path):
+def test_a_published_model_of_bytes_reads_text(convert, tmp_path):
     golden, output = GOLDEN / "enwik8_like", tmp_path / "run"
     size = json.loads((golden / "config.json").read_text())["n_token"]
     numbers = [*range(98, 98 + size - 2), 195, 169]  # b, c, ..., and é
     vocabulary = tmp_path / "vocabulary.txt"
     vocabulary.write_text("".join(f"{number}\n" for number in numbers))
-    succeed(
-        "convert.py",
-        "--input_format=tf1",
-        f"--input={golden / 'model.ckpt'}",
-        f"--config={golden / 'config.json'}",
-        f"--vocabulary={vocabulary}",
-        "--symbols=bytes",
-        f"--output={output}",
-    )
+    convert(
+        "tf1", golden / "model.ckpt", output, "--symbols=bytes",
+        f"--config={golden / 'config.json'}", f"--vocabulary={vocabulary}",
+    )  # fmt: skip
     tokenizer = Workdir(str(output)).load_tokenizer()
     ids = tokenizer.encode("cé\nb").tolist()
     assert ids == [1, size - 2, size - 1, 0]
@@ -193,7 +194,7 @@ def test_what_cannot_be_converted_leaves_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_the_best_weights_of_a_run_are_converted(succeed, tmp_path):
+def test_the_best_weights_of_a_run_are_converted(convert, tmp_path):
     run, output = (Workdir(str(tmp_path / name)) for name in ("run", "output"))
     latest, best = (
         small_model(num_layers=1, initializer_stddev=stddev)
@@ -201,18 +202,10 @@ def test_the_best_weights_of_a_run_are_converted(succeed, tmp_path):
     )
     run.create(latest, 20, {})
     save_weights(best, run.best, 10)
-    succeed(
-        "convert.py",
-        "--input_format=workdir",
-        f"--input={run.path}",
-        f"--output={output.path}",
-    )
+    convert("workdir", run.path, output.path)
     converted, step = output.load_model()
     assert step == 10
-    for weight, expected in zip(
-        converted.get_weights(), best.get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(weight, expected)
+    assert_same_weights(converted, best)
 
 
 def test_a_preset_becomes_a_run(succeed, fail, tmp_path):
@@ -226,10 +219,7 @@ def test_a_preset_becomes_a_run(succeed, fail, tmp_path):
     converted, step = output.load_model()
     assert step == 0
     assert output.load_tokenizer().vocabulary_size == 256
-    for weight, expected in zip(
-        converted.get_weights(), model.get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(weight, expected)
+    assert_same_weights(converted, model)
 
 
 def test_a_tokenizer_goes_to_hugging_face_and_back(here, tmp_path):

@@ -17,16 +17,27 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.workdir import Workdir
 
 
+@pytest.fixture
+def evaluate(succeed):
+    """Function that scores a run; returns the result and what was printed."""
+
+    def evaluate(workdir, *flags, split="test"):
+        flags = (f"--workdir={workdir}", f"--split={split}", *flags)
+        printed = succeed("evaluate.py", *flags)
+        return evaluation_of(workdir, split), printed
+
+    return evaluate
+
+
 def test_evaluate_agrees_with_training_and_takes_longer_memory(
-    run, succeed, tmp_path
+    run, evaluate, tmp_path
 ):
     trained = results_of(run[0])["test"]
     # The best weights are enough.
     workdir = tmp_path / "kept"
     left_out = shutil.ignore_patterns("checkpoints", "evaluation_*")
     shutil.copytree(run[0], workdir, ignore=left_out)
-    printed = succeed("evaluate.py", f"--workdir={workdir}", "--batch_size=3")
-    same = evaluation_of(workdir)
+    same, printed = evaluate(workdir, "--batch_size=3")
     assert f"test: {same['bits_per_token']:.3f} bits per byte" in printed
     assert same["nll"] == pytest.approx(trained["nll"], abs=1e-5)
     assert same["num_tokens"] == trained["num_tokens"]
@@ -36,15 +47,8 @@ def test_evaluate_agrees_with_training_and_takes_longer_memory(
     # Of bytes it is the number that was printed.
     assert same["bits_per_byte"] == pytest.approx(same["bits_per_token"])
 
-    succeed(
-        "evaluate.py",
-        f"--workdir={workdir}",
-        "--batch_size=1",
-        "--memory_length=50",
-        "--same_length",
-        "--clamp_length=20",
-    )
-    longer = evaluation_of(workdir)
+    flags = "--memory_length=50", "--same_length", "--clamp_length=20"
+    longer, _ = evaluate(workdir, "--batch_size=1", *flags)
     assert (longer["memory_length"], longer["clamp_length"]) == (50, 20)
     assert longer["same_length"] is True
     assert longer["num_tokens"] == trained["num_tokens"]
@@ -55,20 +59,18 @@ def test_evaluate_agrees_with_training_and_takes_longer_memory(
 
 
 def test_weights_follow_the_text_in_dynamic_evaluation(
-    run, corpus, succeed, fail, refuse, tmp_path
+    run, corpus, evaluate, succeed, fail, refuse, tmp_path
 ):
     few = ("--max_eval_tokens=300", "--batch_size=1")
     command = ("evaluate.py", f"--workdir={run[0]}", *few)
-    succeed(*command)
-    static = evaluation_of(run[0])
+    static, _ = evaluate(run[0], *few)
     rms = ("--dynamic=rms", "--dynamic_segments=9")
     rates = (
         "--dynamic_learning_rate=0,3e-4",
         "--dynamic_decay=0,0.01",
     )
-    printed = succeed(*command, *rms, *rates)
+    found, printed = evaluate(run[0], *few, *rms, *rates)
     assert len(re.findall("valid, learning rate .*bits per byte", printed)) == 4
-    found = evaluation_of(run[0])
     assert found["dynamic"]["learning_rate"] == 3e-4
     assert found["dynamic"]["segments"] == 9
     assert found["num_tokens"] == static["num_tokens"]
@@ -76,9 +78,8 @@ def test_weights_follow_the_text_in_dynamic_evaluation(
     # Statistics are kept.
     (path,) = run[0].glob("mean_square_*.safetensors")
     written = path.stat().st_mtime_ns
-    succeed(*command, *rms, "--dynamic_learning_rate=0")
+    same, _ = evaluate(run[0], *few, *rms, "--dynamic_learning_rate=0")
     assert path.stat().st_mtime_ns == written
-    same = evaluation_of(run[0])
     assert same["nll"] == pytest.approx(static["nll"], abs=1e-5)
     # Those of a preset are of the text that is given, here that of the run.
     TransformerXLCausalLM.from_preset(run[0]).save_to_preset(tmp_path)
@@ -110,19 +111,16 @@ def test_weights_follow_the_text_in_dynamic_evaluation(
 
 
 def test_evaluate_scores_all_of_a_text_of_ones_own(
-    run, succeed, refuse, tmp_path, capsys
+    run, evaluate, refuse, tmp_path, capsys
 ):
     text = tmp_path / "short.txt"
     text.write_bytes("Six times é is this.\n".encode() * 6)
-    printed = succeed(
-        "evaluate.py", f"--workdir={run[0]}", f"--corpus={text}", "--split=all"
-    )
+    scores, printed = evaluate(run[0], f"--corpus={text}", split="all")
     assert "short.txt (not the text of the run), all: " in printed
-    assert evaluation_of(run[0], "all")["num_tokens"] == 6 * 22 - 1
+    assert scores["num_tokens"] == 6 * 22 - 1
     warning = "Each of the 16 rows has about 8 tokens"
     assert warning in capsys.readouterr().err
-    warm = (f"--corpus={text}", "--split=all", "--warmup=memory")
-    succeed("evaluate.py", f"--workdir={run[0]}", *warm)
+    evaluate(run[0], f"--corpus={text}", "--warmup=memory", split="all")
     assert warning not in capsys.readouterr().err
 
     of_run = json.loads((run[0] / "config.json").read_text())["corpus"]
@@ -218,16 +216,11 @@ def test_evaluate_writes_nats_and_a_curve_of_any_text(
     )  # fmt: skip
 
 
-def test_evaluate_slides_a_window_over_a_text(run, corpus, succeed, refuse):
-    flags = (
-        f"--workdir={run[0]}",
-        "--segment_length=6",
-        "--max_eval_tokens=40",
-        "--batch_size=5",
-    )
-    printed = succeed("evaluate.py", *flags, "--stride=1", "--memory_length=0")
+def test_evaluate_slides_a_window_over_a_text(run, corpus, evaluate, refuse):
+    flags = "--segment_length=6", "--max_eval_tokens=40", "--batch_size=5"
+    slides = "--stride=1", "--memory_length=0"
+    result, printed = evaluate(run[0], *flags, *slides)
     assert "over the first 39 of " in printed
-    result = evaluation_of(run[0])
     assert result["stride"] == 1
     # Each token by the 6 before it, the first ones by as many as there are.
     ids = np.array(list(load_corpus(str(corpus)).read("test")[:40]))
@@ -238,7 +231,6 @@ def test_evaluate_slides_a_window_over_a_text(run, corpus, succeed, refuse):
     expected = nll.numpy()[np.arange(39), last].mean()
     assert result["nll"] == pytest.approx(expected, abs=1e-5)
 
-    slides = "--stride=1", "--memory_length=0"
     cases = (
         (["--stride=1"], ["`memory_length` must be 0", "=12"]),
         (["--stride=7", "--memory_length=0"], ["`stride`", "most 6", "=7"]),
@@ -246,7 +238,7 @@ def test_evaluate_slides_a_window_over_a_text(run, corpus, succeed, refuse):
         ([*slides, "--warmup=exact"], ["`warmup` must be left out", "exact"]),
         ([*slides, "--html"], ["`html` must be left out"]),
     )
-    refuse("evaluate.py", cases, *flags)
+    refuse("evaluate.py", cases, f"--workdir={run[0]}", *flags)
     assert evaluation_of(run[0]) == result
 
 
@@ -288,11 +280,10 @@ def test_a_workdir_without_a_run_is_named(script, fail, tmp_path):
 
 
 @pytest.mark.large
-def test_a_run_of_words_is_scored_and_written_on(words_run, succeed):
+def test_a_run_of_words_is_scored_and_written_on(words_run, evaluate, succeed):
     workdir = words_run[0]
     trained = results_of(workdir)["test"]
-    printed = succeed("evaluate.py", f"--workdir={workdir}", "--batch_size=3")
-    scores = evaluation_of(workdir)
+    scores, printed = evaluate(workdir, "--batch_size=3")
     assert scores["nll"] == pytest.approx(trained["nll"], abs=1e-5)
     assert f"test: {scores['perplexity']:.2f} ppl" in printed
 

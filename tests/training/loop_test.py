@@ -57,7 +57,7 @@ class Run:
             ),
             plan=self.plan,
             **settings,
-            progress=Progress(12, 8, str, str, is_shown=False),
+            progress=Progress(12, str, str, is_shown=False),
             tensorboard=TensorBoard(None),
             profile=Profile(str(path)),
             on_score=self.on_score,

@@ -5,34 +5,34 @@ def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     shown = progress.Progress(
-        100, 64, lambda nll: f"{2 * nll} points", lambda nll: f"{3 * nll} bits"
+        100, lambda nll: f"{2 * nll} points", lambda nll: f"{3 * nll} bits"
     )
-    shown.start(10)
+    shown.update(10)  # a run that resumes
     for step in range(15, 36, 5):
         now[0] += 25
-        shown.update({"step": step, "loss": 1.5, "tokens_per_second": 12.8})
+        shown.report({"step": step, "loss": 1.5, "tokens_per_second": 12.8})
     shown.score(35, 1.25, is_best=True)
     shown.close()
-    lines = capsys.readouterr().out.splitlines()
-    # After 75 s; the next would come after 135 s.
-    assert lines == [
-        "step 25/100: loss 1.500, train 3.0 points, tokens/s 13, 06:15 left",
-        "step 35: valid 3.75 bits (best)",
-    ]
+    # After 75 s, which 15 steps took; the next would come after 135 s.
+    line = "25% 25/100 [01:15<06:15,  5.00s/step, tokens/s=13, loss=1.500, "
+    assert capsys.readouterr() == (
+        f" {line}train=3.0 points]\nstep 35: valid 3.75 bits (best)\n",
+        "",
+    )
 
 
 def test_workers_that_are_not_the_chief_show_nothing(monkeypatch, capsys):
     formatted = []  # which may take seconds
-    shown = progress.Progress(9, 64, str, formatted.append, is_shown=False)
+    shown = progress.Progress(9, str, formatted.append, is_shown=False)
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", -1)
-    shown.update({"step": 1, "loss": None, "tokens_per_second": 2.0})
+    shown.report({"step": 1, "loss": None, "tokens_per_second": 2.0})
     shown.score(1, 2.0, is_best=False)
     assert capsys.readouterr() == ("", "")
     assert not formatted
 
 
 def test_a_log_has_one_line_for_a_sample(capsys):
-    shown = progress.Progress(9, 64, str, str)
+    shown = progress.Progress(9, str, str)
     shown.sample(4, "to be\n\n  or\x1b[2J\tnot")
     shown.sample(8, "é" * 999)
     lines = capsys.readouterr().out.splitlines()
@@ -44,9 +44,9 @@ def test_a_log_has_one_line_for_a_sample(capsys):
 
 def test_a_terminal_shows_all_lines_of_a_sample(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    shown = progress.Progress(9, 64, str, str)
-    shown.start(3)
-    shown.update({"step": 4, "loss": 1.5, "tokens_per_second": 12.8})
+    shown = progress.Progress(9, str, str)
+    shown.update(3)
+    shown.report({"step": 4, "loss": 1.5, "tokens_per_second": 12.8})
     shown.sample(4, "to be\n  or\x07 not\n")
     shown.close()
     out, err = capsys.readouterr()

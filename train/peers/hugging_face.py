@@ -10,7 +10,7 @@ It builds the model with random weights (nothing is downloaded) from the JSON
 object in its argument, prints that it is ready, and then answers requests.
 Each request is a line of JSON on stdin, each answer a line of JSON on stdout:
 
-    {"ready": true, "num_weights": 41066700}
+    {"ready": true}
     {"task": "generate", "num_tokens": 3}
     {"seconds": [0.41, 0.36, 0.38]}
     {"task": "evaluate", "segment_length": 80, "num_segments": 1}
@@ -57,10 +57,6 @@ class Peer:
         shape = config["memory_length"], self.batch_size, config["hidden_dim"]
         self.mems = [torch.randn(shape) for _ in range(config["num_layers"])]
         self.token = self._random_tokens(1)
-
-    def num_weights(self):
-        """Returns the number of weights; shared ones count once."""
-        return sum(weight.numel() for weight in self.model.parameters())
 
     def generate(self, num_tokens):
         """Writes tokens greedily; returns the seconds of each."""
@@ -129,7 +125,7 @@ def main():
     torch._logging.set_logs(all=logging.ERROR)
     with torch.no_grad():
         peer = Peer(config)
-        _write({"ready": True, "num_weights": peer.num_weights()})
+        _write({"ready": True})
         for line in sys.stdin:
             request = json.loads(line)
             task = getattr(peer, request.pop("task"))

@@ -71,8 +71,6 @@ def attention_maps_at(
         Attention maps of shape `(L, B, N, T, S)`; see `attention_maps`.
     """
     check_attends(model)
-    if memory_length is None:
-        memory_length = model.backbone.memory_length
     check_integer("segment_length", segment_length, 1)
     before = segment_length * segments_in_memory(
         model.backbone, segment_length, memory_length

@@ -37,10 +37,10 @@ class Backup:
             return bundles.read_newest(self._folder, shapes, self._hash)
         except ValueError as error:
             raise ValueError(
-                f"{self._folder} holds a part of a measurement that was "
-                "stopped, but it is damaged, or one of these has changed: "
-                f"{self._names}. Run the command that was stopped to go on "
-                f"with it, or remove the folder to begin again. ({error})"
+                f"{self._folder} holds a part of another measurement, or is "
+                f"damaged. It goes on only with the same {self._names}: run "
+                "the command that was stopped, or remove the folder to begin "
+                f"again. ({error})"
             ) from error
 
     def remove(self):

@@ -92,7 +92,7 @@ def context_losses(
     # [P, longest + 1]: the longest context, then the token to predict.
     windows = np.stack([tokens[t - longest : t + 1] for t in positions])
     check_token_ids("tokens", windows, model.backbone.vocabulary_size)
-    scorer = _WindowScorer(model, batch_size, segment_length, memory_length)
+    score = _window_scorer(model, batch_size, segment_length, memory_length)
     shape = len(context_lengths), len(positions)
     losses = np.full(shape, np.nan, np.float32) if out is None else out
     check_shape("out", losses, shape)
@@ -103,7 +103,7 @@ def context_losses(
             continue
         for start in range(0, len(positions), batch_size):
             batch = slice(start, start + batch_size)
-            row[batch] = scorer.score(windows[batch, -length - 1 :])
+            row[batch] = score(windows[batch, -length - 1 :])
             given = f" with a context of {length} tokens"
             check_finite(row[batch], positions[batch], given)
             done += len(row[batch])
@@ -143,67 +143,51 @@ def spread_positions(num_tokens, num_positions, longest_context):
     return longest_context + steps
 
 
-class _WindowScorer:
-    """Reads windows from the initial memory and scores their last tokens."""
+def _window_scorer(model, batch_size, segment_length, memory_length):
+    """Returns a function that computes nats of the last tokens of windows."""
+    backbone = model.backbone
+    reader = SegmentReader(backbone, batch_size, segment_length, memory_length)
+    strategy = tf.distribute.get_strategy()
+    # Older tokens cannot influence the loss and are not read.
+    max_context = sys.maxsize
+    if backbone.has_finite_reach:
+        max_context = segment_length * (
+            1 + warmup_segments(backbone, segment_length, memory_length)
+        )
 
-    def __init__(self, model, batch_size, segment_length, memory_length):
-        backbone = model.backbone
-        self._model = model
-        self._reader = SegmentReader(
-            backbone, batch_size, segment_length, memory_length
-        )
-        self._batch_size = batch_size
-        self._segment_length = segment_length
-        # Absolute positions count from the end of a segment, so padding would
-        # shift them.
-        self._pads = backbone.remembers
-        # Older tokens cannot influence the loss and are not read.
-        self._max_context = sys.maxsize
-        if backbone.has_finite_reach:
-            self._max_context = segment_length * (
-                1 + warmup_segments(backbone, segment_length, memory_length)
-            )
-        strategy = tf.distribute.get_strategy()
-        self._score = compile_layers(
-            self._read_and_score, strategy, model, training=False
-        )
-        self._remember = compile_replica_function(
-            self._reader.remember, strategy
-        )
-        self._reader.begin()
+    def read_and_score(inputs, last, targets):
+        """Computes the losses `(B,)` of `targets` after position `last`."""
+        hidden, entries = reader.read(inputs)
+        hidden = tf.gather(hidden, last, axis=1)[:, None]  # [B, 1, D]
+        return model.softmax(hidden, targets)[:, 0], entries
 
-    def score(self, windows):
-        """Computes nats of the last token of windows `(b, c + 1)`, b <= B."""
-        rows = np.zeros((self._batch_size, windows.shape[1]), np.int32)
+    read_and_score = compile_layers(
+        read_and_score, strategy, model, training=False
+    )
+    remember = compile_replica_function(reader.remember, strategy)
+    reader.begin()
+
+    def score(windows):
+        """Reads windows `(b, c + 1)`, b <= B, from the initial memory."""
+        rows = np.zeros((batch_size, windows.shape[1]), np.int32)
         rows[: len(windows)] = windows
-        context, targets = rows[:, :-1], tf.constant(rows[:, -1:])
-        context = context[:, -self._max_context :]
-        self._reader.reset_rows(tf.fill((self._batch_size,), True))
-        for segment in self._segments(context):
+        targets = tf.constant(rows[:, -1:])
+        context = rows[:, :-1][:, -max_context:]
+        reader.reset_rows(tf.fill((batch_size,), True))
+        length = context.shape[1]
+        # The first segment may be shorter.
+        stops = range((length - 1) % segment_length + 1, length, segment_length)
+        for segment in np.split(context, stops, axis=1):
             length = segment.shape[1]
-            nll, entries = self._score(
-                self._padded(segment), tf.constant(length - 1), targets
+            # Padded, so that XLA compiles one program. Absolute positions count
+            # from the end of a segment, so padding would shift them.
+            if backbone.remembers:
+                padding = (0, 0), (0, segment_length - length)
+                segment = np.pad(segment, padding)
+            nll, entries = read_and_score(
+                tf.constant(segment), tf.constant(length - 1), targets
             )
-            lengths = tf.fill((self._batch_size,), length)
-            self._remember(entries, lengths)
+            remember(entries, tf.fill((batch_size,), length))
         return nll.numpy()[: len(windows)]
 
-    def _segments(self, context):
-        """Splits `(B, c)` into segments `(B, T)`; the first may be shorter."""
-        length = context.shape[1]
-        first = (length - 1) % self._segment_length + 1
-        stops = range(first, length + 1, self._segment_length)
-        return np.split(context, stops[:-1], axis=1)
-
-    def _padded(self, segment):
-        """Pads a segment to length T, so that XLA compiles one program."""
-        if self._pads:
-            missing = self._segment_length - segment.shape[1]
-            segment = np.pad(segment, ((0, 0), (0, missing)))
-        return tf.constant(segment)
-
-    def _read_and_score(self, inputs, last, targets):
-        """Computes the losses `(B,)` of `targets` after position `last`."""
-        hidden, entries = self._reader.read(inputs)
-        hidden = tf.gather(hidden, last, axis=1)[:, None]  # [B, 1, D]
-        return self._model.softmax(hidden, targets)[:, 0], entries
+    return score

@@ -196,8 +196,7 @@ class DynamicEvaluator:
         if backup is not None:
             done, memory = self._restore(backup, memory, token_nll)
         # Tensors, because other numbers would be traced again.
-        rates = map(tf.constant, (self.learning_rate, self.decay))
-        rates = [tf.cast(rate, tf.float32) for rate in rates]
+        rates = tf.unstack(tf.cast([self.learning_rate, self.decay], "float32"))
         saved = time.monotonic()
         while done < len(segments):
             nll, memory, gradients = self._gradients(segments, done, memory)
@@ -427,10 +426,7 @@ class _SegmentGradients:
             )
         self.batch_size = check_integer("batch_size", batch_size, 1)
         self.length = check_integer("segment_length", segment_length, 1)
-        if memory_length is None:
-            memory_length = model.backbone.memory_length
         model.backbone.check_positions(segment_length)
-        model.backbone.check_remembers(memory_length)
         self.memory_length = memory_length
         self.variables = _chosen(model, weights)
         self.model = model

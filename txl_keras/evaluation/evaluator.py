@@ -22,9 +22,6 @@ from txl_keras.training.compilation import compile_replica_function
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import host_loop
 
-_SUMS = ("nll", "num_tokens")
-_ROWS = ("token_nll",)
-
 
 class Evaluator:
     """Scores text with its own memory, separate from that of training.
@@ -58,7 +55,6 @@ class Evaluator:
         self._memory_length = memory_length
         self._batch_size = batch_size
         self._segment_length = segment_length
-        self._stop = stop or StopRequest()
         with strategy.scope():
             self._reader = SegmentReader(
                 model.backbone,
@@ -72,9 +68,10 @@ class Evaluator:
         self._compiled_remember = compile_replica_function(
             self._reader.remember, strategy
         )
-        self._run = host_loop(
-            strategy, self.replica_step, self._stop.variable, _ROWS
+        self._sum = SegmentSums(
+            strategy, ("nll", "num_tokens"), self._step, stop, ("token_nll",)
         )
+        self.replica_step = self._sum.replica_step
 
     @property
     def num_bytes(self):
@@ -134,10 +131,7 @@ class Evaluator:
                 on_progress(done, len(segments))
 
         self._reader.begin()
-        sums = sum_over_steps(
-            self._run, _SUMS, segments, self._strategy, steps_per_execution,
-            on_results,
-        )  # fmt: skip
+        sums = self._sum(segments, steps_per_execution, on_results)
         return sums and scores_of(*sums)
 
     def token_nll(
@@ -183,13 +177,12 @@ class Evaluator:
         scores = self.evaluate(segments, steps_per_execution, on_progress, out)
         return None if scores is None else out
 
-    def replica_step(self, batch, stop):
-        """Runs one step on a replica; public for `--compile_only`."""
+    def _step(self, batch):
+        """Runs one step on a replica, without the sums over replicas."""
         self._reader.reset_rows(batch["reset"])
         nll, sums, entries = self._compiled_score(batch)
         self._compiled_remember(entries)
-        sums = sums_of_replicas((*_SUMS, "stop"), [*sums, stop])
-        return {**sums, "token_nll": nll}  # in nats, (rows, T)
+        return sums, {"token_nll": nll}  # in nats, (rows, T)
 
     def _score(self, batch):
         """Computes the losses of a segment, their sums, and memory entries."""
@@ -224,40 +217,53 @@ def check_token_nll(token_nll, segments):
         )
 
 
-def sums_of_replicas(names, values):
-    """Returns the sums of scalars over all replicas, by their names."""
-    sums = tf.distribute.get_replica_context().all_reduce(
-        "SUM", tf.stack(values)
-    )
-    return dict(zip(names, tf.unstack(sums), strict=True))
+class SegmentSums:
+    """Runs a step on all segments, and sums its scalars over all replicas."""
 
+    # `step` takes a batch, and returns scalars in the order of `names`, and the
+    # results by row that are named in `rows`.
 
-def sum_over_steps(
-    run, names, segments, strategy, steps_per_execution, on_results=None
-):
-    """Runs a `host_loop` over all segments; returns sums, `None` if stopped."""
-    if steps_per_execution is not None:
-        check_integer("steps_per_execution", steps_per_execution, 1)
-    feed = Feed(segments, strategy, num_steps=len(segments))
-    # In float64, because float32 sums over millions of tokens lose digits.
-    sums = np.zeros(len(names))
-    steps, done = steps_per_execution or 1, 0
-    while done < len(segments):
-        start = time.monotonic()
-        steps = min(steps, len(segments) - done)
-        results = run(feed.next(steps), tf.constant(steps))
-        if results["stop"].numpy().any():
-            return None
-        sums += [np.sum(results[name], dtype=np.float64) for name in names]
-        if on_results:
-            on_results(done, done + steps, results)
-        done += steps
-        if steps_per_execution is None:
-            # As many as take a second. The limit keeps the compile time of the
-            # first steps from distorting it.
-            seconds = max(time.monotonic() - start, 1e-6)
-            steps = max(1, min(2 * steps, int(steps / seconds)))
-    return sums.tolist()
+    def __init__(self, strategy, names, step, stop=None, rows=()):
+        self._strategy = strategy
+        self._names = names
+        self._step = step
+        self._stop = stop or StopRequest()
+        self._run = host_loop(
+            strategy, self.replica_step, self._stop.variable, rows
+        )
+
+    def replica_step(self, batch, stop):
+        """Runs one step on a replica; public for `--compile_only`."""
+        values, of_rows = self._step(batch)
+        context = tf.distribute.get_replica_context()
+        sums = context.all_reduce("SUM", tf.stack([*values, stop]))
+        names = (*self._names, "stop")
+        return {**dict(zip(names, tf.unstack(sums), strict=True)), **of_rows}
+
+    def __call__(self, segments, steps_per_execution, on_results=None):
+        """Returns the sums over all segments; `None` if stopped."""
+        if steps_per_execution is not None:
+            check_integer("steps_per_execution", steps_per_execution, 1)
+        feed = Feed(segments, self._strategy, num_steps=len(segments))
+        # In float64, because float32 sums over millions of tokens lose digits.
+        sums = np.zeros(len(self._names))
+        steps, done = steps_per_execution or 1, 0
+        while done < len(segments):
+            start = time.monotonic()
+            steps = min(steps, len(segments) - done)
+            results = self._run(feed.next(steps), tf.constant(steps))
+            if results["stop"].numpy().any():
+                return None
+            sums += [np.sum(results[n], dtype=np.float64) for n in self._names]
+            if on_results:
+                on_results(done, done + steps, results)
+            done += steps
+            if steps_per_execution is None:
+                # As many as take a second. The limit keeps the compile time of
+                # the first steps from distorting it.
+                seconds = max(time.monotonic() - start, 1e-6)
+                steps = max(1, min(2 * steps, int(steps / seconds)))
+        return sums.tolist()
 
 
 def scores_of(nll, num_tokens):

@@ -7,14 +7,9 @@ memory.
 import tensorflow as tf
 
 from txl_keras.data.step_batches import replica_batch_size
+from txl_keras.evaluation.evaluator import SegmentSums
 from txl_keras.evaluation.evaluator import scores_of
-from txl_keras.evaluation.evaluator import sum_over_steps
-from txl_keras.evaluation.evaluator import sums_of_replicas
 from txl_keras.training.compilation import compile_replica_function
-from txl_keras.training.stopping import StopRequest
-from txl_keras.training.strategy import host_loop
-
-_SUMS = ("nll", "num_correct", "num_tokens")
 
 
 class PermutationEvaluator:
@@ -59,14 +54,17 @@ class PermutationEvaluator:
         self, model, strategy, batch_size, memory_length=None, stop=None
     ):
         self._model = model
-        self._strategy = strategy
-        self._stop = stop or StopRequest()
         with strategy.scope():
             self._memory = model.backbone.memory_stack(
                 replica_batch_size(batch_size, strategy), memory_length
             )
         self._compiled_score = compile_replica_function(self._score, strategy)
-        self._run = host_loop(strategy, self._replica_step, self._stop.variable)
+        self._sum = SegmentSums(
+            strategy,
+            ("nll", "num_correct", "num_tokens"),
+            lambda batch: (self._compiled_score(batch), {}),
+            stop,
+        )
 
     def evaluate(self, segments, steps_per_execution=20):
         """Scores one epoch.
@@ -91,9 +89,7 @@ class PermutationEvaluator:
                 "`reuse_length` of the backbone must equal that of `segments`, "
                 f"{expected}. Received: reuse_length={received}"
             )
-        sums = sum_over_steps(
-            self._run, _SUMS, segments, self._strategy, steps_per_execution
-        )
+        sums = self._sum(segments, steps_per_execution)
         if sums is None:
             return None
         nll, num_correct, num_tokens = sums
@@ -107,12 +103,8 @@ class PermutationEvaluator:
             "accuracy": num_correct / num_tokens,
         }
 
-    def _replica_step(self, batch, stop):
-        values = [*self._compiled_score(batch), stop]
-        return sums_of_replicas((*_SUMS, "stop"), values)
-
     def _score(self, batch):
-        """Computes the sums named in `_SUMS` over the rows of this replica."""
+        """Computes the sums over the rows of this replica."""
         log_probs, memory = self._model.log_probs(
             batch["inputs"],
             batch["permutation_mask"],

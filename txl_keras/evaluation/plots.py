@@ -81,31 +81,32 @@ def plot_recl(models, path, unit="token"):
     _save(figure, path)
 
 
-def plot_learning_curves(curves, path, unit="token", x_label="step"):
-    """Plots the training and validation losses of several runs."""
-    # The values of `curves` have `train` and `valid`: see `_draw_curve`.
+def plot_learning_curves(models, path, unit="token", by_tokens=False):
+    """Plots the losses of several runs; those of one label have one colour."""
+    # A model has a `label`; `train` and `valid`, dictionaries of `steps` and
+    # `nll`; and, to plot by tokens, `tokens_per_step`.
     name, convert = report.measure(unit)
-    figure, axes = _figure(x_label, name)
-    for i, (label, curve) in enumerate(curves.items()):
-        _draw_curve(
-            axes, i, curve["train"], f"{label}, train", convert,
-            alpha=0.5, linewidth=1,
-        )  # fmt: skip
-        if curve["valid"][0]:
-            _draw_curve(
-                axes, i, curve["valid"], f"{label}, valid", convert,
-                marker=_MARKERS[i % len(_MARKERS)], markersize=4,
-            )  # fmt: skip
-    train, valid = (
-        [nll for curve in curves.values() for nll in curve[split][1]]
-        for split in ("train", "valid")
-    )
+    figure, axes = _figure(f"{unit}s read" if by_tokens else "step", name)
+    indices, losses = {}, {"train": [], "valid": []}
+    for model in models:
+        label = model["label"]
+        is_first = label not in indices
+        index = indices.setdefault(label, len(indices))
+        mark = {"marker": _MARKERS[index % len(_MARKERS)], "markersize": 4}
+        for split, style in (
+            ("train", {"alpha": 0.5, "linewidth": 1}), ("valid", mark)
+        ):  # fmt: skip
+            x, nll = model[split]["steps"], model[split]["nll"]
+            if by_tokens:
+                x = np.multiply(x, model["tokens_per_step"])
+            text = f"{label}, {split}" if is_first and nll else None
+            _draw_curve(axes, index, (x, nll), text, convert, **style)
+            losses[split] += map(convert, nll)
     if name == "ppl":  # it starts at about the size of the vocabulary
         axes.set_yscale("log")
-    elif valid:  # these, and not the first steps, fill the picture
-        axes.set_ylim(
-            0.95 * convert(min(train + valid)), 1.1 * convert(max(valid))
-        )
+    elif losses["valid"]:  # these, and not the first steps, fill the picture
+        lowest = min(losses["train"] + losses["valid"])
+        axes.set_ylim(0.95 * lowest, 1.1 * max(losses["valid"]))
     axes.xaxis.set_major_formatter(EngFormatter())
     axes.legend()
     _save(figure, path)

@@ -5,6 +5,7 @@ import lzma
 
 import numpy as np
 
+from txl_keras.checks import check_shape
 from txl_keras.data.layouts import document_lengths
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
@@ -182,37 +183,47 @@ def position_curve(nll, documents=(0,)):
     2 4 1.75
     4 1 1.0
     """
-    if np.ndim(nll) != 1:
-        raise ValueError(
-            "`nll` must have shape (P + 1,), with one number per token. "
-            f"Received: shape {np.shape(nll)}"
-        )
+    check_shape("nll", nll, (None,))
     documents = np.asarray(documents)
     longest = int(document_lengths(documents, len(nll)).max())
     powers = 2 ** np.arange((longest - 1).bit_length() + 1, dtype=np.int64)
     bounds = np.concatenate([[0], powers])
-    sums, counts = np.zeros(len(powers)), np.zeros(len(powers), np.int64)
-    for start in range(0, len(nll), _BLOCK):
-        found = np.asarray(nll[start : start + _BLOCK], np.float64)
-        tokens = np.arange(start, start + len(found))
-        document = np.searchsorted(documents, tokens, "right") - 1
-        positions = tokens - documents[document]
-        bucket = np.searchsorted(bounds, positions, "right") - 1
-        is_scored = ~np.isnan(found)
-        bucket, found = bucket[is_scored], found[is_scored]
-        # In float64, as in `Evaluator.evaluate`.
-        sums += np.bincount(bucket, found, len(powers))
-        counts += np.bincount(bucket, minlength=len(powers))
+
+    def blocks():
+        for start in range(0, len(nll), _BLOCK):
+            found = np.asarray(nll[start : start + _BLOCK])
+            tokens = np.arange(start, start + len(found))
+            document = np.searchsorted(documents, tokens, "right") - 1
+            positions = tokens - documents[document]
+            yield np.searchsorted(bounds, positions, "right") - 1, found
+
+    counts, means, _ = _moments(blocks(), len(powers))
     return [
         {
             "start": int(bounds[i]),
             "stop": int(bounds[i + 1]),
             "num_tokens": int(counts[i]),
-            "nll": sums[i] / counts[i],
-            "bits_per_token": bits_per_token(sums[i] / counts[i]),
+            "nll": means[i],
+            "bits_per_token": bits_per_token(means[i]),
         }
         for i in np.flatnonzero(counts).tolist()
     ]
+
+
+def _moments(blocks, size):
+    """Returns counts, means and standard errors of losses in `size` bins."""
+    # `blocks` are pairs of bins and losses, NaN for tokens without a score. In
+    # float64, as in `Evaluator.evaluate`.
+    sums = np.zeros((3, size))
+    for bins, nll in blocks:
+        is_scored = ~np.isnan(nll)
+        bins, nll = bins[is_scored], nll[is_scored].astype(float)
+        sums += [np.bincount(bins, x, size) for x in (nll**0, nll, nll**2)]
+    counts = sums[0]
+    with np.errstate(invalid="ignore"):  # of empty bins
+        means, squares = sums[1:] / counts
+        errors = np.sqrt(np.maximum(squares - means**2, 0) / counts)
+    return counts, means, errors
 
 
 def segment_position_losses(nll, segments):
@@ -243,20 +254,18 @@ def segment_position_losses(nll, segments):
     ([7.0, 3.0, 2.0], [3, 2, 2])
     """
     length = segments.segment_length
-    sums, squares, counts = np.zeros((3, length))
-    for step in range(len(segments)):
-        positions = segments.target_positions(step)  # [B, T]
-        is_scored = positions >= 0
-        found = np.where(is_scored, nll[positions], 0).astype(float)
-        sums += found.sum(axis=0)
-        squares += (found**2).sum(axis=0)
-        counts += is_scored.sum(axis=0)
-    sums, squares, counts = (x[counts > 0] for x in (sums, squares, counts))
-    means = sums / counts
-    variances = np.maximum(squares / counts - means**2, 0)
+
+    def blocks():
+        for step in range(len(segments)):
+            positions = segments.target_positions(step)  # [B, T]
+            _, places = np.nonzero(positions >= 0)
+            yield places, nll[positions[positions >= 0]]
+
+    moments = np.array(_moments(blocks(), length))
+    counts, means, errors = moments[:, moments[0] > 0]
     return {
         "nll": means.tolist(),
-        "standard_error": np.sqrt(variances / counts).tolist(),
+        "standard_error": errors.tolist(),
         "num_tokens": counts.astype(int).tolist(),
     }
 

@@ -49,23 +49,19 @@ def create_token_file(path, num_tokens):
             f"Received: {path}, which is another file"
         )
     with renamed_when_complete(path) as unfinished:
-        _write_empty(path, unfinished, num_tokens)
+        try:
+            if os.path.isdir(path):
+                raise IsADirectoryError(None, "it is a folder")
+            # Written, because writing to a map of a sparse file on a full disk
+            # is fatal; one by one from a single number, whatever the size.
+            with open(unfinished, "wb") as file:
+                np.save(file, np.broadcast_to(np.float32(np.nan), num_tokens))
+        except OSError as error:
+            raise OSError(
+                "`token_nll` must be a file that can be written, with disk "
+                f"space for {4 * num_tokens:,} bytes. Received: {path} "
+                f"({error.strerror or error})"
+            ) from error
         array = np.lib.format.open_memmap(unfinished, mode="r+")
         yield array
         array.flush()
-
-
-def _write_empty(path, unfinished, num_tokens):
-    """Writes NaN: writing to a map of a sparse file on a full disk is fatal."""
-    try:
-        if os.path.isdir(path):
-            raise IsADirectoryError(None, "it is a folder")
-        with open(unfinished, "wb") as file:
-            # One by one from a single number, whatever the size.
-            np.save(file, np.broadcast_to(np.float32(np.nan), num_tokens))
-    except OSError as error:
-        raise OSError(
-            f"`token_nll` must be a file that can be written, with disk "
-            f"space for {4 * num_tokens:,} bytes. Received: {path} "
-            f"({error.strerror or error})"
-        ) from error

@@ -9,6 +9,7 @@ from absl import flags
 from txl_keras.checks import check_integer
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.preparation import tokenizer_hash
+from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
@@ -125,6 +126,20 @@ class Run:
     segment_length: int
     memory_length: int
     reset_documents: bool
+
+    def context_losses(self, tokens, positions, lengths, on_progress, out=None):
+        """Computes losses by `--batch_size` rows at once."""
+        return context_losses(
+            self.model,
+            tokens,
+            positions,
+            lengths,
+            self.segment_length,
+            self.memory_length,
+            FLAGS.batch_size,
+            on_progress,
+            out,
+        )
 
 
 def open_group(segment_length=None, memory_length=None):

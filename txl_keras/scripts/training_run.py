@@ -130,7 +130,6 @@ class TrainingRun:
             steps_per_execution=FLAGS.steps_per_execution,
             progress=Progress(
                 FLAGS.max_steps,
-                FLAGS.batch_size * FLAGS.segment_length,
                 describe,
                 describe_valid or describe,
                 is_shown=chief,

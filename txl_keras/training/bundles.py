@@ -242,21 +242,15 @@ def _open(path):
     try:
         open_checked(f"{path}.index", _MAX_INDEX_BYTES).close()
         reader = tf.compat.v1.train.NewCheckpointReader(path)
-        shapes = {
-            name: tuple(shape)
-            for name, shape in reader.get_variable_to_shape_map().items()
-        }
-        dtypes = reader.get_variable_to_dtype_map()
-        held = sum(
-            tf.io.gfile.stat(file).length
-            for file in tf.io.gfile.glob(f"{path}.data-*")
-        )
-        for name, dtype in dtypes.items():
+        shapes = reader.get_variable_to_shape_map()
+        shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        claimed = 0
+        for name, dtype in reader.get_variable_to_dtype_map().items():
             if not (dtype.is_floating or dtype.is_integer):
                 raise ValueError(f"{name} is no number")
-        claimed = sum(
-            math.prod(shapes[name]) * dtypes[name].size for name in shapes
-        )
+            claimed += math.prod(shapes[name]) * dtype.size
+        files = tf.io.gfile.glob(f"{path}.data-*")
+        held = sum(tf.io.gfile.stat(file).length for file in files)
         if claimed > held:
             raise ValueError(
                 f"its tensors take {claimed:,} bytes, its files have {held:,}"

@@ -56,13 +56,6 @@ class TrainingLoop:
     bytes_per_token: dict | None = None
 
     def __post_init__(self):
-        self._step_flops = model_flops(
-            self.trainer.model,
-            self.trainer.batch_size,
-            self.segments.segment_length,
-            training=True,
-        )
-        self._peak_flops = None
         self._is_chief = is_chief(self.trainer.strategy)
         # Results of the steps since the last line, and the number and duration
         # of those that this process ran.
@@ -104,10 +97,13 @@ class TrainingLoop:
         # `pace` takes a step. It may change the last step of the plan, and
         # returns words about it or "".
         step = int(self.trainer.step.numpy())
-        self._peak_flops = peak_flops(
-            self.trainer.model.compute_dtype, self.trainer.strategy
-        )
-        self.progress.start(step)
+        model, strategy = self.trainer.model, self.trainer.strategy
+        sizes = self.trainer.batch_size, self.segments.segment_length
+        # That of steps of one second.
+        self._utilization = model_flops(
+            model, *sizes, training=True
+        ) / peak_flops(model.compute_dtype, strategy)
+        self.progress.update(step)
         self.plan.count_seconds()
         with self._closing():
             # A run may have been stopped before this score.
@@ -190,22 +186,23 @@ class TrainingLoop:
         """Writes the metrics of the steps since the last line."""
         results, self._pending = self._pending, {}
         applied = results.get("skipped", np.zeros_like(results["loss"])) == 0
-        # If all steps were skipped there is no mean: `None`, in JSON null.
-        loss, norm = (
-            float(results[name][applied].mean()) if applied.any() else None
-            for name in ("loss", "gradient_norm")
-        )
+
+        def mean(name):
+            # Of steps that were all skipped there is none: in JSON null.
+            applied_values = results[name][applied]
+            return float(applied_values.mean()) if applied.any() else None
+
+        loss = mean("loss")
         metrics = {
             "step": step,
             "loss": loss,
-            "bits_per_token": bits_per_token(loss) if applied.any() else None,
+            "bits_per_token": loss and bits_per_token(loss),
             **self._in_bytes(loss, "train"),
-            "gradient_norm": norm,
+            "gradient_norm": mean("gradient_norm"),
             "learning_rate": float(results["learning_rate"][-1]),
         }
-        if "reconstruction_loss" in results and applied.any():
-            errors = results["reconstruction_loss"][applied]
-            metrics["reconstruction_loss"] = float(errors.mean())
+        if "reconstruction_loss" in results:
+            metrics["reconstruction_loss"] = mean("reconstruction_loss")
         if "skipped" in results:
             metrics["loss_scale"] = float(results["loss_scale"][-1])
             # The total so far.
@@ -243,9 +240,9 @@ class TrainingLoop:
         tokens = self.trainer.batch_size * self.segments.segment_length
         speed = {
             "tokens_per_second": tokens / seconds,
-            "utilization": self._step_flops / seconds / self._peak_flops,
+            "utilization": self._utilization / seconds,
         }
-        self.progress.update({**metrics, **speed})
+        self.progress.report({**metrics, **speed})
         speed["device_memory_bytes"] = device_memory()
         self._write(lambda: self.tensorboard.write({**metrics, **speed}))
 

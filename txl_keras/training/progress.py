@@ -1,5 +1,6 @@
-"""Progress of a run: a bar on a terminal, otherwise one line per minute."""
+"""Progress of a run or a measurement: a bar, or without a terminal lines."""
 
+import contextlib
 import sys
 import time
 import unicodedata
@@ -11,66 +12,80 @@ _SECONDS_BETWEEN_LINES = 60
 _MAX_LINE = 200
 
 
-class Progress:
+class ProgressBar:
+    """Shows a bar on a terminal, otherwise a line per minute."""
+
+    _lines = "stderr"
+
+    def __init__(self, total, unit, label=None, is_shown=True):
+        self._is_shown = is_shown
+        self._style = {"prefix": label or "", "unit": unit}
+        self._bar = tqdm(
+            total=total,
+            desc=label,
+            unit=unit,
+            dynamic_ncols=True,
+            disable=None if is_shown else True,
+        )
+        self._start = None
+
+    def update(self, done, **figures):
+        """Shows the units done so far; the first call starts the clock."""
+        now, bar = time.monotonic(), self._bar
+        if self._start is None:
+            # What an earlier process has done took no time of this one.
+            self._start, self._shown = now, now
+            bar.initial = bar.n = done
+        if not bar.disable:
+            bar.set_postfix(figures, refresh=False)
+            bar.update(done - bar.n)
+        elif self._is_shown and now - self._shown >= _SECONDS_BETWEEN_LINES:
+            self._shown = now
+            line = tqdm.format_meter(
+                done,
+                bar.total,
+                now - self._start,
+                ncols=0,
+                initial=bar.initial,
+                postfix=", ".join(f"{k}={v}" for k, v in figures.items()),
+                **self._style,
+            )
+            print(line, file=getattr(sys, self._lines), flush=True)
+
+    def close(self):
+        """Leaves the bar as it is."""
+        self._bar.close()
+
+
+@contextlib.contextmanager
+def progress_bar(total, unit, label=None):
+    """Yields an `on_progress` function of the number of `unit`s done so far."""
+    with contextlib.closing(ProgressBar(total, unit, label)) as bar:
+        yield lambda done, *_: bar.update(done)
+
+
+class Progress(ProgressBar):
     """Shows the progress of training, unless `is_shown` is false."""
 
-    def __init__(
-        self,
-        max_steps,
-        tokens_per_step,
-        format_train,
-        format_valid,
-        is_shown=True,
-    ):
-        self._tokens_per_step = tokens_per_step
+    _lines = "stdout"  # the log of a run
+
+    def __init__(self, max_steps, format_train, format_valid, is_shown=True):
+        super().__init__(max_steps, "step", is_shown=is_shown)
         self._format_train = format_train
         self._format_valid = format_valid
-        self._is_shown = is_shown
-        self._is_terminal = sys.stderr.isatty()
-        self._bar = tqdm(
-            total=max_steps,
-            unit="step",
-            dynamic_ncols=True,
-            disable=not (is_shown and self._is_terminal),
-        )
-        self._step = 0
-        self._max_steps = max_steps
-        self._last_line = time.monotonic()
 
-    def start(self, step):
-        """Starts the clock at the step where the run starts or resumes."""
-        self._step = step
-        self._last_line = time.monotonic()
-        self._bar.reset()
-        self._bar.initial = self._bar.n = step
-
-    def update(self, metrics):
+    def report(self, metrics):
         """Shows `step`, `loss` (`None` if all steps were skipped) and speed."""
-        loss, speed = metrics["loss"], metrics["tokens_per_second"]
-        figures = {
-            "loss": "none" if loss is None else f"{loss:.3f}",
-            "train": "none" if loss is None else self._format_train(loss),
-            "tokens/s": f"{speed:,.0f}",
-        }
-        num_steps, self._step = metrics["step"] - self._step, metrics["step"]
-        if self._is_terminal:
-            self._bar.set_postfix(figures, refresh=False)
-            self._bar.update(num_steps)
-        elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
-            self._last_line = time.monotonic()
-            steps_left = self._max_steps - self._step
-            left = steps_left * self._tokens_per_step / speed
-            line = ", ".join(
-                f"{name} {value}" for name, value in figures.items()
-            )
-            self._write(
-                f"step {self._step}/{self._max_steps}: {line}, "
-                f"{tqdm.format_interval(left)} left"
-            )
+        figures = {"tokens/s": f"{metrics['tokens_per_second']:,.0f}"}
+        loss = metrics["loss"]
+        if loss is not None:
+            figures["loss"] = f"{loss:.3f}"
+            figures["train"] = self._format_train(loss)
+        self.update(metrics["step"], **figures)
 
     def change(self, step, max_steps, words):
         """Shows that the run has another number of steps from now on."""
-        self._max_steps = self._bar.total = max_steps
+        self._bar.total = max_steps
         self._write(f"step {step}: {words}")
 
     def score(self, step, nll, is_best):
@@ -82,7 +97,7 @@ class Progress:
 
     def sample(self, step, text):
         """Shows a text of the model, in a log only its start, in one line."""
-        if not self._is_terminal:
+        if self._bar.disable:
             line = " ".join(text.split())
             end = "..." if len(line) > _MAX_LINE else ""
             self._write(f"step {step}: sample: {line[:_MAX_LINE]}{end}")
@@ -94,10 +109,6 @@ class Progress:
         if self._is_shown:
             self._bar.write(_printable(text), file=sys.stdout)
             sys.stdout.flush()
-
-    def close(self):
-        """Leaves the bar as it is."""
-        self._bar.close()
 
 
 def _printable(text):

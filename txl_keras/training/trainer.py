@@ -142,14 +142,8 @@ class Trainer:
         )
         compressing = {id(v) for v in model.backbone.compression_variables}
         self._compresses = bool(compressing)
-        variables = [*enumerate(model.trainable_variables)]
-        # Indices of the gradients that share a norm. All weights of a part may
-        # be frozen.
-        parts = [
-            [i for i, v in variables if (id(v) in compressing) == is_part]
-            for is_part in (False, True)
-        ]
-        self._parts = [part for part in parts if part]
+        # The gradients of each part have a norm of their own.
+        self._parts = [id(v) in compressing for v in model.trainable_variables]
         self._rows = replica_batch_size(batch_size, strategy)
         for is_wrong, expected in (
             (
@@ -308,27 +302,27 @@ class Trainer:
         if self.loss_scale:
             factor = 1.0 / self.loss_scale.value
             gradients = [gradient * factor for gradient in gradients]
-        parts = [[gradients[i] for i in part] for part in self._parts]
-        norms = [self._norm(part) for part in parts]
+        parts = {}
+        for part, gradient in zip(self._parts, gradients, strict=True):
+            parts.setdefault(part, []).append(gradient)
+        norms = {part: self._norm(values) for part, values in parts.items()}
         if self.loss_scale:
-            is_finite = tf.reduce_all(tf.math.is_finite(norms))
+            is_finite = tf.reduce_all(tf.math.is_finite([*norms.values()]))
             results["loss_scale"] = self.loss_scale.value.read_value()
             results["skipped"] = 1.0 - tf.cast(is_finite, tf.float32)
             self.loss_scale.update(is_finite)
 
         def apply():
-            clipped = dict(enumerate(gradients))
-            for indices, part, norm in zip(
-                self._parts, parts, norms, strict=True
-            ):
+            clipped = {}
+            for part, values in parts.items():
                 if self.clip_norm is not None:
-                    part, _ = tf.clip_by_global_norm(
-                        part, self.clip_norm, use_norm=norm
+                    values, _ = tf.clip_by_global_norm(
+                        values, self.clip_norm, use_norm=norms[part]
                     )
-                clipped.update(zip(indices, part, strict=True))
+                clipped[part] = iter(values)
             apply_gradients(
                 self.optimizer,
-                clipped.values(),
+                [next(clipped[part]) for part in self._parts],
                 self.model.trainable_variables,
             )
 
@@ -336,7 +330,7 @@ class Trainer:
             tf.cond(is_finite, apply, lambda: None)
         else:
             apply()
-        return {**results, "gradient_norm": norms[0]}, is_finite
+        return {**results, "gradient_norm": norms[min(norms)]}, is_finite
 
     @tf.autograph.experimental.do_not_convert
     def _gradients(self, batch, step, first_row):

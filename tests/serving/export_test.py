@@ -19,19 +19,13 @@ from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import export_folder
 from txl_keras.serving.graph_checks import traced
 from txl_keras.serving.served_model import ServedModel
+from txl_keras.serving.signatures import SAMPLING
 from txl_keras.serving.signatures import FunctionalSignatures
 from txl_keras.serving.slots import Slots
 
 L, N = 2, 3  # blocks share a memory as well if they are two
 MAX_T, MAX_B, MAX_W = 20, 16, 15  # of one request
 InvalidArgumentError = tf.errors.InvalidArgumentError
-OFF = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "typical_p": 1.0,
-    "repetition_penalty": 1.0,
-}
 SHAW = {"attention_type": "shaw", "max_positions": 9}
 
 
@@ -63,9 +57,6 @@ class Signatures:
             name: traced(*endpoint, MAX_B)
             for name, endpoint in endpoints.items()
         }
-
-    def __contains__(self, name):
-        return name in self._functions
 
     def __getitem__(self, name):
         return self._functions[name]
@@ -99,8 +90,7 @@ def write(signatures, prompts, length, memory, seed=0, **sampling):
         prompt_ids=prompt_ids,
         prompt_length=lengths,
         length=length,
-        seed=seed,
-        **{**OFF, **sampling},
+        **{**SAMPLING, "seed": seed, **sampling},
     )
 
 
@@ -205,7 +195,8 @@ def test_memory_may_be_of_another_length(model, memory_length):
 
 def test_models_of_absolute_positions_do_not_write():
     model = make_model(attention_type="vaswani", memory_length=0)
-    assert "generate" not in Signatures(model, 0)
+    served = ServedModel(model)
+    assert "generate" not in FunctionalSignatures(served).endpoints()
 
 
 # === Generation ===
@@ -517,8 +508,7 @@ def good_inputs(served, name, rows=1):
         "slots": tf.range(rows),
         "batch_size": tf.constant(rows),
         "length": tf.constant(3),
-        "seed": tf.constant(0),
-        **{key: tf.constant(value) for key, value in OFF.items()},
+        **{key: tf.constant(value) for key, value in SAMPLING.items()},
         "memory": tf.zeros((rows, L, 2, N, M, H)),
         "valid_length": tf.zeros(rows, tf.int32),
     }
@@ -716,25 +706,11 @@ def test_arguments_that_cannot_be_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.large
-def test_a_segment_has_as_many_tokens_as_there_are_positions(tmp_path):
+@pytest.mark.parametrize("limit", ["memory_length=4", "max_segment_length=31"])
+def test_absolute_positions_have_no_memory_and_a_longest_segment(limit):
     model = make_model(
         attention_type="al_rfou", memory_length=0, max_positions=30
     )
-    with pytest.raises(ValueError, match="max_segment_length=31"):
-        export(model, str(tmp_path / "1"), max_segment_length=31)
-    with pytest.raises(ValueError, match="memory_length=4"):
-        export(model, str(tmp_path / "1"), memory_length=4)
-    export(model, str(tmp_path / "1"))
-    signatures = tf.saved_model.load(str(tmp_path / "1")).signatures
-    assert set(signatures) == {
-        "serving_default",
-        "initial_memory",
-        "score",
-        "hidden_states",
-    }
-    ids = random_ids(2, 30)
-    answer, _ = call(
-        signatures, "serving_default", start(signatures, 2), ids=ids
-    )
-    np.testing.assert_allclose(answer, model.log_probs(ids)[0], atol=1e-5)
+    name, value = limit.split("=")
+    with pytest.raises(ValueError, match=limit):
+        ServedModel(model, **{name: int(value)})

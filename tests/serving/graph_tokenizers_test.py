@@ -1,5 +1,4 @@
 import functools
-import io
 import json
 import random
 import subprocess
@@ -11,10 +10,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from sentence_pieces import NAMES as SUBWORDS
+from sentence_pieces import TEXT
+from sentence_pieces import build_subwords
 
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
-from txl_keras.data.tokenizers import SentencePieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
 
@@ -27,17 +28,12 @@ TEXTS = [
 ]  # fmt: skip
 CHARACTERS = sorted({*"".join(TEXTS)})
 WORDS = ["<eos>", "<unk>", "the", "cat", "naïve", "漢", "cat\0", "\\1", "b"]
-LEARNED = """The cat sat on the mat, and the other cat sat on the hat.
-A naïve cat  -  two spaces, trailing ones too \n\n\tA tab began this line.
-Was the cat on the mat, or was the mat on the cat? The hat was on the mat.
-""" * (4)
 # Bytes that begin no character, unfinished, overlong, surrogate and too large
 # ones.
 INVALID = [
     *(b"\xff", b"\xc3", b"\x80", b"\xe6\xbc", b"\xc0\xaf", b"\xed\xa0\x80"),
     *(b"\xf4\x90\x80\x80", b"a\xf0\x9f\x98", b"\xf8\x88\x80\x80\x80"),
 ]
-SUBWORDS = ("unigram", "like XLNet", "like Llama")
 
 
 def words_tokenizer(**options):
@@ -74,39 +70,9 @@ BUILDERS = {
 }
 
 
-def train_foreign(**options):
-    sentencepiece = pytest.importorskip("sentencepiece")
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LEARNED.split("\n")),
-        model_writer=model,
-        model_type="bpe",
-        minloglevel=2,
-        **options,
-    )
-    return model.getvalue()
-
-
-def train_subwords(name):
-    pytest.importorskip("sentencepiece")
-    pytest.importorskip("tensorflow_text")
-    if name == "unigram":
-        return SentencePieceTokenizer.train([LEARNED], 290)
-    if name == "like XLNet":
-        model = train_foreign(control_symbols=["<eop>"], vocab_size=80)
-        return SentencePieceTokenizer(model, line_end="<eop>")
-    model = train_foreign(
-        vocab_size=310,
-        normalization_rule_name="identity",
-        byte_fallback=True,
-        remove_extra_whitespaces=False,
-    )
-    return SentencePieceTokenizer(model)
-
-
 @functools.cache
 def build(name):
-    return train_subwords(name) if name in SUBWORDS else BUILDERS[name]()
+    return build_subwords(name) if name in SUBWORDS else BUILDERS[name]()
 
 
 @functools.cache
@@ -290,7 +256,7 @@ def save(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["unigram", "like XLNet"])
 def test_threads_may_call_it_at_once(name, save):
-    texts = [LEARNED] * 3
+    texts = [TEXT] * 3
     for graph in (
         graph_tokenizer(build(name)),
         tf.saved_model.load(save(name)),

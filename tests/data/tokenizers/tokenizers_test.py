@@ -1,15 +1,14 @@
-import codecs
 import itertools
 import json
 
 import numpy as np
 import pytest
+from sentence_pieces import build_subwords
 
 from txl_keras.data.corpora import Corpus
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.data.tokenizers import IdTokenizer
-from txl_keras.data.tokenizers import SentencePieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
@@ -21,16 +20,6 @@ def corpus_of(train, valid="a", test="a", encoding="utf-8"):
     return Corpus(
         "tiny", {name: text.encode() for name, text in splits.items()}, encoding
     )
-
-
-def test_bytes_are_their_own_ids():
-    tokenizer = ByteTokenizer()
-    data = bytes(range(256))
-    ids = tokenizer.encode(data)
-    assert ids.dtype == np.uint8
-    assert ids.tolist() == list(range(256))
-    assert tokenizer.decode_bytes(ids) == data
-    assert tokenizer.vocabulary_size == 256
 
 
 def test_characters_go_by_frequency_then_by_code_point():
@@ -88,18 +77,6 @@ def test_a_symbol_of_a_latin_1_corpus_is_a_byte():
 
 
 @pytest.mark.parametrize("name", ["bytes", "characters"])
-@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
-def test_text_comes_back_and_can_be_streamed(name, encoding):
-    text = "a naïve 你好 🙂\n"
-    tokenizer = build_tokenizer(name, corpus_of(text, encoding=encoding))
-    ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == text
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    streamed = [decoder.decode(tokenizer.decode_bytes(i)) for i in ids]
-    assert "".join(streamed) == text
-
-
-@pytest.mark.parametrize("name", ["bytes", "characters"])
 def test_newlines_can_be_dropped(name):
     corpus = corpus_of("b\n\nbc\n")  # "a" twice in valid and test
     kept = build_tokenizer(name, corpus)
@@ -136,15 +113,12 @@ TOKENIZERS = {
     "characters": lambda: CharacterTokenizer("ab"),
     "latin-1": lambda: CharacterTokenizer("ab", "latin-1"),
     "words": lambda: WordTokenizer(["<eos>", "a"]),
-    "sentencepiece": lambda: SentencePieceTokenizer.train(["a cat\n" * 9], 262),
+    "sentencepiece": lambda: build_subwords("bpe"),
 }
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_only_text_is_encoded(name):
-    if "piece" in name:
-        pytest.importorskip("tensorflow_text")
-        pytest.importorskip("sentencepiece")
     tokenizer = TOKENIZERS[name]()
     expected = tokenizer.encode("a").tolist()
     assert tokenizer.encode(bytearray(b"a")).tolist() == expected
@@ -164,9 +138,6 @@ def test_only_text_is_encoded(name):
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_wrong_ids_are_refused(name):
-    if "piece" in name:
-        pytest.importorskip("tensorflow_text")
-        pytest.importorskip("sentencepiece")
     tokenizer = TOKENIZERS[name]()
     with pytest.raises(ValueError, match="`ids` must hold .* from 0 to 300"):
         tokenizer.decode([0, 300])
@@ -187,7 +158,7 @@ def test_wrong_ids_are_refused(name):
         lambda: CharacterTokenizer('a\n"\\€🙂\u2028', drop_newlines=True),
         lambda: CharacterTokenizer(map(chr, range(256)), encoding="latin-1"),
         lambda: WordTokenizer(["<S>", '"\\é"', "🙂"], "🙂", "<S>", None, True),
-        lambda: SentencePieceTokenizer.train(["a cat\n" * 9], 262),
+        lambda: build_subwords("unigram"),
         lambda: IdTokenizer(300),
     ],
     ids=itertools.count(),
@@ -200,20 +171,9 @@ def test_a_saved_tokenizer_loads_as_the_same(tokenizer, tmp_path):
     assert type(loaded) is type(tokenizer)
     assert loaded.get_config() == tokenizer.get_config()
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_saved_tokenizer_is_readable_json(tmp_path):
-    path = tmp_path / "tokenizer.json"
-    save_tokenizer(CharacterTokenizer("b€"), path)
-    assert "€" in path.read_text(encoding="utf-8")
-    assert json.loads(path.read_text(encoding="utf-8")) == {
-        "class_name": "CharacterTokenizer",
-        "config": {
-            "vocabulary": ["b", "€"],
-            "encoding": "utf-8",
-            "drop_newlines": False,
-        },
-    }
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert content["class_name"] == type(tokenizer).__name__
+    assert content["config"] == tokenizer.get_config()
 
 
 @pytest.mark.parametrize(
@@ -249,16 +209,13 @@ def test_a_saved_tokenizer_is_readable_json(tmp_path):
 )
 def test_a_wrong_tokenizer_file_is_refused(content, message, tmp_path):
     path = tmp_path / "tokenizer.json"
+    with pytest.raises(FileNotFoundError, match="tokenizer.json"):
+        load_tokenizer(path)
     path.write_text(content)
     with pytest.raises(ValueError, match=message) as error:
         load_tokenizer(path)
     assert str(path) in str(error.value)
     assert len(str(error.value)) < 700
-
-
-def test_a_missing_tokenizer_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nothing.json"):
-        load_tokenizer(tmp_path / "nothing.json")
 
 
 def test_unknown_names_are_refused():

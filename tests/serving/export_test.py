@@ -77,6 +77,15 @@ def call(signatures, name, memory, **inputs):
     return answer.numpy(), memory
 
 
+def predict(signatures, ids, memory):
+    """The log-probabilities after each token, and the new memory."""
+    return call(signatures, "serving_default", memory, ids=ids)
+
+
+def assert_close(found, expected, atol=1e-5):
+    np.testing.assert_allclose(found, expected, atol=atol)
+
+
 def write(signatures, prompts, length, memory, seed=0, **sampling):
     """What `generate` writes after prompts of any lengths."""
     prompt_ids = np.full((len(prompts), max(map(len, prompts))), -7, "int32")
@@ -164,13 +173,13 @@ def test_answers_are_those_of_the_model(settings, model, served):
         targets = random_ids(3, length)
         hidden, _ = call(signatures, "hidden_states", memory, ids=ids)
         nll, _ = call(signatures, "score", memory, ids=ids, targets=targets)
-        answer, memory = call(signatures, "serving_default", memory, ids=ids)
+        answer, memory = predict(signatures, ids, memory)
         expected_hidden, _ = model.backbone(ids, memory=expected_memory)
         expected_nll, _ = model.score(ids, targets, expected_memory)
         expected, expected_memory = model.log_probs(ids, expected_memory)
-        np.testing.assert_allclose(answer, expected, atol=1e-5)
-        np.testing.assert_allclose(nll, expected_nll, atol=1e-5)
-        np.testing.assert_allclose(hidden, expected_hidden, atol=1e-5)
+        assert_close(answer, expected)
+        assert_close(nll, expected_nll)
+        assert_close(hidden, expected_hidden)
         assert memory["valid_length"].dtype == tf.int32
         np.testing.assert_array_equal(
             memory["valid_length"], expected_memory.valid_length
@@ -186,9 +195,9 @@ def test_memory_may_be_of_another_length(model, memory_length):
     expected_memory = model.initial_memory(2, memory_length)
     for seed in range(4):
         ids = random_ids(2, 5, seed=seed)
-        answer, memory = call(signatures, "serving_default", memory, ids=ids)
+        answer, memory = predict(signatures, ids, memory)
         expected, expected_memory = model.log_probs(ids, expected_memory)
-        np.testing.assert_allclose(answer, expected, atol=1e-5)
+        assert_close(answer, expected)
     written, _ = write(signatures, [[3, 1], [4]], 3, memory, temperature=0.0)
     assert written.shape == (2, 3)
 
@@ -211,31 +220,20 @@ def test_what_is_written_is_the_most_likely_after_all_that_was_read(
         signatures = Signatures(make_model(num_layers=1, **settings))
     # Longer than memory, of one token, between.
     prompts = [random_ids(9), random_ids(1, seed=1), random_ids(4, seed=2)]
-    _, memory = call(
-        signatures,
-        "serving_default",
-        start(signatures, 3),
-        ids=random_ids(3, 4),
-    )
+    _, memory = predict(signatures, random_ids(3, 4), start(signatures, 3))
     written, last = write(signatures, prompts, 8, memory, temperature=0.0)
     assert written.shape == (3, 8) and written.dtype == "int32"
     for row, prompt in enumerate(prompts):
         alone = {key: value[row : row + 1] for key, value in memory.items()}
         if len(prompt) > 1:
-            _, alone = call(
-                signatures, "serving_default", alone, ids=prompt[None, :-1]
-            )
+            _, alone = predict(signatures, prompt[None, :-1], alone)
         ids = prompt[None, -1:]
         for position in range(8):
-            log_probs, alone = call(
-                signatures, "serving_default", alone, ids=ids
-            )
+            log_probs, alone = predict(signatures, ids, alone)
             ids = log_probs[:, -1].argmax(-1).astype("int32")[:, None]
             assert ids[0, 0] == written[row, position]
             if position == 7:  # the last token was not read
-                np.testing.assert_allclose(
-                    last["memory"][row], alone["memory"][0], atol=1e-5
-                )
+                assert_close(last["memory"][row], alone["memory"][0])
 
 
 @pytest.mark.parametrize(
@@ -263,17 +261,13 @@ def test_a_prompt_may_be_much_longer_than_a_segment(served):
     # The long one by segments of 20, the rest of it is a prompt.
     memory = start(served, 1)
     for segment in (slice(0, 20), slice(20, 40)):
-        _, memory = call(
-            served, "serving_default", memory, ids=prompts[0][None, segment]
-        )
+        _, memory = predict(served, prompts[0][None, segment], memory)
     for row, (rest, past) in enumerate(
         [(prompts[0][40:], memory), (prompts[1], start(served, 1))]
     ):
         alone, end = write(served, [rest], 4, past, temperature=0.0)
         np.testing.assert_array_equal(written[row], alone[0])
-        np.testing.assert_allclose(
-            last["memory"][row], end["memory"][0], atol=1e-5
-        )
+        assert_close(last["memory"][row], end["memory"][0])
 
 
 def test_writing_goes_on_from_the_last_token(served):
@@ -288,9 +282,7 @@ def test_writing_goes_on_from_the_last_token(served):
 
 
 def test_inputs_are_left_as_they_are(served):
-    _, memory = call(
-        served, "serving_default", start(served, 2), ids=random_ids(2, 5)
-    )
+    _, memory = predict(served, random_ids(2, 5), start(served, 2))
     before = memory["memory"].numpy().copy()
     write(served, [[1], [2]], 9, memory)
     np.testing.assert_array_equal(memory["memory"], before)
@@ -310,9 +302,9 @@ def test_slots_remember_as_clients_do(served, slots):
     memory = start(served, 3)
     for length in (4, 1, 9, 2, 6):
         ids = random_ids(3, length, seed=length)
-        expected, memory = call(served, "serving_default", memory, ids=ids)
+        expected, memory = predict(served, ids, memory)
         answer = step(served, ids, slots)
-        np.testing.assert_allclose(answer, expected[:, -1], atol=1e-5)
+        assert_close(answer, expected[:, -1])
         step(served, random_ids(2, 3), [7, 1])  # which changes no other
 
 
@@ -326,15 +318,11 @@ def test_a_reset_slot_begins_anew(cold_start):
     signatures = Signatures(model, num_slots=3)
     ids = random_ids(2, 4)
     expected = model.log_probs(ids)[0][:, -1]
-    np.testing.assert_allclose(
-        step(signatures, ids, [0, 2]), expected, atol=1e-5
-    )
+    assert_close(step(signatures, ids, [0, 2]), expected)
     later = step(signatures, ids, [0, 2])
     slots = signatures["reset"](slots=tf.constant([2]))["slots"]
     np.testing.assert_array_equal(slots, [2])
-    np.testing.assert_allclose(
-        step(signatures, ids[1:], [2]), expected[1:], atol=1e-5
-    )
+    assert_close(step(signatures, ids[1:], [2]), expected[1:])
     assert np.abs(step(signatures, ids[:1], [0]) - later[0]).max() > 1e-4
 
 
@@ -352,10 +340,8 @@ def test_calls_inside_of_a_function_happen_in_order(served):
 
     memory = start(served, 2)
     for i in range(9):
-        expected, memory = call(
-            served, "serving_default", memory, ids=ids[:, i : i + 1]
-        )
-    np.testing.assert_allclose(read(ids), expected[:, 0], atol=1e-5)
+        expected, memory = predict(served, ids[:, i : i + 1], memory)
+    assert_close(read(ids), expected[:, 0])
 
 
 def test_slots_without_memory_read_each_segment_alone():
@@ -363,7 +349,7 @@ def test_slots_without_memory_read_each_segment_alone():
     ids = random_ids(2, 4)
     first = step(signatures, ids, [1, 0])
     signatures["reset"](slots=tf.constant([1]))
-    np.testing.assert_allclose(step(signatures, ids, [1, 0]), first, atol=1e-6)
+    assert_close(step(signatures, ids, [1, 0]), first, 1e-6)
 
 
 def test_the_only_slot_leaves_the_initial_memory_as_it_is():
@@ -384,9 +370,7 @@ def test_each_loaded_model_has_slots_of_its_own(path, served):
     ids = random_ids(1, 4)
     first = step(served, ids, [0])
     other = tf.saved_model.load(path)
-    np.testing.assert_allclose(
-        step(other.signatures, ids, [0]), first, atol=1e-6
-    )
+    assert_close(step(other.signatures, ids, [0]), first, 1e-6)
 
 
 # === Threads ===
@@ -405,9 +389,7 @@ def test_16_threads_get_what_one_gets(served, kind):
             if kind == "slots":
                 answers.append(step(served, ids, [row])[0])
             else:
-                log_probs, memory = call(
-                    served, "serving_default", memory, ids=ids
-                )
+                log_probs, memory = predict(served, ids, memory)
                 answers.append(log_probs[0, -1])
         return np.stack(answers)
 
@@ -416,7 +398,7 @@ def test_16_threads_get_what_one_gets(served, kind):
         served["reset"](slots=tf.range(16))
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             answers = list(pool.map(read, range(16)))
-        np.testing.assert_allclose(answers, expected, atol=1e-6)
+        assert_close(answers, expected, 1e-6)
 
 
 # === Bad input ===
@@ -560,9 +542,9 @@ def test_a_refused_step_changes_no_slot(served, ids, slots, message):
     expected = step(served, [[2], [2]], [3, 4])
     served["reset"](slots=tf.constant([3, 4]))
     again = step(served, [[5, 6, 7], [8, 9, 1]], [3, 4])
-    np.testing.assert_allclose(again, kept, atol=1e-6)
+    assert_close(again, kept, 1e-6)
     again = step(served, [[2], [2]], [3, 4])
-    np.testing.assert_allclose(again, expected, atol=1e-6)
+    assert_close(again, expected, 1e-6)
 
 
 @pytest.mark.parametrize("slots", [[16], [-1], [2, 2]])
@@ -584,7 +566,7 @@ def test_weights_may_be_stored_in_bfloat16(tmp_path):
     assert size_of(paths["bfloat16"]) < 0.6 * size_of(paths["float32"])
     signatures = tf.saved_model.load(paths["bfloat16"]).signatures
     memory, ids = start(signatures, 2), random_ids(2, 5)
-    answer, memory = call(signatures, "serving_default", memory, ids=ids)
+    answer, memory = predict(signatures, ids, memory)
     expected, _ = model.log_probs(ids)
     difference = np.abs(answer - expected).max()
     assert 0 < difference < 0.1
@@ -599,12 +581,12 @@ def test_models_that_compute_in_bfloat16_are_written_too():
     memory, expected_memory = start(signatures, 2), None
     for seed in range(3):
         ids = random_ids(2, 4, seed=seed)
-        answer, memory = call(signatures, "serving_default", memory, ids=ids)
+        answer, memory = predict(signatures, ids, memory)
         expected, expected_memory = model.log_probs(ids, expected_memory)
         assert memory["memory"].dtype == tf.float32
-        np.testing.assert_allclose(answer, expected, atol=0.1)
+        assert_close(answer, expected, 0.1)
         found = step(signatures, ids, [0, 1])
-        np.testing.assert_allclose(found, answer[:, -1], atol=1e-5)
+        assert_close(found, answer[:, -1])
     write(signatures, [[1], [2, 3]], 3, memory)
 
 
@@ -674,10 +656,8 @@ def test_other_file_systems_are_written_to(model):
     export(model, path, num_slots=0)  # in the place of the older one
     assert tf.io.gfile.listdir("ram://models/tiny") == ["1"]
     signatures = tf.saved_model.load(path).signatures
-    answer, _ = call(
-        signatures, "serving_default", start(signatures, 1), ids=IDS
-    )
-    np.testing.assert_allclose(answer, model.log_probs(IDS)[0], atol=1e-5)
+    answer, _ = predict(signatures, IDS, start(signatures, 1))
+    assert_close(answer, model.log_probs(IDS)[0])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ hidden size, `N` heads, `H` head size, `L` layers, `V` vocabulary.
 
 import tensorflow as tf
 
+from txl_keras.samplers.sampler import NO_EFFECT
 from txl_keras.samplers.sampler import Sampler
 from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_checks import check_range
@@ -14,14 +15,7 @@ from txl_keras.serving.graph_checks import checked
 from txl_keras.serving.graph_writer import write_tokens
 
 # Defaults for requests to a server; none of them changes the distribution.
-SAMPLING = {
-    "seed": 0,
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "typical_p": 1.0,
-    "repetition_penalty": 1.0,
-}
+SAMPLING = {"seed": 0, **NO_EFFECT}
 
 
 def _spec(name, *shape, dtype=tf.int32):

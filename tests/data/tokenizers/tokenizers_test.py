@@ -1,16 +1,21 @@
+import collections
 import itertools
 import json
+import random
 
 import numpy as np
 import pytest
 from sentence_pieces import build_subwords
 
+from txl_keras.data import prepare
 from txl_keras.data.corpora import Corpus
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.data.tokenizers import IdTokenizer
+from txl_keras.data.tokenizers import Tokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
+from txl_keras.data.tokenizers import building
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
 
@@ -241,3 +246,98 @@ def test_wrong_options_of_words_are_refused(name, options, message):
     options = {"vocabulary": "f", **options}
     with pytest.raises(ValueError, match=message):
         build_tokenizer(name, corpus_of("b"), **options)
+
+
+class LineTokenizer(Tokenizer):
+    """Encodes a line as the number of its bytes."""
+
+    vocabulary_size = 9
+
+    def encode(self, text, begins_line=True):
+        return np.array([len(line) for line in text.splitlines()], np.uint8)
+
+    def decode_bytes(self, ids):
+        return b"".join(b"-" * i + b"\n" for i in ids)
+
+
+def test_two_methods_make_a_tokenizer(tmp_path):
+    tokenizer = LineTokenizer.from_config(LineTokenizer().get_config())
+    corpus = Corpus("c", {"train": b"ab\nc\n", "valid": b"d", "test": b"\n"})
+    splits = prepare(corpus, tokenizer, str(tmp_path))
+    assert splits["train"].tokens.tolist() == [2, 1]
+    assert splits["train"].metadata["num_unknown"] == 0
+    assert tokenizer.decode([2, 1]) == "--\n-\n"
+
+
+def test_a_newline_of_two_tokens_has_no_id():
+    words = ["<s>", "</s>", "a"]
+    assert WordTokenizer(words, line_end="</s>").newline_id == 1
+    tokenizer = WordTokenizer(words, line_start="<s>", line_end="</s>")
+    assert tokenizer.newline_id is None
+    assert tokenizer.unknown_id is None
+
+
+def test_ids_stay_as_they_are_and_are_written_as_numbers():
+    tokenizer = IdTokenizer(300)
+    for ids in ([7, 299, 0], np.array([7, 299, 0], ">i8")):
+        assert tokenizer.decode(ids) == "7 299 0"
+        encoded = tokenizer.encode(np.array(ids))
+        assert encoded.tolist() == [7, 299, 0]
+        assert encoded.dtype == np.uint16
+    assert tokenizer.encode("7,299\n 0").tolist() == [7, 299, 0]
+    assert tokenizer.encode(b"").tolist() == []
+    # The bytes of parts are the parts of the bytes, for `TextStream`.
+    parts = tokenizer.decode_bytes([7, 299]) + tokenizer.decode_bytes(0)
+    assert parts == tokenizer.decode_bytes([7, 299, 0])
+
+
+@pytest.mark.parametrize(
+    "ids, message",
+    [
+        (np.array([1, 9, 300]), "300 at position 2"),
+        (np.array([1, -1]), "-1 at position 1"),
+        ("5 8 4000", "4000 at position 2"),
+        ("5 -8", "'-8'"),
+        ("5 1e3", "'1e3'"),
+        ("5 é", "numbers .*'é'"),
+        (f"5 {10**30}", "100000000"),
+        ([1, 2], "`text` must be"),
+        (np.array([1.0, 2.7]), "`text` must hold integers.*float64"),
+    ],
+)
+def test_what_is_no_id_is_refused(ids, message):
+    with pytest.raises(ValueError, match=message):
+        IdTokenizer(300).encode(ids)
+
+
+@pytest.mark.parametrize("size", [0, 2**31, 3.0, None])
+def test_the_size_of_the_vocabulary_is_checked(size):
+    with pytest.raises(ValueError, match="`vocabulary_size` must be"):
+        IdTokenizer(size)
+
+
+@pytest.mark.parametrize("min_count,num_kept", [(1, None), (4, None), (2, 13)])
+def test_words_are_counted_on_disk_as_in_memory(
+    min_count, num_kept, monkeypatch
+):
+    generator = random.Random(2)
+    counters = [
+        collections.Counter(
+            f"é{int(generator.expovariate(0.05))}\t\u2028" for _ in range(37)
+        )
+        for _ in range(29)
+    ]
+    total = building.add_up(counters)
+    assert total == sum(counters, collections.Counter())
+    monkeypatch.setattr(building, "MAX_STRINGS", 30)
+    kept = building.add_up(counters, min_count, num_kept)
+    if num_kept is None:
+        expected = {w: n for w, n in total.items() if n >= min_count}
+        assert list(kept.items()) == list(expected.items())  # in order
+    assert len(kept) < len(total) or min_count == 1
+    size = num_kept and num_kept - 2
+    vocabularies = [
+        WordTokenizer.from_counts(counts, min_count, size).vocabulary.symbols
+        for counts in (total, kept)
+    ]
+    assert vocabularies[0] == vocabularies[1]

@@ -138,9 +138,6 @@ def _read_lines(data):
     return [word for word, *_ in words]
 
 
-# -------------------------------- Symbols ---------------------------------
-
-
 def _find_symbols(content):
     """Returns the list of symbols in the content of a file."""
     content = _fields(content)
@@ -186,9 +183,6 @@ def _in_order(ids):
             f"Missing: {missing[:5]}"
         )
     return [symbols[i] for i in range(len(ids))]
-
-
-# -------------------------------- Pickles ---------------------------------
 
 
 def _is_pickle(head):

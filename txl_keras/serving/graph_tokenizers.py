@@ -14,10 +14,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from txl_keras.data.tokenizers import ByteTokenizer
-from txl_keras.data.tokenizers import CharacterTokenizer
-from txl_keras.data.tokenizers import SentencePieceTokenizer
-from txl_keras.data.tokenizers import WordTokenizer
+from txl_keras.data import tokenizers
 from txl_keras.data.vocabulary import NUM_CODE_POINTS
 from txl_keras.serving.graph_checks import checked
 
@@ -165,10 +162,10 @@ class _GraphSentencePieceTokenizer(GraphTokenizer):
 
 
 _GRAPH_TOKENIZERS = {
-    ByteTokenizer: _GraphByteTokenizer,
-    CharacterTokenizer: _GraphCharacterTokenizer,
-    WordTokenizer: _GraphWordTokenizer,
-    SentencePieceTokenizer: _GraphSentencePieceTokenizer,
+    tokenizers.ByteTokenizer: _GraphByteTokenizer,
+    tokenizers.CharacterTokenizer: _GraphCharacterTokenizer,
+    tokenizers.WordTokenizer: _GraphWordTokenizer,
+    tokenizers.SentencePieceTokenizer: _GraphSentencePieceTokenizer,
 }
 
 

@@ -222,11 +222,9 @@ class WholeSegments:
         # The last row has the most segments before its own.
         self._warmup = min(warmup_segments, int(self._first[-1]))
         self._begin = np.maximum(self._first - self._warmup, 0)
-        shortest, more = divmod(self.num_segments, batch_size)
-        longest = shortest + (more > 0)
-        self.steps_per_epoch = self._warmup + (
-            shortest if drop_remainder else longest
-        )
+        spare = 0 if drop_remainder else batch_size - 1
+        longest = (self.num_segments + spare) // batch_size
+        self.steps_per_epoch = self._warmup + longest
 
     def rows(self, epoch, step):
         """Returns the `Rows` of a step, counted from 0 within its epoch."""

@@ -136,6 +136,7 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     ```python
     import tempfile
     import tensorflow as tf
+    from txl_keras.data import ByteTokenizer
     from txl_keras.models import TransformerXLCausalLM
     from txl_keras.serving import export
 
@@ -150,12 +151,6 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     for ids in ([[72, 105]], [[33]]):
         memory = predict(ids=tf.constant(ids), **memory)
         log_probs = memory.pop("log_probs")  # (1, T, V)
-    ```
-
-    With raw text:
-
-    ```python
-    from txl_keras.data import ByteTokenizer
 
     export(model, path, tokenizer=ByteTokenizer())
     loaded = tf.saved_model.load(path)

@@ -101,11 +101,7 @@ def _check_count(count):
 
 def _checked(symbols):
     _check_count(len(symbols))
-    symbols = list(Vocabulary(symbols))
-    for symbol in symbols:
-        if not symbol.isascii():
-            symbol.encode("utf-8")  # raises an error for a lone surrogate
-    return symbols
+    return list(Vocabulary(symbols))
 
 
 def _read(path):

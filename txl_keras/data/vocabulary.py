@@ -42,6 +42,13 @@ class Vocabulary:
                     "`symbols` must be strings of at least one character. "
                     f"Received: {shown(symbol)}"
                 )
+        try:
+            "".join(symbols).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                "`symbols` must be encodable in UTF-8. Received: "
+                f"{error.object[error.start]!r}"
+            ) from error
         self._ids = {word: i for i, word in enumerate(symbols)}
         if len(self._ids) != len(symbols):
             twice = next(x for i, x in enumerate(symbols) if self._ids[x] != i)

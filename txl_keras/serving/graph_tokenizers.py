@@ -45,7 +45,9 @@ class GraphTokenizer(tf.Module):
     def __init__(self, tokenizer):
         super().__init__()
         self._tokenizer = tokenizer
-        self._texts = _constant(_token_texts(tokenizer))
+        # The bytes of every id; a text is their concatenation.
+        ids = range(tokenizer.vocabulary_size)
+        self._texts = _constant([tokenizer.decode_bytes(i) for i in ids])
 
     # Without AutoGraph, which would try to convert the import of TensorFlow
     # Text.
@@ -253,20 +255,6 @@ def _constant(texts):
     """Creates a constant of strings `(n,)` from a list of `bytes`."""
     # As objects, because NumPy strips trailing zero bytes from its strings.
     return tf.constant(np.array(texts, object))
-
-
-def _token_texts(tokenizer):
-    """Returns the bytes of every id; a text is their concatenation."""
-    texts = []
-    for i in range(tokenizer.vocabulary_size):
-        try:
-            texts.append(tokenizer.decode_bytes(i))
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                "`tokenizer` must have symbols that can be encoded in its "
-                f"encoding. Received: {error.object!r} ({error})"
-            ) from error
-    return texts
 
 
 def _split_bytes(text):

@@ -230,8 +230,13 @@ def test_unknown_names_are_refused():
         build_tokenizer("w", corpus_of("b"))
     with pytest.raises(ValueError, match="`encoding`.*'ascii'"):
         CharacterTokenizer("ab", encoding="ascii")
-    with pytest.raises(ValueError, match="Received: 'ab'"):
-        CharacterTokenizer(["a", "ab"])
+    for symbols, encoding, received in (
+        (["a", "ab"], "utf-8", "'ab'"),
+        ("a\ud800", "utf-8", r"'\\ud800'"),
+        ("a漢", "latin-1", "'漢'"),
+    ):
+        with pytest.raises(ValueError, match=f"Received: {received}"):
+            CharacterTokenizer(symbols, encoding)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ import pytest
 from txl_keras.data.corpora import Corpus
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
-from txl_keras.data.tokenizers import load_tokenizer
-from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.data.tokenizers import word_tokenizer
 from txl_keras.data.tokenizers.word_tokenizer import count_words
 from txl_keras.data.vocabulary import Vocabulary
@@ -97,14 +95,6 @@ def test_blocks_do_not_change_the_ids(block, monkeypatch):
         tokenizer.encode("cat\ncat the cat")
 
 
-def test_text_comes_back():
-    text = "the cat\n\nnaïve\ncat"
-    tokenizer = WordTokenizer(WORDS)
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    ids = [0, 2, 0, 0, 1, 3, 0]
-    assert tokenizer.encode(tokenizer.decode(ids)).tolist() == ids
-
-
 def test_words_go_by_frequency_then_by_first_appearance():
     text = "z b b\na <unk> a\nc\n"
     assert symbols_of([text]) == ("<eos>", "b", "a", "z", "<unk>", "c")
@@ -158,15 +148,6 @@ def test_a_corpus_gives_the_words_of_its_train_split():
         build_tokenizer("words", corpus, drop_newlines=True)
     with pytest.raises(ValueError, match="bytes.*without.*min_count=2"):
         build_tokenizer("bytes", corpus, min_count=2)
-
-
-def test_a_large_vocabulary_is_saved_and_loaded(tmp_path):
-    path = tmp_path / "tokenizer.json"
-    tokenizer = WordTokenizer(["<eos>", *map(str, range(267_734))])
-    save_tokenizer(tokenizer, path)
-    loaded = load_tokenizer(path)
-    assert loaded.get_config() == tokenizer.get_config()
-    assert loaded.encode("7 267733\n").tolist() == [8, 267734, 0]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_checks import check_range
 from txl_keras.serving.graph_checks import check_shape
 from txl_keras.serving.graph_checks import checked
+from txl_keras.serving.graph_writer import read_segments
 from txl_keras.serving.graph_writer import write_tokens
 
 # Defaults for requests to a server; none of them changes the distribution.
@@ -146,43 +147,19 @@ class TextSignatures:
 
     def score_text(self, text):
         """Computes the negative log-likelihood of texts and their tokens."""
+        served = self._served
         ids, lengths = self._tokenizer.encode(text)
         lengths = check_not_empty("text", lengths)
-        token_nll = self._token_nll(ids, lengths)
+        memory = served.from_tensors(served.empty(tf.size(lengths)))
+        size = served.max_segment_length
+        _, nll = read_segments(served, ids, lengths, memory, size, scores=True)
+        nll = tf.where(tf.sequence_mask(lengths, tf.shape(ids)[1]), nll, 0.0)
         return {
-            "nll": tf.reduce_sum(token_nll, axis=1),
-            "token_nll": token_nll,
+            "nll": tf.reduce_sum(nll, axis=1),
+            "token_nll": nll,
             "ids": ids,
             "lengths": lengths,
         }
-
-    def _token_nll(self, ids, lengths):
-        """Computes losses `(B, P)`; 0 for the first token and for padding."""
-        served = self._served
-        size = served.max_segment_length
-        positions = served.positions(size)
-        batch_size, num_tokens = tf.unstack(tf.shape(ids))
-        num_targets = num_tokens - 1
-
-        def read(start, memory, nll):
-            stop = tf.minimum(start + size, num_targets)
-            hidden, *entries = served.read(
-                ids[:, start:stop], memory, positions
-            )
-            new = served.model.softmax(hidden, ids[:, start + 1 : stop + 1])
-            num_real = tf.clip_by_value(lengths - 1 - start, 0, stop - start)
-            memory = served.backbone.append(memory, entries, num_real)
-            return stop, memory, tf.concat([nll, new], axis=1)
-
-        memory = served.from_tensors(served.empty(batch_size))
-        # The first token has no context and no loss.
-        first_nll = tf.zeros((batch_size, num_tokens))[:, :1]
-        *_, nll = tf.while_loop(
-            lambda start, *_: start < num_targets,
-            read,
-            (tf.constant(0), memory, first_nll),
-        )
-        return tf.where(tf.sequence_mask(lengths, num_tokens), nll, 0.0)
 
     def generate_text(self, prompt, length, seed, *sampling):
         """Generates text after prompts, which do not affect each other."""

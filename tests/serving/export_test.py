@@ -15,12 +15,12 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
+from txl_keras.serving import signatures as signatures_module
 from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import export_folder
 from txl_keras.serving.graph_checks import traced
 from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.signatures import SAMPLING
-from txl_keras.serving.signatures import FunctionalSignatures
 from txl_keras.serving.slots import Slots
 
 L, N = 2, 3  # blocks share a memory as well if they are two
@@ -48,7 +48,7 @@ class Signatures:
 
     def __init__(self, model, memory_length=M, num_slots=0):
         served = ServedModel(model, memory_length, MAX_T)
-        endpoints = FunctionalSignatures(served).endpoints()
+        endpoints = signatures_module.Signatures(served).endpoints()
         if num_slots:
             self._slots = Slots(served, num_slots)
             self._slots._initialize()  # as loading does
@@ -205,7 +205,7 @@ def test_memory_may_be_of_another_length(model, memory_length):
 def test_models_of_absolute_positions_do_not_write():
     model = make_model(attention_type="vaswani", memory_length=0)
     served = ServedModel(model)
-    assert "generate" not in FunctionalSignatures(served).endpoints()
+    assert "generate" not in signatures_module.Signatures(served).endpoints()
 
 
 # === Generation ===

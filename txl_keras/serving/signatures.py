@@ -34,15 +34,24 @@ def _sampling_specs():
     ]
 
 
-class FunctionalSignatures:
-    """Holds the signatures that take and return memory; see `export`."""
+class Signatures:
+    """Holds the signatures of ids, or those of text; see `export`."""
 
-    def __init__(self, served):
+    def __init__(self, served, tokenizer=None):
         self._served = served
         self._softmax = served.model.softmax
+        self._tokenizer = tokenizer
 
     def endpoints(self):
         """Returns a dictionary from names to functions and input specs."""
+        if self._tokenizer is not None:
+            text = _spec("text", None, dtype=tf.string)
+            prompt = _spec("prompt", None, dtype=tf.string)
+            specs = [prompt, *_sampling_specs()]
+            return {
+                "score_text": (self.score_text, [text]),
+                "generate_text": (self.generate_text, specs),
+            }
         ids = _spec("ids", None, None)
         memory = self._served.memory_specs
         targets = _spec("targets", None, None)
@@ -124,26 +133,6 @@ class FunctionalSignatures:
             seed,
         )
         return {"ids": ids, **served.to_tensors(past)}
-
-
-class TextSignatures:
-    """Holds the signatures that score and generate text; see `export`."""
-
-    def __init__(self, served, tokenizer):
-        self._served = served
-        self._tokenizer = tokenizer
-
-    def endpoints(self):
-        """Returns a dictionary from names to functions and input specs."""
-        text = _spec("text", None, dtype=tf.string)
-        prompt = _spec("prompt", None, dtype=tf.string)
-        return {
-            "score_text": (self.score_text, [text]),
-            "generate_text": (
-                self.generate_text,
-                [prompt, *_sampling_specs()],
-            ),
-        }
 
     def score_text(self, text):
         """Computes the negative log-likelihood of texts and their tokens."""

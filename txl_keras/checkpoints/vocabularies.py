@@ -77,7 +77,9 @@ def load_vocabulary(path, size=None):
     ['<eos>', 'the', '<unk>']
     """
     try:
-        symbols = _checked(_find_symbols(_read(pathlib.Path(path))))
+        symbols = _find_symbols(_read(pathlib.Path(path)))
+        _check_count(len(symbols))
+        symbols = list(Vocabulary(symbols))
     except ValueError as error:
         raise ValueError(
             f"{path} has no vocabulary that can be read: {error}"
@@ -97,11 +99,6 @@ def _check_count(count):
             f"it must have at most {_MAX_SYMBOLS:,} symbols. Received: "
             f"{count:,} or more"
         )
-
-
-def _checked(symbols):
-    _check_count(len(symbols))
-    return list(Vocabulary(symbols))
 
 
 def _read(path):

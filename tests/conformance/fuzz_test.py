@@ -167,7 +167,7 @@ def calls_of_data():
         "choose_cutoffs",
         data.choose_cutoffs,
         {"counts": counts},
-        {"counts": wrong_counts, "num_cutoffs": SIZES},
+        {"counts": wrong_counts},
     )
     wrong_labels = [
         *([0], [0.5, 1], [np.nan, 0], [-1, 0], None, ["a", "b"]),

@@ -99,28 +99,26 @@ def test_a_dataset_has_the_batches_again_and_again():
     np.testing.assert_array_equal(labels, of.batch(of.steps_per_epoch + 1)[1])
 
 
-def test_bad_arguments_are_errors():
-    with pytest.raises(ValueError, match="14 and 2"):
-        TextBatches(texts(), [0, 1], B, T)
-    with pytest.raises(ValueError, match="max_batch_tokens=0"):
-        batches(max_batch_tokens=0)
-    for wrong in ([], [[1], []]):
-        with pytest.raises(ValueError, match="at least one token each"):
-            pad_texts(wrong)
-    with pytest.raises(ValueError, match="at least 1. Received: 0 and 0"):
-        TextBatches([], [], B, T)
-    with pytest.raises(ValueError, match=r"token_ids\[1\]=\[\]"):
-        TextBatches([[1], []], [0, 1], B, T)
-    for num_steps in (0, 2.5):
-        with pytest.raises(ValueError, match=f"num_steps={num_steps}"):
-            batches().dataset(num_steps)
-    with pytest.raises(ValueError, match="seed=-1"):
-        batches(seed=-1)
-    with pytest.raises(ValueError, match="step=-1"):
-        batches().batch(-1)
-    for multiple_of in (-1, 0, 2.5):
-        with pytest.raises(ValueError, match=f"multiple_of={multiple_of}"):
-            pad_texts([[1, 2]], multiple_of)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: TextBatches(texts(), [0, 1], B, T), "14 and 2"),
+        (lambda: TextBatches([], [], B, T), "at least 1. Received: 0 and 0"),
+        (lambda: TextBatches([[1], []], [0, 1], B, T), r"token_ids\[1\]=\[\]"),
+        (lambda: batches(max_batch_tokens=0), "max_batch_tokens=0"),
+        (lambda: batches(seed=-1), "seed=-1"),
+        (lambda: batches().batch(-1), "step=-1"),
+        (lambda: batches().dataset(0), "num_steps=0"),
+        (lambda: batches().dataset(2.5), "num_steps=2.5"),
+        (lambda: pad_texts([]), "at least one token each"),
+        (lambda: pad_texts([[1], []]), "at least one token each"),
+        (lambda: pad_texts([[1, 2]], 0), "multiple_of=0"),
+        (lambda: pad_texts([[1, 2]], 2.5), "multiple_of=2.5"),
+    ],
+)
+def test_bad_arguments_are_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 @pytest.mark.parametrize(

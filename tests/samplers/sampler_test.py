@@ -1,13 +1,16 @@
 import functools
 import re
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from txl_keras import samplers
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.samplers import BeamSampler
 from txl_keras.samplers import Sampler
-from txl_keras.samplers import sampler as samplers
+from txl_keras.samplers import sampler as sampler_module
 
 PROBABILITIES = np.array([0.5, 0.1, 0.25, 0.05, 0.1], "float32")
 DRAWS = 20_000
@@ -26,15 +29,6 @@ PARAMETERS = [
     {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "typical_p": 0.9},
     {"temperature": 1.3, "top_p": 0.9, "repetition_penalty": 1.2},
 ]
-
-
-OFF = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "typical_p": 1.0,
-    "repetition_penalty": 1.0,
-}
 
 
 def seeds_of(number, size=DRAWS):
@@ -70,7 +64,7 @@ def some_log_probs(batch_size=64, vocabulary_size=33):
 def as_tensors(parameters):
     return {
         name: tf.constant(value, tf.int32 if name == "top_k" else tf.float32)
-        for name, value in {**OFF, **parameters}.items()
+        for name, value in {**sampler_module.NO_EFFECT, **parameters}.items()
     }
 
 
@@ -136,7 +130,7 @@ def odd_numbers():
 def test_the_first_of_odd_numbers_are_those_of_sorting(jit_compile):
     values = odd_numbers()
     falling = -np.sort(-values, axis=-1)
-    keep = tf.function(samplers.keep_top_k, jit_compile=jit_compile)
+    keep = tf.function(sampler_module.keep_top_k, jit_compile=jit_compile)
     for k in (1, 2, 7, 20, 39, 40, 41, 1000):
         least = falling[:, min(k, 40) - 1, None]
         expected = np.where(values >= least, values, -INFINITY)
@@ -151,7 +145,7 @@ def test_top_p_keeps_what_sorting_does(sum_is_one, jit_compile):
     counts = rng.multinomial(2**12, rng.dirichlet(np.full(99, 0.1)), 30)
     with np.errstate(divide="ignore"):
         logits = np.log(counts / 2.0**12).astype("float32")
-    keep = tf.function(samplers.keep_top_p, jit_compile=jit_compile)
+    keep = tf.function(sampler_module.keep_top_p, jit_compile=jit_compile)
     given = logits if sum_is_one else logits + 5
     for p in (0.001, 0.1, 0.501, 0.9, 0.9999):
         kept = keep(given, tf.constant(p), sum_is_one).numpy() > -INFINITY
@@ -317,17 +311,8 @@ def test_steps_of_a_loop_draw_apart():
     assert (plain[:, 0] != plain[:, 1]).any()
 
 
-def test_equally_likely_words_of_a_large_vocabulary_are_drawn_evenly():
-    # Ties go to the lowest id: the mean would fall if there were many.
-    size, draws = 2**16, 400
-    ids = Sampler()(tf.zeros((draws, size)), seeds_of(7, draws)).numpy()
-    deviation = size / np.sqrt(12 * draws)
-    assert abs(ids.mean() - size / 2) < 3.5 * deviation
-    assert len(set(ids)) > 0.98 * draws
-
-
 def test_noise_has_few_ties_and_is_finite():
-    noise = samplers.gumbel(seeds_of(0, 4), tf.range(2**18)).numpy()
+    noise = sampler_module.gumbel(seeds_of(0, 4), tf.range(2**18)).numpy()
     assert np.isfinite(noise).all()
     highest = np.sort(noise, axis=-1)[:, -1000:]
     assert (np.diff(highest) == 0).mean() < 0.002
@@ -412,7 +397,11 @@ def test_tensors_must_be_scalars_of_their_kind(name, value):
 
 def test_plain_is_what_no_parameter_changes():
     assert Sampler().is_plain is True
-    off = {name: v for name, v in OFF.items() if name != "top_k"}
+    off = {
+        name: v
+        for name, v in sampler_module.NO_EFFECT.items()
+        if name != "top_k"
+    }
     assert Sampler(**off).is_plain is True
     assert bool(Sampler(**as_tensors({})).is_plain) is True
     for parameters in PARAMETERS[1:]:
@@ -484,3 +473,42 @@ def test_a_penalty_makes_a_tail_needed():
         seen[:, :3] = of_words
         needed = greedy.needed_tails(words, tails, tf.constant(seen))
         np.testing.assert_array_equal(needed, expected)
+
+
+def test_names_are_those_of_keras_hub():
+    assert samplers.get("random") == Sampler()
+    assert samplers.get("greedy") == Sampler(temperature=0)
+    assert samplers.get("top_k") == Sampler(top_k=5)
+    assert samplers.get("top_p") == Sampler(top_p=0.1)
+    assert samplers.get("beam") == BeamSampler(num_beams=5)
+    sampler = Sampler(typical_p=0.5)
+    assert samplers.get(sampler) is sampler
+
+
+@pytest.mark.parametrize("sampler", ["top-k", "GREEDY", None, 3, Sampler, {}])
+def test_what_is_no_sampler_is_refused(sampler):
+    with pytest.raises(ValueError, match="`sampler` must be one of random, "):
+        samplers.get(sampler)
+
+
+def test_a_tensor_is_refused_in_the_sampler_of_a_model():
+    with pytest.raises(ValueError, match="`top_p` must be a number"):
+        samplers.get(Sampler(top_p=tf.constant(0.5)))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Sampler(np.float32(0.5), np.int64(3), 0.9, None, 1.5),
+        Sampler(temperature=0, typical_p=1),
+        BeamSampler(np.int32(3)),
+    ],
+)
+def test_a_sampler_is_restored_from_its_config(sampler):
+    config = keras.saving.serialize_keras_object(sampler)
+    assert keras.saving.deserialize_keras_object(config) == sampler
+
+
+def test_a_search_has_at_least_one_beam():
+    with pytest.raises(ValueError, match="`num_beams`.*num_beams=0"):
+        BeamSampler(num_beams=0)

@@ -1,7 +1,5 @@
 import json
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -88,22 +86,6 @@ def test_settings_lie_beside(path):
     assert settings["labels"] == LABELS
     assert (settings["step"], settings["max_tokens"]) == (3, MAX_TOKENS)
     assert settings["model"]["num_classes"] == 3
-
-
-ONLY_TENSORFLOW = """
-import sys
-sys.modules["txl_keras"] = sys.modules["keras"] = None
-import tensorflow as tf
-loaded = tf.saved_model.load(sys.argv[1])
-answer = loaded.signatures["classify"](text=tf.constant(["you won a car"]))
-assert answer["probabilities"].shape == (1, 3)
-assert abs(float(tf.reduce_sum(answer["probabilities"])) - 1) < 1e-6
-"""
-
-
-@pytest.mark.large
-def test_it_needs_nothing_but_tensorflow(path):
-    subprocess.run([sys.executable, "-c", ONLY_TENSORFLOW, path], check=True)
 
 
 def test_bad_arguments_are_errors(model, tmp_path):

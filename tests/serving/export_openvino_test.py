@@ -136,11 +136,3 @@ def test_what_cannot_be_exported_is_refused(
     with pytest.raises(ValueError, match=message):
         export_openvino(model, str(tmp_path / "model"), **arguments)
     assert not (tmp_path / "model").exists()
-
-
-def test_other_folders_are_not_replaced(tmp_path):
-    # The model of another program.
-    (tmp_path / "model.xml").write_text("kept")
-    with pytest.raises(ValueError, match="or an earlier export"):
-        export_openvino(small_model(num_layers=1), str(tmp_path))
-    assert (tmp_path / "model.xml").read_text() == "kept"

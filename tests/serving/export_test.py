@@ -15,23 +15,17 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
+from txl_keras.serving import signatures as signatures_module
 from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import export_folder
 from txl_keras.serving.graph_checks import traced
 from txl_keras.serving.served_model import ServedModel
-from txl_keras.serving.signatures import FunctionalSignatures
+from txl_keras.serving.signatures import SAMPLING
 from txl_keras.serving.slots import Slots
 
 L, N = 2, 3  # blocks share a memory as well if they are two
 MAX_T, MAX_B, MAX_W = 20, 16, 15  # of one request
 InvalidArgumentError = tf.errors.InvalidArgumentError
-OFF = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "typical_p": 1.0,
-    "repetition_penalty": 1.0,
-}
 SHAW = {"attention_type": "shaw", "max_positions": 9}
 
 
@@ -54,7 +48,7 @@ class Signatures:
 
     def __init__(self, model, memory_length=M, num_slots=0):
         served = ServedModel(model, memory_length, MAX_T)
-        endpoints = FunctionalSignatures(served).endpoints()
+        endpoints = signatures_module.Signatures(served).endpoints()
         if num_slots:
             self._slots = Slots(served, num_slots)
             self._slots._initialize()  # as loading does
@@ -63,9 +57,6 @@ class Signatures:
             name: traced(*endpoint, MAX_B)
             for name, endpoint in endpoints.items()
         }
-
-    def __contains__(self, name):
-        return name in self._functions
 
     def __getitem__(self, name):
         return self._functions[name]
@@ -86,6 +77,15 @@ def call(signatures, name, memory, **inputs):
     return answer.numpy(), memory
 
 
+def predict(signatures, ids, memory):
+    """The log-probabilities after each token, and the new memory."""
+    return call(signatures, "serving_default", memory, ids=ids)
+
+
+def assert_close(found, expected, atol=1e-5):
+    np.testing.assert_allclose(found, expected, atol=atol)
+
+
 def write(signatures, prompts, length, memory, seed=0, **sampling):
     """What `generate` writes after prompts of any lengths."""
     prompt_ids = np.full((len(prompts), max(map(len, prompts))), -7, "int32")
@@ -99,8 +99,7 @@ def write(signatures, prompts, length, memory, seed=0, **sampling):
         prompt_ids=prompt_ids,
         prompt_length=lengths,
         length=length,
-        seed=seed,
-        **{**OFF, **sampling},
+        **{**SAMPLING, "seed": seed, **sampling},
     )
 
 
@@ -174,13 +173,13 @@ def test_answers_are_those_of_the_model(settings, model, served):
         targets = random_ids(3, length)
         hidden, _ = call(signatures, "hidden_states", memory, ids=ids)
         nll, _ = call(signatures, "score", memory, ids=ids, targets=targets)
-        answer, memory = call(signatures, "serving_default", memory, ids=ids)
+        answer, memory = predict(signatures, ids, memory)
         expected_hidden, _ = model.backbone(ids, memory=expected_memory)
         expected_nll, _ = model.score(ids, targets, expected_memory)
         expected, expected_memory = model.log_probs(ids, expected_memory)
-        np.testing.assert_allclose(answer, expected, atol=1e-5)
-        np.testing.assert_allclose(nll, expected_nll, atol=1e-5)
-        np.testing.assert_allclose(hidden, expected_hidden, atol=1e-5)
+        assert_close(answer, expected)
+        assert_close(nll, expected_nll)
+        assert_close(hidden, expected_hidden)
         assert memory["valid_length"].dtype == tf.int32
         np.testing.assert_array_equal(
             memory["valid_length"], expected_memory.valid_length
@@ -196,16 +195,17 @@ def test_memory_may_be_of_another_length(model, memory_length):
     expected_memory = model.initial_memory(2, memory_length)
     for seed in range(4):
         ids = random_ids(2, 5, seed=seed)
-        answer, memory = call(signatures, "serving_default", memory, ids=ids)
+        answer, memory = predict(signatures, ids, memory)
         expected, expected_memory = model.log_probs(ids, expected_memory)
-        np.testing.assert_allclose(answer, expected, atol=1e-5)
+        assert_close(answer, expected)
     written, _ = write(signatures, [[3, 1], [4]], 3, memory, temperature=0.0)
     assert written.shape == (2, 3)
 
 
 def test_models_of_absolute_positions_do_not_write():
     model = make_model(attention_type="vaswani", memory_length=0)
-    assert "generate" not in Signatures(model, 0)
+    served = ServedModel(model)
+    assert "generate" not in signatures_module.Signatures(served).endpoints()
 
 
 # === Generation ===
@@ -220,31 +220,20 @@ def test_what_is_written_is_the_most_likely_after_all_that_was_read(
         signatures = Signatures(make_model(num_layers=1, **settings))
     # Longer than memory, of one token, between.
     prompts = [random_ids(9), random_ids(1, seed=1), random_ids(4, seed=2)]
-    _, memory = call(
-        signatures,
-        "serving_default",
-        start(signatures, 3),
-        ids=random_ids(3, 4),
-    )
+    _, memory = predict(signatures, random_ids(3, 4), start(signatures, 3))
     written, last = write(signatures, prompts, 8, memory, temperature=0.0)
     assert written.shape == (3, 8) and written.dtype == "int32"
     for row, prompt in enumerate(prompts):
         alone = {key: value[row : row + 1] for key, value in memory.items()}
         if len(prompt) > 1:
-            _, alone = call(
-                signatures, "serving_default", alone, ids=prompt[None, :-1]
-            )
+            _, alone = predict(signatures, prompt[None, :-1], alone)
         ids = prompt[None, -1:]
         for position in range(8):
-            log_probs, alone = call(
-                signatures, "serving_default", alone, ids=ids
-            )
+            log_probs, alone = predict(signatures, ids, alone)
             ids = log_probs[:, -1].argmax(-1).astype("int32")[:, None]
             assert ids[0, 0] == written[row, position]
             if position == 7:  # the last token was not read
-                np.testing.assert_allclose(
-                    last["memory"][row], alone["memory"][0], atol=1e-5
-                )
+                assert_close(last["memory"][row], alone["memory"][0])
 
 
 @pytest.mark.parametrize(
@@ -272,17 +261,13 @@ def test_a_prompt_may_be_much_longer_than_a_segment(served):
     # The long one by segments of 20, the rest of it is a prompt.
     memory = start(served, 1)
     for segment in (slice(0, 20), slice(20, 40)):
-        _, memory = call(
-            served, "serving_default", memory, ids=prompts[0][None, segment]
-        )
+        _, memory = predict(served, prompts[0][None, segment], memory)
     for row, (rest, past) in enumerate(
         [(prompts[0][40:], memory), (prompts[1], start(served, 1))]
     ):
         alone, end = write(served, [rest], 4, past, temperature=0.0)
         np.testing.assert_array_equal(written[row], alone[0])
-        np.testing.assert_allclose(
-            last["memory"][row], end["memory"][0], atol=1e-5
-        )
+        assert_close(last["memory"][row], end["memory"][0])
 
 
 def test_writing_goes_on_from_the_last_token(served):
@@ -297,9 +282,7 @@ def test_writing_goes_on_from_the_last_token(served):
 
 
 def test_inputs_are_left_as_they_are(served):
-    _, memory = call(
-        served, "serving_default", start(served, 2), ids=random_ids(2, 5)
-    )
+    _, memory = predict(served, random_ids(2, 5), start(served, 2))
     before = memory["memory"].numpy().copy()
     write(served, [[1], [2]], 9, memory)
     np.testing.assert_array_equal(memory["memory"], before)
@@ -319,9 +302,9 @@ def test_slots_remember_as_clients_do(served, slots):
     memory = start(served, 3)
     for length in (4, 1, 9, 2, 6):
         ids = random_ids(3, length, seed=length)
-        expected, memory = call(served, "serving_default", memory, ids=ids)
+        expected, memory = predict(served, ids, memory)
         answer = step(served, ids, slots)
-        np.testing.assert_allclose(answer, expected[:, -1], atol=1e-5)
+        assert_close(answer, expected[:, -1])
         step(served, random_ids(2, 3), [7, 1])  # which changes no other
 
 
@@ -335,15 +318,11 @@ def test_a_reset_slot_begins_anew(cold_start):
     signatures = Signatures(model, num_slots=3)
     ids = random_ids(2, 4)
     expected = model.log_probs(ids)[0][:, -1]
-    np.testing.assert_allclose(
-        step(signatures, ids, [0, 2]), expected, atol=1e-5
-    )
+    assert_close(step(signatures, ids, [0, 2]), expected)
     later = step(signatures, ids, [0, 2])
     slots = signatures["reset"](slots=tf.constant([2]))["slots"]
     np.testing.assert_array_equal(slots, [2])
-    np.testing.assert_allclose(
-        step(signatures, ids[1:], [2]), expected[1:], atol=1e-5
-    )
+    assert_close(step(signatures, ids[1:], [2]), expected[1:])
     assert np.abs(step(signatures, ids[:1], [0]) - later[0]).max() > 1e-4
 
 
@@ -361,10 +340,8 @@ def test_calls_inside_of_a_function_happen_in_order(served):
 
     memory = start(served, 2)
     for i in range(9):
-        expected, memory = call(
-            served, "serving_default", memory, ids=ids[:, i : i + 1]
-        )
-    np.testing.assert_allclose(read(ids), expected[:, 0], atol=1e-5)
+        expected, memory = predict(served, ids[:, i : i + 1], memory)
+    assert_close(read(ids), expected[:, 0])
 
 
 def test_slots_without_memory_read_each_segment_alone():
@@ -372,7 +349,7 @@ def test_slots_without_memory_read_each_segment_alone():
     ids = random_ids(2, 4)
     first = step(signatures, ids, [1, 0])
     signatures["reset"](slots=tf.constant([1]))
-    np.testing.assert_allclose(step(signatures, ids, [1, 0]), first, atol=1e-6)
+    assert_close(step(signatures, ids, [1, 0]), first, 1e-6)
 
 
 def test_the_only_slot_leaves_the_initial_memory_as_it_is():
@@ -393,9 +370,7 @@ def test_each_loaded_model_has_slots_of_its_own(path, served):
     ids = random_ids(1, 4)
     first = step(served, ids, [0])
     other = tf.saved_model.load(path)
-    np.testing.assert_allclose(
-        step(other.signatures, ids, [0]), first, atol=1e-6
-    )
+    assert_close(step(other.signatures, ids, [0]), first, 1e-6)
 
 
 # === Threads ===
@@ -414,9 +389,7 @@ def test_16_threads_get_what_one_gets(served, kind):
             if kind == "slots":
                 answers.append(step(served, ids, [row])[0])
             else:
-                log_probs, memory = call(
-                    served, "serving_default", memory, ids=ids
-                )
+                log_probs, memory = predict(served, ids, memory)
                 answers.append(log_probs[0, -1])
         return np.stack(answers)
 
@@ -425,7 +398,7 @@ def test_16_threads_get_what_one_gets(served, kind):
         served["reset"](slots=tf.range(16))
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             answers = list(pool.map(read, range(16)))
-        np.testing.assert_allclose(answers, expected, atol=1e-6)
+        assert_close(answers, expected, 1e-6)
 
 
 # === Bad input ===
@@ -517,8 +490,7 @@ def good_inputs(served, name, rows=1):
         "slots": tf.range(rows),
         "batch_size": tf.constant(rows),
         "length": tf.constant(3),
-        "seed": tf.constant(0),
-        **{key: tf.constant(value) for key, value in OFF.items()},
+        **{key: tf.constant(value) for key, value in SAMPLING.items()},
         "memory": tf.zeros((rows, L, 2, N, M, H)),
         "valid_length": tf.zeros(rows, tf.int32),
     }
@@ -570,9 +542,9 @@ def test_a_refused_step_changes_no_slot(served, ids, slots, message):
     expected = step(served, [[2], [2]], [3, 4])
     served["reset"](slots=tf.constant([3, 4]))
     again = step(served, [[5, 6, 7], [8, 9, 1]], [3, 4])
-    np.testing.assert_allclose(again, kept, atol=1e-6)
+    assert_close(again, kept, 1e-6)
     again = step(served, [[2], [2]], [3, 4])
-    np.testing.assert_allclose(again, expected, atol=1e-6)
+    assert_close(again, expected, 1e-6)
 
 
 @pytest.mark.parametrize("slots", [[16], [-1], [2, 2]])
@@ -594,7 +566,7 @@ def test_weights_may_be_stored_in_bfloat16(tmp_path):
     assert size_of(paths["bfloat16"]) < 0.6 * size_of(paths["float32"])
     signatures = tf.saved_model.load(paths["bfloat16"]).signatures
     memory, ids = start(signatures, 2), random_ids(2, 5)
-    answer, memory = call(signatures, "serving_default", memory, ids=ids)
+    answer, memory = predict(signatures, ids, memory)
     expected, _ = model.log_probs(ids)
     difference = np.abs(answer - expected).max()
     assert 0 < difference < 0.1
@@ -609,12 +581,12 @@ def test_models_that_compute_in_bfloat16_are_written_too():
     memory, expected_memory = start(signatures, 2), None
     for seed in range(3):
         ids = random_ids(2, 4, seed=seed)
-        answer, memory = call(signatures, "serving_default", memory, ids=ids)
+        answer, memory = predict(signatures, ids, memory)
         expected, expected_memory = model.log_probs(ids, expected_memory)
         assert memory["memory"].dtype == tf.float32
-        np.testing.assert_allclose(answer, expected, atol=0.1)
+        assert_close(answer, expected, 0.1)
         found = step(signatures, ids, [0, 1])
-        np.testing.assert_allclose(found, answer[:, -1], atol=1e-5)
+        assert_close(found, answer[:, -1])
     write(signatures, [[1], [2, 3]], 3, memory)
 
 
@@ -684,10 +656,8 @@ def test_other_file_systems_are_written_to(model):
     export(model, path, num_slots=0)  # in the place of the older one
     assert tf.io.gfile.listdir("ram://models/tiny") == ["1"]
     signatures = tf.saved_model.load(path).signatures
-    answer, _ = call(
-        signatures, "serving_default", start(signatures, 1), ids=IDS
-    )
-    np.testing.assert_allclose(answer, model.log_probs(IDS)[0], atol=1e-5)
+    answer, _ = predict(signatures, IDS, start(signatures, 1))
+    assert_close(answer, model.log_probs(IDS)[0])
 
 
 @pytest.mark.parametrize(
@@ -716,25 +686,11 @@ def test_arguments_that_cannot_be_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.large
-def test_a_segment_has_as_many_tokens_as_there_are_positions(tmp_path):
+@pytest.mark.parametrize("limit", ["memory_length=4", "max_segment_length=31"])
+def test_absolute_positions_have_no_memory_and_a_longest_segment(limit):
     model = make_model(
         attention_type="al_rfou", memory_length=0, max_positions=30
     )
-    with pytest.raises(ValueError, match="max_segment_length=31"):
-        export(model, str(tmp_path / "1"), max_segment_length=31)
-    with pytest.raises(ValueError, match="memory_length=4"):
-        export(model, str(tmp_path / "1"), memory_length=4)
-    export(model, str(tmp_path / "1"))
-    signatures = tf.saved_model.load(str(tmp_path / "1")).signatures
-    assert set(signatures) == {
-        "serving_default",
-        "initial_memory",
-        "score",
-        "hidden_states",
-    }
-    ids = random_ids(2, 30)
-    answer, _ = call(
-        signatures, "serving_default", start(signatures, 2), ids=ids
-    )
-    np.testing.assert_allclose(answer, model.log_probs(ids)[0], atol=1e-5)
+    name, value = limit.split("=")
+    with pytest.raises(ValueError, match=limit):
+        ServedModel(model, **{name: int(value)})

@@ -11,7 +11,7 @@ from txl_keras.serving.graph_checks import traced
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
 from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.signatures import SAMPLING
-from txl_keras.serving.signatures import TextSignatures
+from txl_keras.serving.signatures import Signatures
 
 TEXTS = ["né à côté", "o", "être ou ne pas être, non"]
 TOKENIZER = CharacterTokenizer(sorted(set("".join(TEXTS))))
@@ -24,7 +24,7 @@ def model():
 
 def signatures_of(model, max_segment_length):
     served = ServedModel(model, 6, max_segment_length)
-    endpoints = TextSignatures(served, graph_tokenizer(TOKENIZER)).endpoints()
+    endpoints = Signatures(served, graph_tokenizer(TOKENIZER)).endpoints()
     return {
         name: traced(*endpoint, 9, SAMPLING)
         for name, endpoint in endpoints.items()

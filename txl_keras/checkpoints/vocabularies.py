@@ -15,7 +15,6 @@ import re
 from txl_keras.checkpoints.safe_pickle import ZIP_MAGIC
 from txl_keras.checkpoints.safe_pickle import Record
 from txl_keras.checkpoints.safe_pickle import load
-from txl_keras.checks import shown
 from txl_keras.data.corpora.files import decode_text
 from txl_keras.data.vocabulary import Vocabulary
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
@@ -78,7 +77,9 @@ def load_vocabulary(path, size=None):
     ['<eos>', 'the', '<unk>']
     """
     try:
-        symbols = _checked(_find_symbols(_read(pathlib.Path(path))))
+        symbols = _find_symbols(_read(pathlib.Path(path)))
+        _check_count(len(symbols))
+        symbols = list(Vocabulary(symbols))
     except ValueError as error:
         raise ValueError(
             f"{path} has no vocabulary that can be read: {error}"
@@ -98,15 +99,6 @@ def _check_count(count):
             f"it must have at most {_MAX_SYMBOLS:,} symbols. Received: "
             f"{count:,} or more"
         )
-
-
-def _checked(symbols):
-    _check_count(len(symbols))
-    symbols = list(Vocabulary(symbols))
-    for symbol in symbols:
-        if not symbol.isascii():
-            symbol.encode("utf-8")  # raises an error for a lone surrogate
-    return symbols
 
 
 def _read(path):
@@ -139,28 +131,24 @@ def _read_lines(data):
     return [word for word, *_ in words]
 
 
-# -------------------------------- Symbols ---------------------------------
-
-
 def _find_symbols(content):
     """Returns the list of symbols in the content of a file."""
     content = _fields(content)
     if isinstance(content, dict) and isinstance(content.get("vocab"), Record):
         content = _fields(content["vocab"])  # from a Corpus to its Vocab
-    symbols, ids = content, None
     if isinstance(content, dict):
-        symbols, ids = content.get("idx2sym"), content.get("sym2idx")
         config = content.get("config")  # of a txl_keras tokenizer
         if isinstance(config, dict):
-            symbols = config.get("vocabulary")
-        elif content and all(type(i) is int for i in content.values()):
-            ids = content
-    symbols = _texts(symbols) if isinstance(symbols, list) else None
-    if isinstance(ids, dict):
-        return _in_order(ids, symbols)
-    if symbols is None:
-        raise ValueError(f"it holds something else. {_FORMATS}")
-    return symbols
+            content = config.get("vocabulary")
+        elif not content or any(type(i) is not int for i in content.values()):
+            symbols = content.get("idx2sym")
+            is_list = isinstance(symbols, list)
+            content = symbols if is_list else content.get("sym2idx")
+    if isinstance(content, dict):
+        return _in_order(content)
+    if isinstance(content, list):
+        return _texts(content)
+    raise ValueError(f"it holds something else. {_FORMATS}")
 
 
 def _fields(content):
@@ -176,32 +164,18 @@ def _texts(symbols):
     return [s.decode("utf-8") if isinstance(s, bytes) else s for s in symbols]
 
 
-def _in_order(ids, expected=None):
+def _in_order(ids):
     """Returns symbols in the order of their ids, which must be 0 to n - 1."""
     if not all(type(i) is int for i in ids.values()):
         raise ValueError("ids must be integers.")
-    count = len(ids)
-    symbols = [None] * count
-    for symbol, i in zip(_texts(ids), ids.values(), strict=True):
-        if 0 <= i < count:
-            symbols[i] = symbol
-    missing = [i for i, symbol in enumerate(symbols) if symbol is None]
+    symbols = dict(zip(ids.values(), _texts(ids), strict=True))
+    missing = [i for i in range(len(ids)) if i not in symbols]
     if missing:
         raise ValueError(
-            f"the ids of {count} symbols must be 0 to {count - 1}. "
+            f"the ids of {len(ids)} symbols must be 0 to {len(ids) - 1}. "
             f"Missing: {missing[:5]}"
         )
-    if expected is not None and symbols != expected:
-        pairs = itertools.zip_longest(expected, symbols)
-        i, (a, b) = next((i, p) for i, p in enumerate(pairs) if p[0] != p[1])
-        raise ValueError(
-            "idx2sym and sym2idx must agree. "
-            f"Received: {shown(a)} and {shown(b)} for the id {i}"
-        )
-    return symbols
-
-
-# -------------------------------- Pickles ---------------------------------
+    return [symbols[i] for i in range(len(ids))]
 
 
 def _is_pickle(head):

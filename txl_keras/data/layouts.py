@@ -155,10 +155,11 @@ class Shuffle(Sequential):
     def __init__(self, documents, num_tokens, batch_size, segment_length, seed):
         super().__init__(num_tokens, batch_size, segment_length)
         self._documents = documents
-        self._order = Order(document_lengths(documents, num_tokens), seed)
+        sizes = document_lengths(documents, num_tokens)
+        self._order = concatenated(sizes, seed)
 
     def spans(self, epoch, start, stop):
-        order, offsets = self._order.of_epoch(epoch)
+        order, offsets = self._order(epoch)
         first = np.searchsorted(offsets, start, "right") - 1
         last = np.searchsorted(offsets, stop, "left")
         shift = self._documents[order[first:last]] - offsets[first:last]
@@ -211,7 +212,7 @@ class WholeSegments:
         self._document_lengths = document_lengths(documents, num_tokens)
         # A document of n tokens has n - 1 predictions; one token has none.
         sizes = -(-(self._document_lengths - 1) // segment_length)
-        self._order = Order(sizes, seed)
+        self._order = concatenated(sizes, seed)
         self.num_segments = int(sizes.sum(dtype=np.int64))
         needed = batch_size if drop_remainder else 1
         _check_enough(
@@ -222,17 +223,15 @@ class WholeSegments:
         # The last row has the most segments before its own.
         self._warmup = min(warmup_segments, int(self._first[-1]))
         self._begin = np.maximum(self._first - self._warmup, 0)
-        shortest, more = divmod(self.num_segments, batch_size)
-        longest = shortest + (more > 0)
-        self.steps_per_epoch = self._warmup + (
-            shortest if drop_remainder else longest
-        )
+        spare = 0 if drop_remainder else batch_size - 1
+        longest = (self.num_segments + spare) // batch_size
+        self.steps_per_epoch = self._warmup + longest
 
     def rows(self, epoch, step):
         """Returns the `Rows` of a step, counted from 0 within its epoch."""
         segment = self._first - self._warmup + step
         is_read = (segment >= self._begin) & (segment < self._last)
-        order, offsets = self._order.of_epoch(epoch)
+        order, offsets = self._order(epoch)
         index = np.clip(segment, 0, self.num_segments - 1)
         place = np.searchsorted(offsets, index, "right") - 1
         document = order[place]
@@ -251,28 +250,26 @@ class WholeSegments:
         return [(start, stop)]
 
 
-class Order:
-    """Concatenates items of given sizes, in a new order per epoch if seeded."""
+def concatenated(sizes, seed=None):
+    """Orders items of given sizes, anew in each epoch if there is a seed.
 
-    def __init__(self, sizes, seed=None):
-        self._sizes = sizes
-        self._seed = seed
-        # Two epochs, because prefetching reads past the end of an epoch.
-        self._cached = functools.lru_cache(maxsize=2)(self._compute)
+    Returns a function from an epoch to the items in order `(D,)` and their
+    offsets `(D + 1,)`.
+    """
 
-    def of_epoch(self, epoch):
-        """Returns the items in order `(D,)` and their offsets `(D + 1,)`."""
-        return self._cached(0 if self._seed is None else epoch)
-
-    def _compute(self, epoch):
-        count = len(self._sizes)
-        if self._seed is None:
+    # Two epochs, because prefetching reads past the end of an epoch.
+    @functools.lru_cache(maxsize=2)
+    def of_epoch(epoch):
+        count = len(sizes)
+        if seed is None:
             order = np.arange(count, dtype=_small_integer(count))
         else:
-            order = permutation(count, self._seed, epoch)
+            order = permutation(count, seed, epoch)
         offsets = np.zeros(count + 1, np.int64)
-        np.cumsum(self._sizes[order], out=offsets[1:])
+        np.cumsum(sizes[order], out=offsets[1:])
         return order, offsets
+
+    return of_epoch if seed is not None else lambda epoch: of_epoch(0)
 
 
 def document_lengths(documents, num_tokens):

@@ -9,11 +9,7 @@ import numpy as np
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_token_ids
-from txl_keras.data.layouts import Roll
-from txl_keras.data.layouts import Sequential
-from txl_keras.data.layouts import Shuffle
-from txl_keras.data.layouts import VaryingLength
-from txl_keras.data.layouts import WholeSegments
+from txl_keras.data import layouts
 from txl_keras.data.step_batches import StepBatches
 
 ORDERS = ("sequential", "roll", "shuffle")
@@ -287,14 +283,14 @@ class Segments(StepBatches):
                 sizes = (max(sizes[0], 1), *sizes[1:])
             seed = self.seed if self.order == "shuffle" else None
             more = self.drop_remainder, self.warmup_segments, seed
-            return WholeSegments(documents, *sizes, *more)
+            return layouts.WholeSegments(documents, *sizes, *more)
         if self.varlen:
-            return VaryingLength(*sizes, self.seed)
+            return layouts.VaryingLength(*sizes, self.seed)
         if self.order == "roll":
-            return Roll(*sizes, self.seed)
+            return layouts.Roll(*sizes, self.seed)
         if self.order == "shuffle":
-            return Shuffle(documents, *sizes, self.seed)
-        return Sequential(*sizes)
+            return layouts.Shuffle(documents, *sizes, self.seed)
+        return layouts.Sequential(*sizes)
 
     def _check_combination(self, documents):
         check_one_of("order", self.order, ORDERS)

@@ -93,7 +93,11 @@ class SlidingWindows(Segments):
         rows = self._layout.rows(0, step % self.steps_per_epoch)
         last_row = first_row + len(batch["targets"])
         starts, counts, *_ = (array[first_row:last_row] for array in rows)
-        windows, lengths = self._windows(starts, counts)
+        # The windows end with the inputs of the targets.
+        stops = starts + counts
+        begin = np.searchsorted(self._begins, starts, "right") - 1
+        windows = np.maximum(stops - self.segment_length, self._begins[begin])
+        lengths = np.where(counts, stops - windows, 0)
         tokens = self._read(0, windows, lengths, self.segment_length)
         is_read = np.arange(self.segment_length) < lengths[:, None]
         places = (starts - windows)[:, None] + np.arange(self.stride)
@@ -104,10 +108,3 @@ class SlidingWindows(Segments):
             "inputs": np.where(is_read, tokens[:, :-1], 0),
             "target_places": places.astype(np.int32),
         }
-
-    def _windows(self, starts, counts):
-        """Returns starts and lengths of the windows that end with inputs."""
-        stops = starts + counts
-        begin = np.searchsorted(self._begins, starts, "right") - 1
-        windows = np.maximum(stops - self.segment_length, self._begins[begin])
-        return windows, np.where(counts, stops - windows, 0)

@@ -6,7 +6,6 @@ import os
 
 import numpy as np
 
-from txl_keras.checks import check_integer
 from txl_keras.checks import shown
 
 NUM_CODE_POINTS = 0x110000  # all of Unicode
@@ -43,6 +42,13 @@ class Vocabulary:
                     "`symbols` must be strings of at least one character. "
                     f"Received: {shown(symbol)}"
                 )
+        try:
+            "".join(symbols).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                "`symbols` must be encodable in UTF-8. Received: "
+                f"{error.object[error.start]!r}"
+            ) from error
         self._ids = {word: i for i, word in enumerate(symbols)}
         if len(self._ids) != len(symbols):
             twice = next(x for i, x in enumerate(symbols) if self._ids[x] != i)
@@ -113,8 +119,8 @@ class UnknownSymbolError(ValueError):
         )
 
 
-def choose_cutoffs(counts, num_cutoffs=3):
-    """Chooses the cluster boundaries of an adaptive softmax.
+def choose_cutoffs(counts):
+    """Chooses the three cluster boundaries of an adaptive softmax.
 
     Minimises the expected number of logits per token, over a grid of cutoffs
     with ratio 1.1 (Grave et al., 2017, section 4). Every token needs the logits
@@ -126,11 +132,10 @@ def choose_cutoffs(counts, num_cutoffs=3):
     Args:
         counts: Array of shape `(V,)`, the number of occurrences of each id. Ids
             should be sorted by decreasing frequency.
-        num_cutoffs: Integer, the number of cutoffs.
 
     Returns:
-        List of `num_cutoffs` ascending integers below `V`. Empty if V is less
-        than 10,000, because a softmax over so few ids is cheap.
+        List of three ascending integers below `V`. Empty if V is less than
+        10,000, because a softmax over so few ids is cheap.
 
     Example:
 
@@ -150,7 +155,6 @@ def choose_cutoffs(counts, num_cutoffs=3):
             "`counts` must be finite and at least 0. "
             f"Received: {counts[wrong[0]]} for id {wrong[0]}"
         )
-    check_integer("num_cutoffs", num_cutoffs, 1)
     counts = counts.astype(np.float64)
     size = len(counts)
     if size < LARGE_VOCABULARY:
@@ -159,22 +163,15 @@ def choose_cutoffs(counts, num_cutoffs=3):
         raise ValueError("`counts` must not be all 0.")
     places = np.geomspace(1, size, 1 + math.ceil(math.log(size, 1.1)))
     places = np.unique(places.astype(np.int64))
-    check_integer("num_cutoffs", num_cutoffs, 1, len(places) - 1)
     before = np.append(0, counts.cumsum())[places] / counts.sum()
     width = places - places[:, None]
     # Logits per token for a cluster, by its begin and end.
     cluster = np.where(width > 0, (before - before[:, None]) * width, np.inf)
-    # Logits of the last clusters together, by the begin of the first one.
-    cost = np.where(places == size, 0.0, np.inf)
-    next_place = []
-    for _ in range(num_cutoffs):
-        total = cluster + cost
-        next_place.append(total.argmin(1))
-        cost = total.min(1)
-    chosen = [np.argmin(places + cost)]
-    for choice in next_place[:0:-1]:
-        chosen.append(choice[chosen[-1]])
-    return places[chosen].tolist()
+    # Logits of all clusters, by the three cutoffs.
+    cost = places[:, None, None] + cluster[..., None] + cluster
+    cost += cluster[:, -1]
+    chosen = np.unravel_index(cost.argmin(), cost.shape)
+    return places[list(chosen)].tolist()
 
 
 def smallest_dtype(size):

@@ -17,7 +17,8 @@ from txl_keras.json_files import check_fields
 from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.generator import generation_memory_length
 from txl_keras.models.generation.request import Request
-from txl_keras.samplers import Sampler
+from txl_keras.samplers.sampler import NO_EFFECT
+from txl_keras.samplers.sampler import Sampler
 
 # Limits on what one visitor can ask for, so that the others need not wait long.
 MAX_PROMPT_TOKENS = 5_000
@@ -25,13 +26,6 @@ MAX_NEW_TOKENS = 2_000
 MAX_TEXT_TOKENS = 5_000
 _SEGMENT_LENGTH = 64
 _SHORTER_MEMORIES = (0, 4, 16, 64, 256, 1024)
-# The settings of the sampler, at values that stand for null.
-_NO_EFFECT = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "repetition_penalty": 1.0,
-}
 _WRITE_FIELDS = {
     "prompt": "a string",
     "max_tokens": "an integer",
@@ -69,7 +63,9 @@ class Playground:
             ]
         # Variables, because other numbers would need another compilation.
         self._settings = {
-            name: tf.Variable(value) for name, value in _NO_EFFECT.items()
+            name: tf.Variable(value)
+            for name, value in NO_EFFECT.items()
+            if name in _WRITE_FIELDS
         }
         self._sampler = Sampler(**self._settings)
         self._generators = {}
@@ -145,7 +141,7 @@ class Playground:
             )
         for name, variable in self._settings.items():
             value = numbers[name]
-            variable.assign(_NO_EFFECT[name] if value is None else value)
+            variable.assign(NO_EFFECT[name] if value is None else value)
         streams = [self._stream(request, length) for length in lengths]
         for parts in itertools.zip_longest(*streams, fillvalue=""):
             yield {"texts": list(parts)}

@@ -16,12 +16,12 @@ from txl_keras.checks import shown
 from txl_keras.layers.compute.dropout import fold_in
 
 # The values at which a parameter has no effect; so has None.
-_OFF = {
-    "temperature": 1,
+NO_EFFECT = {
+    "temperature": 1.0,
     "top_k": 0,
-    "top_p": 1,
-    "typical_p": 1,
-    "repetition_penalty": 1,
+    "top_p": 1.0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
 }
 _INFINITY = float("inf")
 _FLOAT32 = np.finfo(np.float32)
@@ -115,7 +115,7 @@ class Sampler:
     repetition_penalty: float | tf.Tensor | None = None
 
     def __post_init__(self):
-        for name in _OFF:
+        for name in NO_EFFECT:
             value = getattr(self, name)
             if tf.is_tensor(value):
                 _check_tensor(name, value)
@@ -143,7 +143,7 @@ class Sampler:
     def get_config(self):
         """Returns the parameters, for saving."""
         config = {}
-        for name in _OFF:
+        for name in NO_EFFECT:
             value = getattr(self, name)
             if tf.is_tensor(value):
                 raise ValueError(
@@ -160,7 +160,7 @@ class Sampler:
 
     def _key(self):
         """Returns the parameters; a tensor is equal only to itself."""
-        values = [getattr(self, name) for name in _OFF]
+        values = [getattr(self, name) for name in NO_EFFECT]
         return tuple(v.ref() if tf.is_tensor(v) else v for v in values)
 
     @staticmethod
@@ -182,7 +182,7 @@ class Sampler:
     @property
     def is_plain(self):
         """Returns whether no parameter has an effect: boolean or tensor."""
-        return self._is_off(*_OFF)
+        return self._is_off(*NO_EFFECT)
 
     def needed_tails(self, words, tails, seen=None):
         """Returns which tail clusters may contain a token that can be drawn.
@@ -229,7 +229,7 @@ class Sampler:
         value = getattr(self, name)
         if tf.is_tensor(value):
             return tf.cast(value, tf.int32 if name == "top_k" else tf.float32)
-        return None if value == _OFF[name] else value
+        return None if value == NO_EFFECT[name] else value
 
     def _is_off(self, *names):
         """Returns whether these have no effect, as a boolean or a tensor."""
@@ -239,7 +239,7 @@ class Sampler:
             return False
         is_off = True
         for name, value in values.items():
-            is_off &= value == _OFF[name]
+            is_off &= value == NO_EFFECT[name]
         return is_off
 
     @property
@@ -251,7 +251,7 @@ class Sampler:
     def _is_in_range(self):
         """Returns whether all tensors are in range; XLA drops assertions."""
         is_in_range = tf.constant(True)
-        for name in _OFF:
+        for name in NO_EFFECT:
             if tf.is_tensor(getattr(self, name)):
                 is_in_range &= _in_range(name, self._value(name))
         return is_in_range

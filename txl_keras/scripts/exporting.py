@@ -26,12 +26,9 @@ def export_run(
     assets = {"config.json": workdir.file("config.json")}
     if tf.io.gfile.exists(workdir.tokenizer):
         assets["tokenizer.json"] = workdir.tokenizer
-    function = serving.export
-    if kind == "export_openvino":
-        function = serving.export_openvino
-    elif kind == "export_text":
-        options["tokenizer"] = workdir.load_tokenizer()
-    function(
+    if kind == "export_text":
+        options["tokenizer"], kind = workdir.load_tokenizer(), "export"
+    getattr(serving, kind)(
         model,
         path,
         memory_length=memory_length,

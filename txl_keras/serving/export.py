@@ -14,8 +14,7 @@ from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
 from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.signatures import SAMPLING
-from txl_keras.serving.signatures import FunctionalSignatures
-from txl_keras.serving.signatures import TextSignatures
+from txl_keras.serving.signatures import Signatures
 from txl_keras.serving.slots import Slots
 
 
@@ -136,6 +135,7 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     ```python
     import tempfile
     import tensorflow as tf
+    from txl_keras.data import ByteTokenizer
     from txl_keras.models import TransformerXLCausalLM
     from txl_keras.serving import export
 
@@ -150,12 +150,6 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     for ids in ([[72, 105]], [[33]]):
         memory = predict(ids=tf.constant(ids), **memory)
         log_probs = memory.pop("log_probs")  # (1, T, V)
-    ```
-
-    With raw text:
-
-    ```python
-    from txl_keras.data import ByteTokenizer
 
     export(model, path, tokenizer=ByteTokenizer())
     loaded = tf.saved_model.load(path)
@@ -172,20 +166,20 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
         max_batch_size,
         max_generate_length,
     )
+    encoder, tracked = None, []
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, model.backbone.vocabulary_size)
+        model.backbone.check_takes_padding()
+        encoder = graph_tokenizer(tokenizer)
+        own, tracked = {"tokenizer": type(tokenizer).__name__}, [encoder]
+    endpoints = Signatures(served, encoder).endpoints()
     if tokenizer is None:
         num_slots = num_slots if served.backbone.remembers else 0
-        endpoints = FunctionalSignatures(served).endpoints()
-        own, tracked = {"num_slots": num_slots}, []
+        own = {"num_slots": num_slots}
         if num_slots:
             slots = Slots(served, num_slots)
             endpoints |= slots.endpoints()
             tracked = [slots, *slots.variables]
-    else:
-        check_vocabulary(tokenizer, model.backbone.vocabulary_size)
-        model.backbone.check_takes_padding()
-        encoder = graph_tokenizer(tokenizer)
-        endpoints = TextSignatures(served, encoder).endpoints()
-        own, tracked = {"tokenizer": type(tokenizer).__name__}, [encoder]
     write_saved_model(
         path,
         endpoints,

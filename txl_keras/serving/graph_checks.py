@@ -19,30 +19,18 @@ def checked(value, condition, *message):
 
 def check_range(name, values, low, high):
     """Checks that all values are in `[low, high]`."""
-    return checked(
-        values,
-        tf.reduce_all((values >= low) & (values <= high)),
-        f"`{name}` must be at least",
-        low,
-        "and at most",
-        high,
-        "Received: numbers from",
-        tf.reduce_min(values),
-        "to",
-        tf.reduce_max(values),
-    )
+    expected = [f"`{name}` must be at least", low, "and at most", high]
+    least, most = tf.reduce_min(values), tf.reduce_max(values)
+    received = ["Received: numbers from", least, "to", most]
+    is_inside = tf.reduce_all((values >= low) & (values <= high))
+    return checked(values, is_inside, *expected, *received)
 
 
 def check_shape(name, value, shape):
     """Checks the shape of a tensor."""
-    return checked(
-        value,
-        tf.reduce_all(tf.equal(tf.shape(value), shape)),
-        f"`{name}` must have the shape",
-        tf.convert_to_tensor(shape),
-        "Received:",
-        tf.shape(value),
-    )
+    expected = [f"`{name}` must have the shape", tf.convert_to_tensor(shape)]
+    is_equal = tf.reduce_all(tf.equal(tf.shape(value), shape))
+    return checked(value, is_equal, *expected, "Received:", tf.shape(value))
 
 
 def check_not_empty(name, lengths):

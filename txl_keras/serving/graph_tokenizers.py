@@ -14,11 +14,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from txl_keras.data.tokenizers import ByteTokenizer
-from txl_keras.data.tokenizers import CharacterTokenizer
-from txl_keras.data.tokenizers import SentencePieceTokenizer
-from txl_keras.data.tokenizers import WordPieceTokenizer
-from txl_keras.data.tokenizers import WordTokenizer
+from txl_keras.data import tokenizers
 from txl_keras.data.vocabulary import NUM_CODE_POINTS
 from txl_keras.serving.graph_checks import checked
 
@@ -49,7 +45,9 @@ class GraphTokenizer(tf.Module):
     def __init__(self, tokenizer):
         super().__init__()
         self._tokenizer = tokenizer
-        self._texts = _constant(_token_texts(tokenizer))
+        # The bytes of every id; a text is their concatenation.
+        ids = range(tokenizer.vocabulary_size)
+        self._texts = _constant([tokenizer.decode_bytes(i) for i in ids])
 
     # Without AutoGraph, which would try to convert the import of TensorFlow
     # Text.
@@ -157,7 +155,9 @@ class _GraphSubwordTokenizer(GraphTokenizer):
         is_ended = tf.range(1, tf.size(limits, tf.int64) + 1) != limits
         strings = lines.values
         # Lines keep their newlines if SentencePiece has pieces of them.
-        is_sentence_piece = isinstance(self._tokenizer, SentencePieceTokenizer)
+        is_sentence_piece = isinstance(
+            self._tokenizer, tokenizers.SentencePieceTokenizer
+        )
         if is_sentence_piece and line_end_id is None:
             strings += tf.where(is_ended, "\n", "")
         # The model is loaded inside the graph, because
@@ -172,11 +172,11 @@ class _GraphSubwordTokenizer(GraphTokenizer):
 
 
 _GRAPH_TOKENIZERS = {
-    ByteTokenizer: _GraphByteTokenizer,
-    CharacterTokenizer: _GraphCharacterTokenizer,
-    WordTokenizer: _GraphWordTokenizer,
-    SentencePieceTokenizer: _GraphSubwordTokenizer,
-    WordPieceTokenizer: _GraphSubwordTokenizer,
+    tokenizers.ByteTokenizer: _GraphByteTokenizer,
+    tokenizers.CharacterTokenizer: _GraphCharacterTokenizer,
+    tokenizers.WordTokenizer: _GraphWordTokenizer,
+    tokenizers.SentencePieceTokenizer: _GraphSubwordTokenizer,
+    tokenizers.WordPieceTokenizer: _GraphSubwordTokenizer,
 }
 
 
@@ -264,20 +264,6 @@ def _constant(texts):
     """Creates a constant of strings `(n,)` from a list of `bytes`."""
     # As objects, because NumPy strips trailing zero bytes from its strings.
     return tf.constant(np.array(texts, object))
-
-
-def _token_texts(tokenizer):
-    """Returns the bytes of every id; a text is their concatenation."""
-    texts = []
-    for i in range(tokenizer.vocabulary_size):
-        try:
-            texts.append(tokenizer.decode_bytes(i))
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                "`tokenizer` must have symbols that can be encoded in its "
-                f"encoding. Received: {error.object!r} ({error})"
-            ) from error
-    return texts
 
 
 def _split_bytes(text):

@@ -18,7 +18,8 @@ def write_tokens(
     """Generates the tokens that `Generator` would, with the same seed."""
     # Returns ids, int32 `(B, W)`, and the memory after all but the last of
     # them, which has not been read.
-    memory = _read_prompt(served, prompt_ids, prompt_length - 1, memory)
+    size = min(PROMPT_SEGMENT, served.max_segment_length)
+    memory, _ = read_segments(served, prompt_ids, prompt_length, memory, size)
     batch_size, size = tf.unstack(tf.shape(prompt_ids))
     seeds = row_seeds(seed, batch_size)
     positions = served.positions(1)
@@ -64,21 +65,29 @@ def write_tokens(
     return tf.transpose(ids), memory
 
 
-def _read_prompt(served, ids, lengths, memory):
-    """Returns memory after the first `lengths` tokens of each row."""
+def read_segments(served, ids, lengths, memory, size, scores=False):
+    """Reads each row's first `lengths` tokens but the last, by segments."""
+    # Returns the memory after them, and with `scores` losses `(B, P)`. The
+    # first token has no context and no loss; what follows a row is arbitrary.
+    lengths -= 1
     end = tf.reduce_max(tf.concat([lengths, [0]], axis=0))
-    size = min(PROMPT_SEGMENT, served.max_segment_length)
     positions = served.positions(size)
 
-    def read(start, memory):
+    def read(start, memory, nll):
         stop = tf.minimum(start + size, end)
-        _, *entries = served.read(ids[:, start:stop], memory, positions)
+        hidden, *entries = served.read(ids[:, start:stop], memory, positions)
+        if scores:
+            new = served.model.softmax(hidden, ids[:, start + 1 : stop + 1])
+            nll = tf.concat([nll, new], axis=1)
         num_real = tf.clip_by_value(lengths - start, 0, stop - start)
-        return stop, served.backbone.append(memory, entries, num_real)
+        return stop, served.backbone.append(memory, entries, num_real), nll
 
-    return tf.while_loop(
-        lambda start, _: start < end, read, (tf.constant(0), memory)
-    )[1]
+    _, memory, nll = tf.while_loop(
+        lambda start, *_: start < end,
+        read,
+        (tf.constant(0), memory, tf.zeros_like(ids[:, :1], tf.float32)),
+    )
+    return memory, nll
 
 
 def _mark(seen, rows, ids):

@@ -227,10 +227,10 @@ class ServedModel:
         evicted = tf.maximum(read - self.memory_length, 0)
         tensors["num_tokens"] = checked(
             read,
-            tf.reduce_all(read >= 0)
-            & tf.reduce_all(compressed >= 0)
-            & tf.reduce_all(
-                compressed * self.backbone.compression_rate <= evicted
+            tf.reduce_all(
+                (read >= 0)
+                & (compressed >= 0)
+                & (compressed * self.backbone.compression_rate <= evicted)
             ),
             "`num_tokens` and `num_compressed` must be those that a signature "
             "returned. Received:",

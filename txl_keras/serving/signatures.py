@@ -6,22 +6,17 @@ hidden size, `N` heads, `H` head size, `L` layers, `V` vocabulary.
 
 import tensorflow as tf
 
+from txl_keras.samplers.sampler import NO_EFFECT
 from txl_keras.samplers.sampler import Sampler
 from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_checks import check_range
 from txl_keras.serving.graph_checks import check_shape
 from txl_keras.serving.graph_checks import checked
+from txl_keras.serving.graph_writer import read_segments
 from txl_keras.serving.graph_writer import write_tokens
 
 # Defaults for requests to a server; none of them changes the distribution.
-SAMPLING = {
-    "seed": 0,
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "typical_p": 1.0,
-    "repetition_penalty": 1.0,
-}
+SAMPLING = {"seed": 0, **NO_EFFECT}
 
 
 def _spec(name, *shape, dtype=tf.int32):
@@ -39,15 +34,24 @@ def _sampling_specs():
     ]
 
 
-class FunctionalSignatures:
-    """Holds the signatures that take and return memory; see `export`."""
+class Signatures:
+    """Holds the signatures of ids, or those of text; see `export`."""
 
-    def __init__(self, served):
+    def __init__(self, served, tokenizer=None):
         self._served = served
         self._softmax = served.model.softmax
+        self._tokenizer = tokenizer
 
     def endpoints(self):
         """Returns a dictionary from names to functions and input specs."""
+        if self._tokenizer is not None:
+            text = _spec("text", None, dtype=tf.string)
+            prompt = _spec("prompt", None, dtype=tf.string)
+            specs = [prompt, *_sampling_specs()]
+            return {
+                "score_text": (self.score_text, [text]),
+                "generate_text": (self.generate_text, specs),
+            }
         ids = _spec("ids", None, None)
         memory = self._served.memory_specs
         targets = _spec("targets", None, None)
@@ -130,65 +134,21 @@ class FunctionalSignatures:
         )
         return {"ids": ids, **served.to_tensors(past)}
 
-
-class TextSignatures:
-    """Holds the signatures that score and generate text; see `export`."""
-
-    def __init__(self, served, tokenizer):
-        self._served = served
-        self._tokenizer = tokenizer
-
-    def endpoints(self):
-        """Returns a dictionary from names to functions and input specs."""
-        text = _spec("text", None, dtype=tf.string)
-        prompt = _spec("prompt", None, dtype=tf.string)
-        return {
-            "score_text": (self.score_text, [text]),
-            "generate_text": (
-                self.generate_text,
-                [prompt, *_sampling_specs()],
-            ),
-        }
-
     def score_text(self, text):
         """Computes the negative log-likelihood of texts and their tokens."""
+        served = self._served
         ids, lengths = self._tokenizer.encode(text)
         lengths = check_not_empty("text", lengths)
-        token_nll = self._token_nll(ids, lengths)
+        memory = served.from_tensors(served.empty(tf.size(lengths)))
+        size = served.max_segment_length
+        _, nll = read_segments(served, ids, lengths, memory, size, scores=True)
+        nll = tf.where(tf.sequence_mask(lengths, tf.shape(ids)[1]), nll, 0.0)
         return {
-            "nll": tf.reduce_sum(token_nll, axis=1),
-            "token_nll": token_nll,
+            "nll": tf.reduce_sum(nll, axis=1),
+            "token_nll": nll,
             "ids": ids,
             "lengths": lengths,
         }
-
-    def _token_nll(self, ids, lengths):
-        """Computes losses `(B, P)`; 0 for the first token and for padding."""
-        served = self._served
-        size = served.max_segment_length
-        positions = served.positions(size)
-        batch_size, num_tokens = tf.unstack(tf.shape(ids))
-        num_targets = num_tokens - 1
-
-        def read(start, memory, nll):
-            stop = tf.minimum(start + size, num_targets)
-            hidden, *entries = served.read(
-                ids[:, start:stop], memory, positions
-            )
-            new = served.model.softmax(hidden, ids[:, start + 1 : stop + 1])
-            num_real = tf.clip_by_value(lengths - 1 - start, 0, stop - start)
-            memory = served.backbone.append(memory, entries, num_real)
-            return stop, memory, tf.concat([nll, new], axis=1)
-
-        memory = served.from_tensors(served.empty(batch_size))
-        # The first token has no context and no loss.
-        first_nll = tf.zeros((batch_size, num_tokens))[:, :1]
-        *_, nll = tf.while_loop(
-            lambda start, *_: start < num_targets,
-            read,
-            (tf.constant(0), memory, first_nll),
-        )
-        return tf.where(tf.sequence_mask(lengths, num_tokens), nll, 0.0)
 
     def generate_text(self, prompt, length, seed, *sampling):
         """Generates text after prompts, which do not affect each other."""

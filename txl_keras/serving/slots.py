@@ -106,25 +106,16 @@ class Slots(tf.saved_model.experimental.TrackableResource):
 
     def _read(self, slots):
         """Returns the rows of slots."""
-        values = tf.nest.map_structure(
-            lambda variable: variable.read_value(), self._memory
-        )
-
+        values = [variable.read_value() for variable in self.variables]
         size = tf.size(slots)
         start = tf.reduce_sum(slots[:1])  # 0 if there are none
-        end = start + size
-
-        def sliced():
+        rows = tf.cond(
+            tf.reduce_all(slots == start + tf.range(size)),
             # Along the first axis, which copies nothing.
-            return tf.nest.map_structure(lambda value: value[start:end], values)
-
-        def gathered():
-            return tf.nest.map_structure(
-                lambda value: tf.gather(value, slots), values
-            )
-
-        are_adjacent = tf.reduce_all(slots == start + tf.range(size))
-        return tf.cond(are_adjacent, sliced, gathered)
+            lambda: [value[start : start + size] for value in values],
+            lambda: [tf.gather(value, slots) for value in values],
+        )
+        return tf.nest.pack_sequence_as(self._memory, rows)
 
     def _replace(self, slots, memory):
         """Writes whole rows."""

@@ -1,16 +1,14 @@
-import codecs
-import contextlib
-import functools
-import io
 import random
 import struct
-import subprocess
-import sys
 from concurrent import futures
 
 import keras
 import numpy as np
 import pytest
+from sentence_pieces import NAMES
+from sentence_pieces import TEXT
+from sentence_pieces import build_subwords as build
+from sentence_pieces import train_foreign
 
 from txl_keras.data import Corpus
 from txl_keras.data.tokenizers import build_tokenizer
@@ -23,44 +21,11 @@ from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 sentencepiece = pytest.importorskip("sentencepiece")
 pytest.importorskip("tensorflow_text")
 
-TEXT = """The cat sat on the mat, and the other cat sat on the hat.
-A naïve cat  -  two spaces, trailing ones too \n\n\tA tab began this line.
-Was the cat on the mat, or was the mat on the cat? The hat was on the mat.
-""" * (4)
 ODD_PARTS = (
     *"▁⁇▅\0\t\r\n \ufeff\ufffd\u2028\u00a0\u200b\U0010ffff",
     *("\r\n", "  ", " ⁇ ", "e\u0301", "👩‍👩‍👧", "漢字", "עברית"),
     *("<unk>", "<s>", "<0x0A>", "<eos>", "the cat ", " mat"),
 )
-
-
-def train_foreign(**options):
-    """A model as others train it: most leave `options` at their defaults."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT.split("\n")),
-        model_writer=model,
-        model_type="bpe",
-        minloglevel=2,
-        **{"vocab_size": 80, **options},
-    )
-    return model.getvalue()
-
-
-@functools.cache
-def build(name):
-    if name in ("unigram", "bpe"):
-        return SentencePieceTokenizer.train([TEXT], 295, name)
-    if name == "like XLNet":
-        model = train_foreign(control_symbols=["<eop>"])
-        return SentencePieceTokenizer(model, line_end="<eop>")
-    model = train_foreign(
-        vocab_size=310,
-        normalization_rule_name="identity",
-        byte_fallback=True,
-        remove_extra_whitespaces=False,
-    )
-    return SentencePieceTokenizer(model)
 
 
 @pytest.fixture(params=["unigram", "bpe"])
@@ -73,7 +38,7 @@ def foreign(request):
     return build(request.param)
 
 
-@pytest.fixture(params=["unigram", "bpe", "like XLNet", "like Llama"])
+@pytest.fixture(params=NAMES)
 def tokenizer(request):
     return build(request.param)
 
@@ -104,6 +69,7 @@ def test_characters_of_all_planes_are_kept(lossless):
 def test_bytes_and_strings_are_the_same_text(lossless):
     ids = lossless.encode(TEXT)
     assert ids.dtype == np.uint16 and ids.shape == (len(ids),)
+    assert build("like XLNet").encode(TEXT).dtype == np.uint8
     np.testing.assert_array_equal(lossless.encode(TEXT.encode()), ids)
     assert len(ids) < len(TEXT) * 2 / 3
     for empty in ("", b""):
@@ -118,22 +84,6 @@ def test_the_first_pieces_are_unknown_newline_and_bytes(lossless):
     expected = [2 + byte for byte in "▁é😀\0".encode()]
     assert lossless.encode("▁é😀\0").tolist() == expected
     assert lossless.decode_bytes(np.arange(2, 258)) == bytes(range(256))
-
-
-def test_ids_are_the_smallest_that_hold_the_vocabulary(lossless):
-    assert lossless.decode_bytes(np.uint16(1)) == b"\n"
-    small = SentencePieceTokenizer(train_foreign())
-    assert small.vocabulary_size == 80
-    assert small.encode(TEXT).dtype == np.uint8
-
-
-def test_single_tokens_are_shown_as_all_at_once(tokenizer):
-    ids = tokenizer.encode(TEXT + random_text(random.Random(1)))
-    whole = tokenizer.decode_bytes(ids)
-    assert b"".join(tokenizer.decode_bytes(i) for i in ids) == whole
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    shown = "".join(decoder.decode(tokenizer.decode_bytes(i)) for i in ids)
-    assert shown == whole.decode()
 
 
 def test_text_can_be_cut_after_newlines(tokenizer):
@@ -219,26 +169,6 @@ def test_a_file_with_too_many_pieces_is_refused(monkeypatch):
     monkeypatch.setattr(sentence_piece_tokenizer, "_MAX_PIECES", 79)
     with pytest.raises(ValueError, match="has more than 79 pieces"):
         SentencePieceTokenizer(model)
-
-
-@pytest.mark.large
-def test_the_same_text_gives_the_same_model():
-    code = f"""
-import hashlib
-from txl_keras.data.tokenizers import sentence_piece_tokenizer as module
-train = module.SentencePieceTokenizer.train
-for kind in "unigram", "bpe":
-    model = train([{TEXT!r}], 290, kind, max_characters=700).model
-    print(hashlib.sha256(model).hexdigest())
-"""
-    here, there = io.StringIO(), subprocess.PIPE
-    # In another process too, where hashes differ.
-    run = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=there, text=True
-    )
-    with contextlib.redirect_stdout(here):
-        exec(code, {})
-    assert run.communicate(timeout=60)[0] == here.getvalue() != ""
 
 
 def test_blocks_of_text_are_one_text(lossless):

@@ -6,8 +6,6 @@ import pytest
 from txl_keras.data.corpora import Corpus
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
-from txl_keras.data.tokenizers import load_tokenizer
-from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.data.tokenizers import word_tokenizer
 from txl_keras.data.tokenizers.word_tokenizer import count_words
 from txl_keras.data.vocabulary import Vocabulary
@@ -97,14 +95,6 @@ def test_blocks_do_not_change_the_ids(block, monkeypatch):
         tokenizer.encode("cat\ncat the cat")
 
 
-def test_text_comes_back():
-    text = "the cat\n\nnaïve\ncat"
-    tokenizer = WordTokenizer(WORDS)
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    ids = [0, 2, 0, 0, 1, 3, 0]
-    assert tokenizer.encode(tokenizer.decode(ids)).tolist() == ids
-
-
 def test_words_go_by_frequency_then_by_first_appearance():
     text = "z b b\na <unk> a\nc\n"
     assert symbols_of([text]) == ("<eos>", "b", "a", "z", "<unk>", "c")
@@ -160,39 +150,42 @@ def test_a_corpus_gives_the_words_of_its_train_split():
         build_tokenizer("bytes", corpus, min_count=2)
 
 
-def test_a_large_vocabulary_is_saved_and_loaded(tmp_path):
-    path = tmp_path / "tokenizer.json"
-    tokenizer = WordTokenizer(["<eos>", *map(str, range(267_734))])
-    save_tokenizer(tokenizer, path)
-    loaded = load_tokenizer(path)
-    assert loaded.get_config() == tokenizer.get_config()
-    assert loaded.encode("7 267733\n").tolist() == [8, 267734, 0]
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="`line_end` .*line_end='<eos>'"):
-        WordTokenizer(["a"])
-    with pytest.raises(ValueError, match="`line_start` .*line_start='<S>'"):
-        WordTokenizer(["a"], line_start="<S>", line_end="a")
-    with pytest.raises(ValueError, match="without spaces.*'end of line'"):
-        WordTokenizer(["a", "end of line"], line_end="end of line")
-    with pytest.raises(ValueError, match="`min_count`.*min_count=0"):
-        from_texts(["a"], min_count=0)
-    with pytest.raises(ValueError, match="leave at least one.*min_count=9"):
-        from_texts(["a b a"], min_count=9)
-    with pytest.raises(ValueError, match="`unknown` .*unknown='a b'"):
-        WordTokenizer(["<eos>", "a b"], unknown="a b")
-    message = "`vocabulary_size` must be .* 3.*vocabulary_size=2"
+@pytest.mark.parametrize(
+    "function, arguments, message",
+    [
+        (WordTokenizer, {"vocabulary": ["a"]}, "`line_end` .*line_end='<eos>'"),
+        (
+            WordTokenizer,
+            {"vocabulary": ["a"], "line_start": "<S>", "line_end": "a"},
+            "`line_start` .*line_start='<S>'",
+        ),
+        (
+            WordTokenizer,
+            {"vocabulary": ["a", "end of line"], "line_end": "end of line"},
+            "without spaces.*'end of line'",
+        ),
+        (
+            WordTokenizer,
+            {"vocabulary": ["<eos>", "a b"], "unknown": "a b"},
+            "`unknown` .*unknown='a b'",
+        ),
+        (from_texts, {"texts": "a", "min_count": 0}, "`min_count`.*count=0"),
+        (from_texts, {"texts": "a", "min_count": 9}, "leave at least one.*=9"),
+        (
+            from_texts,
+            {"texts": "a", "vocabulary_size": 2},
+            "`vocabulary_size` must be .* 3.*vocabulary_size=2",
+        ),
+        (Vocabulary, {"symbols": ["a", ""]}, "at least one character.*''"),
+        (Vocabulary, {"symbols": [b"a"]}, "Received: b'a'"),
+        (Vocabulary, {"symbols": ["a", "c", "a"]}, "distinct.*'a' more than"),
+        (Vocabulary, {"symbols": []}, "must not be empty"),
+        (Vocabulary, {"symbols": "words.txt"}, "must be a list of words"),
+    ],
+)
+def test_wrong_arguments_are_refused(function, arguments, message):
     with pytest.raises(ValueError, match=message):
-        from_texts(["a"], vocabulary_size=2)
-    with pytest.raises(ValueError, match="at least one character.*''"):
-        Vocabulary(["a", ""])
-    with pytest.raises(ValueError, match="Received: b'a'"):
-        Vocabulary([b"a"])
-    with pytest.raises(ValueError, match="distinct.*'ab' more than once"):
-        Vocabulary(["ab", "c", "ab"])
-    with pytest.raises(ValueError, match="must not be empty"):
-        Vocabulary([])
+        function(**arguments)
 
 
 def test_marks_may_be_left_out_by_empty_strings():

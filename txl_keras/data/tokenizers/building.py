@@ -122,8 +122,8 @@ def check_kind(corpus, takes_ids):
 
 def _build_characters(corpus, beam, drop_newlines=False):
     options = {"encoding": corpus.encoding, "drop_newlines": drop_newlines}
-    function = functools.partial(count_symbols, **options)
-    counts = add_up(_counters(function, corpus, corpus.splits, beam))
+    count = functools.partial(_count, count_symbols, **options)
+    counts = add_up(_map(count, corpus, corpus.splits, beam))
     return CharacterTokenizer.from_counts(counts, **options)
 
 
@@ -136,10 +136,10 @@ def _build_words(corpus, beam, vocabulary=None, **options):
     num_kept = options.get("vocabulary_size")
     if num_kept is not None:
         num_kept += 2  # `line_end` and `line_start` may be among the words
-    function = functools.partial(
-        count_words, lower_case=options.get("lower_case", False)
+    count = functools.partial(
+        _count, count_words, lower_case=options.get("lower_case", False)
     )
-    counts = _counters(function, corpus, ("train",), beam)
+    counts = _map(count, corpus, ("train",), beam)
     counts = add_up(counts, options.get("min_count", 1), num_kept)
     return WordTokenizer.from_counts(counts, **options)
 
@@ -169,15 +169,10 @@ def add_up(counters, min_count=1, num_kept=None):
         return collections.Counter(dict(chosen))
 
 
-def _counters(function, corpus, splits, beam):
-    """Yields `function(text)`, a `Counter` of strings, of parts of a text."""
-    return _map(functools.partial(_count, function), corpus, splits, beam)
-
-
-def _count(function, blocks):
+def _count(function, blocks, **options):
     counts = collections.Counter()
     for block in blocks:
-        counts.update(function(block.text))
+        counts.update(function(block.text, **options))
     return counts
 
 

@@ -51,10 +51,10 @@ position 2 is not in the vocabulary.
         # Indexed by code point, so that one look-up converts a whole text.
         self._ids = np.full(NUM_CODE_POINTS, -1, np.int32)
         for i, symbol in enumerate(self.vocabulary):
-            if len(symbol) != 1:
+            if len(symbol) != 1 or (encoding == "latin-1" and symbol > "\xff"):
                 raise ValueError(
-                    "`vocabulary` must be strings of one character. "
-                    f"Received: {symbol!r}"
+                    "`vocabulary` must be strings of one character that can "
+                    f"be encoded in {encoding}. Received: {symbol!r}"
                 )
             self._ids[ord(symbol)] = i
 

@@ -115,7 +115,7 @@ class SentencePieceTokenizer(Tokenizer):
                 f"Received: {type(model).__name__}"
             )
         pieces, normalizer = _read_model(model)
-        names = [piece for piece, _ in pieces]
+        names, types = zip(*pieces, strict=True)
         if line_end is not None and line_end not in names:
             raise ValueError(
                 "`line_end` must be None or a piece of the model. "
@@ -124,7 +124,6 @@ class SentencePieceTokenizer(Tokenizer):
         self.model = model
         self.line_end = line_end
         self.vocabulary_size = len(pieces)
-        types = [kind for _, kind in pieces]
         self.unknown_id = types.index(_UNKNOWN) if _UNKNOWN in types else None
         self._texts = [_piece_text(piece, kind) for piece, kind in pieces]
         self._line_end_id = None

@@ -402,9 +402,9 @@ def test_memory_of_another_kind_is_named():
 
 
 def test_what_depends_on_a_limited_reach_is_refused():
-    backbone = small_backbone(**CONV)
-    with pytest.raises(ValueError, match="finite reach"):
-        warmup_segments(backbone, 5)
+    for config in (CONV, {"memory_source": "outputs"}):
+        with pytest.raises(ValueError, match="finite reach"):
+            warmup_segments(small_backbone(**config), 5)
 
 
 def test_generation_compresses_what_it_writes():

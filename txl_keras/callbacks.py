@@ -1,12 +1,11 @@
 """Callbacks for models that keep memory from batch to batch."""
 
-import os
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_path
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import check_batches
 from txl_keras.training.checkpointing import Checkpoints
@@ -115,15 +114,9 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def __init__(self, backup_dir, save_freq="epoch", delete_checkpoint=True):
         super().__init__()
-        is_path = isinstance(backup_dir, (str, os.PathLike))
-        if not is_path or not os.fspath(backup_dir):
-            raise ValueError(
-                "`backup_dir` must be a path that is not empty, of a folder "
-                f"for this run alone. Received: backup_dir={backup_dir!r}"
-            )
+        self.backup_dir = check_path("backup_dir", backup_dir)
         if save_freq != "epoch":
             check_integer("save_freq", save_freq, 1)
-        self.backup_dir = os.path.expanduser(backup_dir)
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
         self._epoch = self._saved = 0

@@ -128,14 +128,6 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
         """Returns the most tokens that a segment may have, or `None`."""
         return None
 
-    @property
-    def default_memory_length(self):
-        """Returns the default memory length for generation, 0 if unknown.
-
-        Absolute positions have no memory: the last tokens are read again.
-        """
-        return self.memory_length or self.max_segment_length or 0
-
     def kernel_initializer(self):
         """Returns the initializer of kernels and embedding tables."""
         return normal_initializer(self.initializer_stddev)
@@ -336,12 +328,16 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
                 "`memory` must be a Memory, as `initial_memory` and calls of "
                 f"the model return. Received: memory={shown(memory)}"
             )
-        if len(memory.states) != self.num_states:
-            raise ValueError(
-                f"`memory` must have {self.num_states} states, as many as "
-                "this model. Received: a memory of another model, with "
-                f"{len(memory.states)} states. {_REMEDY}"
-            )
+        num_pending = 0 if self.num_pending is None else self.num_states
+        counts = {"states": self.num_states, "pending": num_pending}
+        for name, count in counts.items():
+            received = len(getattr(memory, name))
+            if received != count:
+                raise ValueError(
+                    f"`memory` must have {count} {name}, as many as this "
+                    "model. Received: a memory of another model, with "
+                    f"{received} {name}. {_REMEDY}"
+                )
         length = memory.states[0].shape[1:2]
         for i, state in enumerate(memory.states):
             expected = (batch_size, *length, self.hidden_dim)
@@ -351,14 +347,6 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
                     f"`memory.states[{i}]` must be of floats, as calls of the "
                     f"model return. Received: dtype {state.dtype}"
                 )
-        if len(memory.pending) != (
-            0 if self.num_pending is None else self.num_states
-        ):
-            raise ValueError(
-                "`memory` must be compressed if and only if the model has a "
-                f"`compression`. Received: {len(memory.pending)} states of "
-                f"pending tokens. {_REMEDY}"
-            )
         valid_length = check_token_ids(
             "memory.valid_length", memory.valid_length, memory.length + 1
         )

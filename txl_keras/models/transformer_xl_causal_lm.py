@@ -141,17 +141,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         stack.write(memory)
         return self.softmax.logits(hidden)
 
-    def score(
-        self,
-        inputs,
-        targets,
-        memory=None,
-        reset=None,
-        training=False,
-        dropout_seed=None,
-        first_row=0,
-        return_reconstruction_loss=False,
-    ):
+    def score(self, inputs, targets, memory=None, reset=None, **kwargs):
         """Computes the negative log-likelihood of every target.
 
         Args:
@@ -162,27 +152,17 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
                 start.
             reset: Optional boolean `(B,)`, true for rows whose memory is reset
                 before reading.
-            training: Boolean, for dropout.
-            dropout_seed, first_row: See `TransformerXLBackbone`.
-            return_reconstruction_loss: Boolean, also return the loss that
-                trains the `compression` of the backbone.
+            **kwargs: Other call arguments of the backbone: `training`,
+                `dropout_seed`, `first_row` and `return_reconstruction_loss`.
 
         Returns:
             The pair `(nll, memory)`: float32 `(B, T)` in nats, and the new
             `Memory`. With `return_reconstruction_loss=True` also that loss,
-            float32 `(B,)`.
+            float32 `(B,)`, which trains the `compression` of the backbone.
         """
-        more = {}
-        if return_reconstruction_loss:
-            more = {"return_reconstruction_loss": True}
+        kwargs.setdefault("training", False)
         hidden, memory, *losses = self.backbone(
-            inputs,
-            memory=memory,
-            reset=reset,
-            training=training,
-            dropout_seed=dropout_seed,
-            first_row=first_row,
-            **more,
+            inputs, memory=memory, reset=reset, **kwargs
         )
         return self.softmax(hidden, targets), memory, *losses
 

@@ -177,7 +177,8 @@ class Generator:
 def generation_memory_length(backbone, memory_length):
     """Returns the memory length for generating, by default the model's own."""
     if memory_length is None:
-        memory_length = backbone.default_memory_length
+        # Absolute positions have no memory: the last tokens are read again.
+        memory_length = backbone.memory_length or backbone.max_segment_length
         if not memory_length:
             raise ValueError(
                 "`memory_length` must be given for a model without memory, "

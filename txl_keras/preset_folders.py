@@ -300,7 +300,7 @@ def _load(model_class, stored, load_weights, dtype, overrides):
     if dtype is not None:
         config["dtype"] = changed["dtype"] = dtype
     if load_weights:
-        # Weights of zero take no memory until those of the file replace them.
+        # Drawing weights that those of the file replace would take seconds.
         stddevs = {n: changed[n] for n in _STDDEVS if n in changed}
         changed.update(dict.fromkeys(stddevs, 0.0))
     config.pop("tokenizer", None)

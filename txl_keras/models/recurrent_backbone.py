@@ -144,16 +144,6 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
         )
         return Target(device, in_parts)
 
-    def check_reads_tokens(self):
-        """Raises `ValueError` unless a model of tokens can own the memory."""
-        if self.vocabulary_size is None or self.stateful:
-            raise ValueError(
-                "`backbone` must have a `vocabulary_size` and be created "
-                "without `stateful`, because this model reads token ids and "
-                "holds the memory itself. Received: vocabulary_size="
-                f"{self.vocabulary_size}, stateful={self.stateful}"
-            )
-
     def check_takes_padding(self):
         """Raises `ValueError` if padding changes a text's hidden states."""
         if not self.remembers:
@@ -237,6 +227,13 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
             dtype=self.dtype_policy,
             name=name,
         )
+
+    def memory_stacks(self):
+        """Creates the memories of training and of inference."""
+        return [
+            self.memory_stack(None, name=f"{use}_memory")
+            for use in ("training", "inference")
+        ]
 
     def empty_projected_memory(self, memory_length):
         """Projects one entry of a cold start's memory, to be broadcast to M.

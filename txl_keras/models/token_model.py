@@ -42,7 +42,13 @@ def check_backbone(backbone):
             "`backbone` must be a TransformerXLBackbone or an "
             f"LSTMBackbone. Received: backbone={type(backbone).__name__}"
         )
-    backbone.check_reads_tokens()
+    if backbone.vocabulary_size is None or backbone.stateful:
+        raise ValueError(
+            "`backbone` must have a `vocabulary_size` and be created "
+            "without `stateful`, because this model reads token ids and "
+            "holds the memory itself. Received: vocabulary_size="
+            f"{backbone.vocabulary_size}, stateful={backbone.stateful}"
+        )
 
 
 def _as_integers(batch):

@@ -312,12 +312,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             dropout, dtype=self.dtype_policy, name="dropout"
         )
         if stateful:
-            self._training_memory = self.memory_stack(
-                None, name="training_memory"
-            )
-            self._inference_memory = self.memory_stack(
-                None, name="inference_memory"
-            )
+            self._training_memory, self._inference_memory = self.memory_stacks()
         self.build((None, None))
 
     def projection_initializer(self):

@@ -121,12 +121,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             dtype=self.dtype_policy,
             name="softmax",
         )
-        self._training_memory = backbone.memory_stack(
-            None, name="training_memory"
-        )
-        self._inference_memory = backbone.memory_stack(
-            None, name="inference_memory"
-        )
+        self._training_memory, self._inference_memory = backbone.memory_stacks()
         self.build((None, None))
 
     def build(self, token_ids_shape):

@@ -64,6 +64,13 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
     compression_variables = ()
     # The number of later tokens that a block attends to.
     look_ahead = 0
+    # False with absolute positions: no segment continues from the memory of
+    # another, and padding changes a text's hidden states.
+    remembers = True
+    # True if a token depends on a limited number of segments.
+    has_finite_reach = True
+    # The most tokens that a segment may have, or None.
+    max_segment_length = None
 
     def __init__(
         self,
@@ -108,25 +115,6 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
             "intermediate_dim", intermediate_dim, 1
         )
         self.memory_length = check_memory_length(memory_length)
-
-    @property
-    def remembers(self):
-        """Returns whether a segment may continue from the memory of another.
-
-        False with absolute positions, where padding also changes a text's
-        hidden states.
-        """
-        return True
-
-    @property
-    def has_finite_reach(self):
-        """Returns whether a token depends on a limited number of segments."""
-        return self.has_attention
-
-    @property
-    def max_segment_length(self):
-        """Returns the most tokens that a segment may have, or `None`."""
-        return None
 
     def kernel_initializer(self):
         """Returns the initializer of kernels and embedding tables."""

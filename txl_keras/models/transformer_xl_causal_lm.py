@@ -32,7 +32,6 @@ from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.text_methods import TextMethods
 from txl_keras.models.token_model import TokenModel
-from txl_keras.models.token_model import check_backbone
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.updates import check_supported
 
@@ -104,14 +103,13 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         tokenizer=None,
         **kwargs,
     ):
-        check_backbone(backbone)
+        super().__init__(backbone, tokenizer, **kwargs)
         if backbone.look_ahead:
             raise ValueError(
                 "`backbone` must have look_ahead=0, because the tokens after a "
                 "position include the one that is predicted. Received: "
                 f"look_ahead={backbone.look_ahead}"
             )
-        super().__init__(backbone, tokenizer, **kwargs)
         self.softmax = AdaptiveSoftmax(
             backbone.token_embedding,
             tie_embeddings=tie_embeddings,

@@ -8,6 +8,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_path
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import check_batches
+from txl_keras.training.bundles import shapes_of
 from txl_keras.training.checkpointing import Checkpoints
 
 
@@ -137,8 +138,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"Received: backup_dir={self.backup_dir!r} ({error})"
             ) from error
         self._checkpoints = Checkpoints(self.backup_dir, steps.trainer)
-        variables = self._metric_variables()
-        expected = {name: tuple(v.shape) for name, v in variables}
+        expected = shapes_of(self._metric_variables())
         self._restored = None
         try:
             state = self._checkpoints.restore({"position": (3,), **expected})
@@ -158,7 +158,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
         if self._restored:
-            for name, variable in self._metric_variables():
+            for name, variable in self._metric_variables().items():
                 variable.assign(self._restored[name])
             self._restored = None
 
@@ -187,12 +187,12 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "position": np.array([epoch, batches, steps.trainer.seed]),
                 **{
                     name: keras.ops.convert_to_numpy(variable)
-                    for name, variable in self._metric_variables()
+                    for name, variable in self._metric_variables().items()
                 },
             }
         )
 
     def _metric_variables(self):
-        """Returns pairs of names and variables of all metrics."""
+        """Returns the variables of all metrics by name."""
         variables = [v for m in self.model.metrics for v in m.variables]
-        return [(f"metric_{i}", v) for i, v in enumerate(variables)]
+        return {f"metric_{i}": v for i, v in enumerate(variables)}

@@ -12,7 +12,6 @@ from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
-from txl_keras.models import XLNetPermutationLM
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import preset_config
 from txl_keras.models.run_folder import weight_shapes
@@ -91,17 +90,6 @@ def test_a_config_is_the_callers_own():
     assert preset_config("quickstart")["num_layers"] == 4
     with pytest.raises(TypeError):
         TransformerXLCausalLM.presets["quickstart"]["num_layers"] = 99
-
-
-def test_a_class_lists_its_presets():
-    for model_class in (
-        LSTMBackbone,
-        TransformerXLBackbone,
-        TransformerXLCausalLM,
-        TransformerXLTextClassifier,
-    ):
-        assert model_class.presets is PRESETS
-    assert not XLNetPermutationLM.presets
 
 
 def test_a_trained_preset_is_found_by_its_name(tmp_path, monkeypatch):

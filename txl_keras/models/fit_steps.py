@@ -261,8 +261,14 @@ class FitSteps:
         strategy = self._strategy
         with strategy.scope():
             stop = StopRequest()
+
+        def score(batch, memory):
+            inputs, targets = batch["inputs"], batch["targets"]
+            reset = batch.get("reset")
+            return self._model.score(inputs, targets, memory, reset)
+
         self._compiled_score = compile_layers(
-            self._score,
+            score,
             strategy,
             self._model,
             training=False,
@@ -270,11 +276,6 @@ class FitSteps:
         )
         step = functools.partial(self._step_of_model, "test_step")
         self._run_test = host_loop(strategy, step, stop.variable)
-
-    def _score(self, batch, memory):
-        return self._model.score(
-            batch["inputs"], batch["targets"], memory, batch.get("reset")
-        )
 
     def _count(self, nll, batch):
         """Updates the metrics with the losses of one replica."""

@@ -27,8 +27,9 @@ class Generator:
         model: `TransformerXLCausalLM`.
         sampler: `Sampler` whose parameters are numbers; by default one that
             draws from the unchanged distribution of the model.
-        memory_length: Optional integer `M`; by default the model's own. A
-            model with absolute positions (see `attention_type`) has no memory:
+        memory_length: Optional integer `M`; by default the model's own, or its
+            number of positions. A model with neither needs it. A model with
+            absolute positions (see `attention_type`) has no memory:
             for every new token it reads the last M tokens again, and M must
             not exceed its number of positions.
         engine: String, what decodes token by token: `"tensorflow"`, or

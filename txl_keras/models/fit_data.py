@@ -47,11 +47,6 @@ class FitData:
     steps_to_skip: int = 0
     batches_to_drop: int = 0
 
-    @property
-    def has_resets(self):
-        """Returns whether batches say where a text begins, or epochs do."""
-        return "reset" in self.dataset.element_spec
-
     def set_steps(self, name, num_steps):
         """Returns the steps per epoch: those of an argument, or all."""
         self.steps_per_epoch = self.num_steps

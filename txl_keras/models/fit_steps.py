@@ -91,7 +91,8 @@ class FitSteps:
         if not data.steps_to_skip:
             # That of a `train_step` of the user, and of the library's.
             self._model._training_memory.reset_state()
-            if not data.has_resets:
+            # Batches may say where a text begins, or epochs do.
+            if "reset" not in data.dataset.element_spec:
                 self.trainer.memory.reset_state()
         data.steps_done = 0
         self._first_step = int(self.trainer.step.numpy())

@@ -280,6 +280,6 @@ def test_wrong_arguments_are_named_and_nothing_is_silently_wrong():
     for kind, description in outcomes:
         if kind in ("silent", "unclear"):
             print(f"{kind}: {description}")
-    assert len(outcomes) >= 250
+    assert len(outcomes) >= 300
     assert kinds["silent"] == 0
     assert kinds["unclear"] < 0.02 * len(outcomes)

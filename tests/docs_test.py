@@ -76,8 +76,14 @@ def run(tmp_path, monkeypatch):
 
 @pytest.fixture
 def guide(run):
-    """Function that runs a guide."""
-    return lambda name: run(GUIDES[name])
+    """Function that runs a guide, as it stands or with other numbers."""
+    return lambda name, numbers=(): run(smaller(GUIDES[name], dict(numbers)))
+
+
+# As it stands, or with numbers that take seconds.
+both_sizes = pytest.mark.parametrize(
+    "full", [False, pytest.param(True, marks=pytest.mark.large)]
+)
 
 
 def smaller(text, numbers):
@@ -146,101 +152,80 @@ def test_ten_lines_in_seconds(run, tmp_path):
     assert (tmp_path / "my_model" / "model.safetensors").exists()
 
 
-def test_three_minutes_in_seconds(run, tmp_path):
-    text = smaller(
-        GUIDES["three_minutes.md"],
-        {
+# 3 minutes on 2 free cores.
+@both_sizes
+def test_three_minutes(full, run, tmp_path):
+    text = GUIDES["three_minutes.md"]
+    if not full:
+        numbers = {
             'load_corpus("python_stdlib")': 'load_corpus("manual.txt")',
             "STEPS, PARTS = 1500, 10": "STEPS, PARTS = 20, 2",
             "vocabulary_size=4000": "vocabulary_size=500",
             '"quickstart",': '"quickstart", num_layers=1,',
-        },
-    )
-    names = run(text.replace("```python", f"```python\n{_MANUAL}", 1))
-    assert names["curve"][1] < names["curve"][0]
+        }
+        text = smaller(text, numbers)
+        text = text.replace("```python", f"```python\n{_MANUAL}", 1)
+    names = run(text)
+    assert names["curve"][-1] < names["curve"][0]
     assert (tmp_path / "curve.png").exists()
     assert (tmp_path / "surprise.html").exists()
-
-
-# 3 minutes on 2 free cores.
-@pytest.mark.large
-def test_three_minutes(guide):
-    names = guide("three_minutes.md")
-    assert names["curve"][-1] == pytest.approx(1.65, abs=0.15)
-    assert names["gzip_bits"] == pytest.approx(2.2, abs=0.2)
+    if full:
+        assert names["curve"][-1] == pytest.approx(1.65, abs=0.15)
+        assert names["gzip_bits"] == pytest.approx(2.2, abs=0.2)
 
 
 # A quarter of a minute on a free core.
-@pytest.mark.large
-def test_own_text(guide, tmp_path):
-    names = guide("own_text.md")
-    assert names["scores"]["bits_per_byte"] == pytest.approx(3.4, abs=0.2)
-    assert names["gzip_bits"] == pytest.approx(2.9, abs=0.2)
+@both_sizes
+def test_own_text(full, guide, tmp_path):
+    numbers = {
+        "70_000": "12_000",
+        "60_000": "10_000",
+        "65_000": "11_000",
+        "2e-3, 234": "2e-3, 38",
+        "save_freq=50": "save_freq=15",
+    }
+    names = guide("own_text.md", () if full else numbers)
     val = names["history"].history["val_bits_per_byte"]
-    assert val[1] < val[0]
     assert not (tmp_path / "backup").exists()
-
-
-def test_own_text_in_seconds(run, tmp_path):
-    names = run(
-        smaller(
-            GUIDES["own_text.md"],
-            {
-                "70_000": "12_000",
-                "60_000": "10_000",
-                "65_000": "11_000",
-                "2e-3, 234": "2e-3, 38",
-                "save_freq=50": "save_freq=15",
-            },
-        )
-    )
-    val = names["history"].history["val_bits_per_byte"]
-    assert names["scores"]["bits_per_byte"] < val[1] + 0.5 < val[0] + 0.5
-    assert not (tmp_path / "backup").exists()
+    if full:
+        assert names["scores"]["bits_per_byte"] == pytest.approx(3.4, abs=0.2)
+        assert names["gzip_bits"] == pytest.approx(2.9, abs=0.2)
+        assert val[1] < val[0]
+    else:
+        bits = names["scores"]["bits_per_byte"]
+        assert bits < val[1] + 0.5 < val[0] + 0.5
 
 
 # Half a minute on a free core.
-@pytest.mark.large
-def test_fine_tune_with_lora(guide):
-    names = guide("fine_tune_with_lora.md")
-    assert names["before"] == pytest.approx(3.1, abs=0.2)
-    assert names["after"] == pytest.approx(2.6, abs=0.2)
-    assert names["int8"] == pytest.approx(names["after"], abs=0.03)
-    bits, test = names["bits"], names["test"]
-    assert bits(names["again"], test) == pytest.approx(names["after"], abs=1e-4)
-
-
-def test_fine_tune_with_lora_in_seconds(run):
-    names = run(
-        smaller(
-            GUIDES["fine_tune_with_lora.md"],
-            {
-                "60_000": "10_000",
-                "code[:30_000], code[30_000:35_000]": (
-                    "code[:6_000], code[6_000:7_000]"
-                ),
-            },
-        )
-    )
-    after, bits, test = names["after"], names["bits"], names["test"]
-    assert after < names["before"] - 0.1
+@both_sizes
+def test_fine_tune_with_lora(full, guide):
+    numbers = {
+        "60_000": "10_000",
+        "code[:30_000], code[30_000:35_000]": (
+            "code[:6_000], code[6_000:7_000]"
+        ),
+    }
+    names = guide("fine_tune_with_lora.md", () if full else numbers)
+    before, after = names["before"], names["after"]
+    if full:
+        assert before == pytest.approx(3.1, abs=0.2)
+        assert after == pytest.approx(2.6, abs=0.2)
+    assert after < before - 0.1
     assert names["int8"] == pytest.approx(after, abs=0.03)
-    assert bits(names["again"], test) == pytest.approx(after, abs=1e-4)
-
-
-def music_ids():
-    """The guide without its commands."""
-    return re.sub(r"```bash.*?```", "", GUIDES["music_ids.md"], flags=re.DOTALL)
+    again = names["bits"](names["again"], names["test"])
+    assert again == pytest.approx(after, abs=1e-4)
 
 
 # A quarter of a minute on a free core.
-@pytest.mark.large
-def test_music_ids(run):
-    assert run(music_ids())["right"] == 1
-
-
-def test_music_ids_in_seconds(run, tmp_path):
-    names = run(smaller(music_ids(), {"epochs=20": "epochs=2"}))
+@both_sizes
+def test_music_ids(full, run, tmp_path):
+    # Without its commands.
+    text = GUIDES["music_ids.md"]
+    text = re.sub(r"```bash.*?```", "", text, flags=re.DOTALL)
+    if full:
+        assert run(text)["right"] == 1
+        return
+    names = run(smaller(text, {"epochs=20": "epochs=2"}))
     losses = names["history"].history["loss"]
     assert losses[1] < losses[0] - 0.5
     assert len({tuple(tune) for tune in names["tunes"]}) == 48
@@ -250,84 +235,60 @@ def test_music_ids_in_seconds(run, tmp_path):
 
 
 # A quarter of a minute on a free core.
-@pytest.mark.large
-def test_time_series(guide):
-    names = guide("time_series.md")
-    assert names["errors"][0] == pytest.approx(1, abs=0.1)
-    assert names["errors"][32] == pytest.approx(0.13, abs=0.04)
-    assert names["error"] < 0.05
-
-
-def test_time_series_in_seconds(run):
-    names = run(
-        smaller(
-            GUIDES["time_series.md"],
-            {"range(10)": "range(3)", "96:112": "96:100"},
-        )
-    )
-    assert names["errors"][32] < names["errors"][0] - 0.05
-    assert names["errors"][0] == pytest.approx(1, abs=0.1)
-    assert names["forecast"].shape == (64, 4)
+@both_sizes
+def test_time_series(full, guide):
+    numbers = {"range(10)": "range(3)", "96:112": "96:100"}
+    names = guide("time_series.md", () if full else numbers)
+    errors = names["errors"]
+    assert errors[0] == pytest.approx(1, abs=0.1)
+    assert names["forecast"].shape == (64, 16 if full else 4)
+    assert errors[32] < errors[0] - 0.05
+    if full:
+        assert errors[32] == pytest.approx(0.13, abs=0.04)
+        assert names["error"] < 0.05
 
 
 # 20 seconds on a free core.
-@pytest.mark.large
-def test_keras(guide):
-    names = guide("keras.md")
-    assert names["log_probs"].shape == (4, 16, 256)
-
-
-def test_keras_in_seconds(run):
-    names = run(
-        smaller(
-            GUIDES["keras.md"],
-            {
-                "MemoryStack(2": "MemoryStack(1",
-                "range(2)": "range(1)",
-                '"num_layers": 2': '"num_layers": 1',
-                # Adam is a third of the operations of a small model's step.
-                'compile("adam", loss': 'compile("sgd", loss',
-                "Adam(1e-3, global": "SGD(1e-3, global",
-            },
-        )
-    )
+@both_sizes
+def test_keras(full, guide):
+    numbers = {
+        "MemoryStack(2": "MemoryStack(1",
+        "range(2)": "range(1)",
+        '"num_layers": 2': '"num_layers": 1',
+        # Adam is a third of the operations of a small model's step.
+        'compile("adam", loss': 'compile("sgd", loss',
+        "Adam(1e-3, global": "SGD(1e-3, global",
+    }
+    names = guide("keras.md", () if full else numbers)
     assert names["log_probs"].shape == (4, 16, 256)
 
 
 # A minute on 2 free cores.
-@pytest.mark.large
-def test_agents(guide):
-    names = guide("agents.md")
-    assert names["share"][names["GTrXL"]] > 0.98
-    assert names["share"][names["LSTM"]] == pytest.approx(0.5, abs=0.1)
-
-
-def test_agents_in_seconds(run):
-    names = run(
-        smaller(
-            GUIDES["agents.md"],
-            {
-                "update % 50": "update % 10",
-                "num_updates=600": "num_updates=20",
-                # Each step of the LSTM is traced.
-                "steps=16": "steps=7",
-                "num_layers=2": "num_layers=1",
-            },
-        )
-    )
-    assert all(0 <= share <= 1 for share in names["share"].values())
+@both_sizes
+def test_agents(full, guide):
+    numbers = {
+        "update % 50": "update % 10",
+        "num_updates=600": "num_updates=20",
+        # Each step of the LSTM is traced.
+        "steps=16": "steps=7",
+        "num_layers=2": "num_layers=1",
+    }
+    names = guide("agents.md", () if full else numbers)
+    share = names["share"]
+    assert all(0 <= value <= 1 for value in share.values())
+    if full:
+        assert share[names["GTrXL"]] > 0.98
+        assert share[names["LSTM"]] == pytest.approx(0.5, abs=0.1)
 
 
 # Half a minute on a free core.
-@pytest.mark.large
-def test_beyond(guide):
-    names = guide("beyond.md")
-    assert names["right"].min() > 0.85
-    assert names["nats"]["pitch_loss"] < 0.3
-
-
-def test_beyond_in_seconds(run):
-    names = run(smaller(GUIDES["beyond.md"], {"range(40)": "range(1)"}))
+@both_sizes
+def test_beyond(full, guide):
+    names = guide("beyond.md", () if full else {"range(40)": "range(1)"})
+    if full:
+        assert names["right"].min() > 0.85
+        assert names["nats"]["pitch_loss"] < 0.3
+        return
     assert names["model"].backbone.memory_source == "outputs"
     differs = np.abs(names["hidden"] - names["changed"]).max(axis=(0, 2))
     np.testing.assert_array_equal(np.flatnonzero(differs), np.arange(4, 16))
@@ -458,7 +419,7 @@ def test_every_guide_is_in_the_table_and_runs():
         if name != "README.md":
             assert f"]({name})" in GUIDES["README.md"]
             if blocks(text, "python"):
-                assert name in WITH_COMMANDS or f'guide("{name}")' in tests
+                assert name in WITH_COMMANDS or f'"{name}"' in tests
 
 
 def test_generated_pages_agree_with_the_code(monkeypatch):

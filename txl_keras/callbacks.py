@@ -5,7 +5,6 @@ import inspect
 import itertools
 import json
 import numbers
-import os
 
 import keras
 import numpy as np
@@ -13,8 +12,10 @@ import tensorflow as tf
 from absl import logging
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_path
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import check_batches
+from txl_keras.training.bundles import shapes_of
 from txl_keras.training.checkpointing import Checkpoints
 
 
@@ -122,15 +123,9 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def __init__(self, backup_dir, save_freq="epoch", delete_checkpoint=True):
         super().__init__()
-        is_path = isinstance(backup_dir, (str, os.PathLike))
-        if not is_path or not os.fspath(backup_dir):
-            raise ValueError(
-                "`backup_dir` must be a path that is not empty, of a folder "
-                f"for this run alone. Received: backup_dir={backup_dir!r}"
-            )
+        self.backup_dir = check_path("backup_dir", backup_dir)
         if save_freq != "epoch":
             check_integer("save_freq", save_freq, 1)
-        self.backup_dir = os.path.expanduser(backup_dir)
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
         self._epoch = self._saved = 0
@@ -153,8 +148,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"Received: backup_dir={self.backup_dir!r} ({error})"
             ) from error
         self._checkpoints = Checkpoints(self.backup_dir, steps.trainer)
-        variables = self._metric_variables()
-        expected = {name: tuple(v.shape) for name, v in variables}
+        expected = shapes_of(self._metric_variables())
         self._restored = {}
         try:
             state = self._checkpoints.restore({"position": (4,), **expected})
@@ -177,7 +171,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
         if self._restored:
-            for name, variable in self._metric_variables():
+            for name, variable in self._metric_variables().items():
                 variable.assign(self._restored[name])
 
     def on_train_batch_end(self, batch, logs=None):
@@ -204,14 +198,14 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _save(self, epoch, batches):
         steps = self.model.fit_steps
         self._saved = int(steps.trainer.step.numpy())
-        for callback in self.others:
-            if held := _held_by(callback):
-                logging.log_first_n(
-                    logging.WARNING,
-                    "The backup has numbers of callbacks, and not %s of %s, "
-                    "which begins anew after a restart.",
-                    1, ", ".join(held), type(callback).__name__,
-                )  # fmt: skip
+        held = [name for callback in self.others for name in _held_by(callback)]
+        if held:
+            logging.log_first_n(
+                logging.WARNING,
+                "The backup lacks what callbacks hold beside numbers, and what "
+                "is empty again after a restart: %s.",
+                1, ", ".join(held),
+            )  # fmt: skip
         self._checkpoints.save(
             {
                 "position": np.array(
@@ -225,15 +219,15 @@ class BackupAndRestore(keras.callbacks.Callback):
                 **_callback_state(self.others),
                 **{
                     name: keras.ops.convert_to_numpy(variable)
-                    for name, variable in self._metric_variables()
+                    for name, variable in self._metric_variables().items()
                 },
             }
         )
 
     def _metric_variables(self):
-        """Returns pairs of names and variables of all metrics."""
+        """Returns the variables of all metrics by name."""
         variables = [v for m in self.model.metrics for v in m.variables]
-        return [(f"metric_{i}", v) for i, v in enumerate(variables)]
+        return {f"metric_{i}": v for i, v in enumerate(variables)}
 
 
 def _numbers(callback):
@@ -291,7 +285,7 @@ def _held_by(callback):
         return []
     arguments = {"params", *inspect.signature(type(callback)).parameters}
     return [
-        name
+        f"{type(callback).__name__}.{name}"
         for name, value in vars(callback).items()
         if name not in arguments
         and isinstance(value, (list, dict, set, np.ndarray))

@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import os
 import re
 import reprlib
 
@@ -119,6 +120,17 @@ def check_model_name(name):
             "begin with a letter, a digit or a period. Received: "
             f"name={shown(name)}"
         )
+
+
+def check_path(name, path):
+    """Returns a path as a string with `~` expanded, unless it is empty."""
+    # Joined with file names, an empty path would be the current folder.
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise ValueError(
+            f"`{name}` must be a path that is not empty; `.` is the current "
+            f"folder. Received: {name}={shown(path)}"
+        )
+    return os.path.expanduser(os.fspath(path))
 
 
 def check_no_pattern(name, path):

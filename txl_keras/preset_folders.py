@@ -24,6 +24,7 @@ from txl_keras.checkpoints import load_hugging_face
 from txl_keras.checkpoints import load_hugging_face_xlnet
 from txl_keras.checkpoints import load_vocabulary
 from txl_keras.checks import check_one_of
+from txl_keras.checks import check_path
 from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import file_digest
@@ -299,7 +300,7 @@ def _load(model_class, stored, load_weights, dtype, overrides):
     if dtype is not None:
         config["dtype"] = changed["dtype"] = dtype
     if load_weights:
-        # Weights of zero take no memory until those of the file replace them.
+        # Drawing weights that those of the file replace would take seconds.
         stddevs = {n: changed[n] for n in _STDDEVS if n in changed}
         changed.update(dict.fromkeys(stddevs, 0.0))
     config.pop("tokenizer", None)
@@ -398,14 +399,8 @@ def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
 
 def save_preset(model, folder, training, dtype):
     """Writes a preset: see `PresetModel.save_to_preset`."""
-    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
-        # Joined with file names, an empty path would be the current folder.
-        raise ValueError(
-            "`folder` must be a path that is not empty; `.` is the current "
-            f"folder. Received: folder={folder!r}"
-        )
+    folder = check_path("folder", folder)
     check_one_of("dtype", dtype, _WEIGHT_DTYPES)
-    folder = os.path.expanduser(os.fspath(folder))
     name = type(model).__name__
     if _CLASSES.get(name) is not type(model):
         raise ValueError(

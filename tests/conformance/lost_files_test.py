@@ -84,7 +84,7 @@ def test_an_empty_path_is_not_the_present_folder(fail, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Workdir(".").claim({"flags": {}, "model": {}, "data": {}})
     for flags in (["--workdir=", "--output=new"], ["--workdir=.", "--output="]):
-        fail("average.py", *flags, messages=["must not be empty"])
+        fail("average.py", *flags, messages=["is not empty"])
     (tmp_path / "file").write_text("")
     message = "`output` must be a folder that can be written to"
     messages = [message, "output=file/new"]

@@ -397,14 +397,14 @@ def test_memory_of_another_kind_is_named():
         small_backbone(**CONV),
     )
     for one, other in ((plain, compressing), (compressing, plain)):
-        with pytest.raises(ValueError, match="`memory` must be compressed if"):
+        with pytest.raises(ValueError, match="`memory` must have . pending"):
             one(random_ids(2, 5), memory=other.initial_memory(2))
 
 
 def test_what_depends_on_a_limited_reach_is_refused():
-    backbone = small_backbone(**CONV)
-    with pytest.raises(ValueError, match="finite reach"):
-        warmup_segments(backbone, 5)
+    for config in (CONV, {"memory_source": "outputs"}):
+        with pytest.raises(ValueError, match="finite reach"):
+            warmup_segments(small_backbone(**config), 5)
 
 
 def test_generation_compresses_what_it_writes():

@@ -217,9 +217,3 @@ def test_export_by_keras_is_refused(tmp_path):
     with pytest.raises(NotImplementedError, match="txl_keras.serving.export"):
         small_model().export(tmp_path / "model")
     assert not (tmp_path / "model").exists()
-
-
-def test_an_lstm_is_no_place_for_a_memory_length():
-    model = TransformerXLCausalLM(LSTMBackbone(**SIZES))
-    with pytest.raises(ValueError, match="`memory_length` must be None or 1"):
-        model.initial_memory(B, memory_length=3)

@@ -282,18 +282,6 @@ def test_a_saved_model_goes_on_training_as_it_would_have(model, tmp_path):
     np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-4)
 
 
-def test_a_model_that_was_not_compiled_is_saved_too(tmp_path):
-    model = small_model("mixed_bfloat16", memory_length=4)
-    ids = random_ids(2, 5)
-    model(ids)  # What was read is not saved.
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert not loaded.compiled
-    assert loaded.compute_dtype == "bfloat16"
-    model.reset_memory()
-    np.testing.assert_array_equal(loaded(ids), model(ids))
-
-
 def test_a_frozen_backbone_is_loaded_frozen(tmp_path):
     _, x, y = hard_text()
     model = small_model()

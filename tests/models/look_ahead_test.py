@@ -59,5 +59,3 @@ def test_what_would_show_targets_is_refused():
         TransformerXLCausalLM(backbone)
     with pytest.raises(ValueError, match="`look_ahead` must be 0 where keys"):
         SegmentReader(backbone, batch_size=2, segment_length=4)
-    with pytest.raises(ValueError, match="`look_ahead` must be an integer"):
-        feature_backbone(look_ahead=-1)

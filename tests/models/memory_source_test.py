@@ -11,7 +11,6 @@ from factories import random_ids
 from factories import small_model
 
 from txl_keras.evaluation import context_losses
-from txl_keras.evaluation import warmup_segments
 from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -142,12 +141,6 @@ def test_writing_token_by_token_reads_as_segments_of_one():
     np.testing.assert_allclose(
         model.softmax.log_probs(hidden), log_probs, atol=1e-5
     )
-
-
-def test_no_warm_up_makes_scores_exact():
-    backbone = small_model(memory_source="outputs").backbone
-    with pytest.raises(ValueError, match="finite reach"):
-        warmup_segments(backbone, 5)
 
 
 def test_context_losses_read_the_whole_context():

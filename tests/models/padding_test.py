@@ -51,11 +51,6 @@ def test_a_row_reads_as_if_there_were_no_padding(backbone):
         np.testing.assert_allclose(later[row], expected[0], atol=1e-5)
 
 
-def test_only_what_is_real_fills_the_memory():
-    _, memory = feature_backbone()(embeddings=random(B, T, D), mask=MASK)
-    np.testing.assert_array_equal(memory.valid_length, [M, 5, 5, 0])
-
-
 def test_an_episode_may_begin_at_padding():
     backbone = feature_backbone()
     x = random(B, T, D)

@@ -47,11 +47,6 @@ class FitData:
     steps_to_skip: int = 0
     batches_to_drop: int = 0
 
-    @property
-    def has_resets(self):
-        """Returns whether batches say where a text begins, or epochs do."""
-        return "reset" in self.dataset.element_spec
-
     def set_steps(self, name, num_steps):
         """Returns the steps per epoch: those of an argument, or all."""
         self.steps_per_epoch = self.num_steps
@@ -173,10 +168,10 @@ def _generated(batches):
     first = _arrays(first)
     dataset = tf.data.Dataset.from_generator(
         lambda: map(_arrays, read()),
-        output_signature={
-            key: tf.TensorSpec([None] * array.ndim, array.dtype)
-            for key, array in first.items()
-        },
+        output_signature=tf.nest.map_structure(
+            lambda array: tf.TensorSpec([None] * array.ndim, array.dtype),
+            first,
+        ),
     )
     if size is not None:
         cardinality = tf.data.experimental.assert_cardinality(size)
@@ -200,12 +195,9 @@ def _read_epoch(batches):
 
 
 def _arrays(batch):
-    """Returns a dict of arrays, with the number of targets of a tuple."""
+    """Returns a batch as a dict or a tuple of arrays."""
     arrays = {key: np.asarray(part) for key, part in _parts(batch).items()}
-    if not isinstance(batch, dict):
-        _check_has_targets(arrays.get("targets"))
-        arrays["num_targets"] = np.float32(arrays["inputs"].size)
-    return arrays
+    return arrays if isinstance(batch, dict) else tuple(arrays.values())
 
 
 def _check_has_targets(y):

@@ -96,7 +96,8 @@ class FitSteps:
         if not data.steps_to_skip:
             # That of a `train_step` of the user, and of the library's.
             self._model._training_memory.reset_state()
-            if not data.has_resets:
+            # Batches may say where a text begins, or epochs do.
+            if "reset" not in data.dataset.element_spec:
                 self.trainer.memory.reset_state()
         data.steps_done = 0
         self._first_step = int(self.trainer.step.numpy())
@@ -266,8 +267,14 @@ class FitSteps:
         strategy = self._strategy
         with strategy.scope():
             stop = StopRequest()
+
+        def score(batch, memory):
+            inputs, targets = batch["inputs"], batch["targets"]
+            reset = batch.get("reset")
+            return self._model.score(inputs, targets, memory, reset)
+
         self._compiled_score = compile_layers(
-            self._score,
+            score,
             strategy,
             self._model,
             training=False,
@@ -275,11 +282,6 @@ class FitSteps:
         )
         step = functools.partial(self._step_of_model, "test_step")
         self._run_test = host_loop(strategy, step, stop.variable)
-
-    def _score(self, batch, memory):
-        return self._model.score(
-            batch["inputs"], batch["targets"], memory, batch.get("reset")
-        )
 
     def _count(self, nll, batch):
         """Updates the metrics with the losses of one replica."""

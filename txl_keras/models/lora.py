@@ -3,8 +3,6 @@
 Letters: `r` rank.
 """
 
-import os
-import pathlib
 import weakref
 
 import keras
@@ -13,6 +11,7 @@ import numpy as np
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_number
+from txl_keras.checks import check_path
 from txl_keras.checks import shown
 from txl_keras.layers.sublayers import LORA_MATRICES
 from txl_keras.tensor_files import read_safetensors
@@ -227,13 +226,13 @@ class LoraBackbone(keras.Model):
 
 
 def _checked_path(filepath):
-    is_path = isinstance(filepath, (str, os.PathLike))
-    if not is_path or not os.fspath(filepath).endswith(_SUFFIX):
+    path = check_path("filepath", filepath)
+    if not path.endswith(_SUFFIX):
         raise ValueError(
             f"`filepath` must be a path that ends in {_SUFFIX!r}. Received: "
             f"filepath={filepath!r}"
         )
-    return pathlib.Path(filepath).expanduser()
+    return path
 
 
 def _names(layer):

@@ -69,7 +69,7 @@ class LSTMBackbone(RecurrentBackbone):
         https://doi.org/10.1162/neco.1997.9.8.1735).
     """
 
-    has_attention = False
+    has_attention = has_finite_reach = False
     # Sizes that an LSTM does not have are ignored.
     presets = PRESETS
     attention_type = None

@@ -10,8 +10,6 @@ from txl_keras.checks import check_vocabulary
 from txl_keras.data.tokenizers.building import deserialize_tokenizer
 from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.models.presets import build_preset
-from txl_keras.models.quantization import quantization_config
-from txl_keras.models.quantization import quantize_layers
 
 
 class PresetModel(keras.Model):
@@ -128,7 +126,7 @@ class PresetModel(keras.Model):
         save_preset(self, folder, training, dtype)
 
     def get_config(self):
-        config = {**super().get_config(), **quantization_config(self)}
+        config = {**super().get_config(), **_quantization_config(self)}
         if hasattr(self, "backbone"):
             backbone = keras.saving.serialize_keras_object(self.backbone)
             config["backbone"] = backbone
@@ -153,7 +151,7 @@ class PresetModel(keras.Model):
             # Set below: the constructor would not freeze the layers it makes.
             del config["trainable"]
         model = cls(**config)
-        quantize_layers(model, quantized)
+        _quantize_layers(model, quantized)
         getattr(model, "backbone", model).freeze_for_lora()
         if is_frozen:
             model.trainable = False
@@ -184,3 +182,55 @@ class BackboneModel(PresetModel):
     def initial_memory(self, batch_size, memory_length=None):
         """Returns the memory of a cold start: see `RecurrentBackbone`."""
         return self.backbone.initial_memory(batch_size, memory_length)
+
+
+# Keras's own way, a `DTypePolicyMap` in the config, cannot save a model that
+# was loaded (Keras 3.15).
+
+
+def _quantization_config(model):
+    """Returns what a model's config says of its quantized layers.
+
+    Layers of another model inside of this one are in its own config.
+    """
+    quantized = {
+        path: {
+            "mode": layer.quantization_mode,
+            "config": keras.saving.serialize_keras_object(
+                getattr(layer, "quantization_config", None)
+            ),
+            # An int8 kernel cannot hold the matrices of LoRA: see `Dense`.
+            "lora": [layer.lora_rank, layer.lora_alpha]
+            if getattr(layer, "lora_enabled", False)
+            else None,
+        }
+        for path, layer in _layers(model).items()
+        if layer.quantization_mode is not None
+    }
+    return {"quantization": quantized} if quantized else {}
+
+
+def _quantize_layers(model, quantized):
+    """Quantizes the layers of a new model as its config says."""
+    layers = _layers(model)
+    for path, how in quantized.items():
+        config = keras.saving.deserialize_keras_object(how["config"])
+        layers[path].quantize(how["mode"], config=config)
+        if how["lora"] is not None:
+            rank, alpha = how["lora"]
+            layers[path].enable_lora(rank, lora_alpha=alpha)
+
+
+def _layers(model):
+    """Returns the layers by their paths in the model, in a stable order."""
+    parts = {
+        layer.path: layer
+        for layer in model._flatten_layers(include_self=False)
+        if layer.path is not None
+    }
+    prefix = f"{model.name}/"
+    return {
+        path.removeprefix(prefix): parts[path]
+        for path in sorted(parts)
+        if path.startswith(prefix)
+    }

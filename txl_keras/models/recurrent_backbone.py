@@ -64,6 +64,13 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
     compression_variables = ()
     # The number of later tokens that a block attends to.
     look_ahead = 0
+    # False with absolute positions: no segment continues from the memory of
+    # another, and padding changes a text's hidden states.
+    remembers = True
+    # True if a token depends on a limited number of segments.
+    has_finite_reach = True
+    # The most tokens that a segment may have, or None.
+    max_segment_length = None
 
     def __init__(
         self,
@@ -109,33 +116,6 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
         )
         self.memory_length = check_memory_length(memory_length)
 
-    @property
-    def remembers(self):
-        """Returns whether a segment may continue from the memory of another.
-
-        False with absolute positions, where padding also changes a text's
-        hidden states.
-        """
-        return True
-
-    @property
-    def has_finite_reach(self):
-        """Returns whether a token depends on a limited number of segments."""
-        return self.has_attention
-
-    @property
-    def max_segment_length(self):
-        """Returns the most tokens that a segment may have, or `None`."""
-        return None
-
-    @property
-    def default_memory_length(self):
-        """Returns the default memory length for generation, 0 if unknown.
-
-        Absolute positions have no memory: the last tokens are read again.
-        """
-        return self.memory_length or self.max_segment_length or 0
-
     def kernel_initializer(self):
         """Returns the initializer of kernels and embedding tables."""
         return normal_initializer(self.initializer_stddev)
@@ -151,16 +131,6 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
             )
         )
         return Target(device, in_parts)
-
-    def check_reads_tokens(self):
-        """Raises `ValueError` unless a model of tokens can own the memory."""
-        if self.vocabulary_size is None or self.stateful:
-            raise ValueError(
-                "`backbone` must have a `vocabulary_size` and be created "
-                "without `stateful`, because this model reads token ids and "
-                "holds the memory itself. Received: vocabulary_size="
-                f"{self.vocabulary_size}, stateful={self.stateful}"
-            )
 
     def check_takes_padding(self):
         """Raises `ValueError` if padding changes a text's hidden states."""
@@ -245,6 +215,13 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
             dtype=self.dtype_policy,
             name=name,
         )
+
+    def memory_stacks(self):
+        """Creates the memories of training and of inference."""
+        return [
+            self.memory_stack(None, name=f"{use}_memory")
+            for use in ("training", "inference")
+        ]
 
     def empty_projected_memory(self, memory_length):
         """Projects one entry of a cold start's memory, to be broadcast to M.
@@ -336,12 +313,16 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
                 "`memory` must be a Memory, as `initial_memory` and calls of "
                 f"the model return. Received: memory={shown(memory)}"
             )
-        if len(memory.states) != self.num_states:
-            raise ValueError(
-                f"`memory` must have {self.num_states} states, as many as "
-                "this model. Received: a memory of another model, with "
-                f"{len(memory.states)} states. {_REMEDY}"
-            )
+        num_pending = 0 if self.num_pending is None else self.num_states
+        counts = {"states": self.num_states, "pending": num_pending}
+        for name, count in counts.items():
+            received = len(getattr(memory, name))
+            if received != count:
+                raise ValueError(
+                    f"`memory` must have {count} {name}, as many as this "
+                    "model. Received: a memory of another model, with "
+                    f"{received} {name}. {_REMEDY}"
+                )
         length = memory.states[0].shape[1:2]
         for i, state in enumerate(memory.states):
             expected = (batch_size, *length, self.hidden_dim)
@@ -351,14 +332,6 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
                     f"`memory.states[{i}]` must be of floats, as calls of the "
                     f"model return. Received: dtype {state.dtype}"
                 )
-        if len(memory.pending) != (
-            0 if self.num_pending is None else self.num_states
-        ):
-            raise ValueError(
-                "`memory` must be compressed if and only if the model has a "
-                f"`compression`. Received: {len(memory.pending)} states of "
-                f"pending tokens. {_REMEDY}"
-            )
         valid_length = check_token_ids(
             "memory.valid_length", memory.valid_length, memory.length + 1
         )

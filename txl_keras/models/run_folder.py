@@ -12,6 +12,7 @@ import re
 import tensorflow as tf
 from absl import logging
 
+from txl_keras.checks import check_path
 from txl_keras.checks import shown
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import load_tokenizer
@@ -57,13 +58,7 @@ class RunFolder:
     """Reads from the folder of a run what its model needs."""
 
     def __init__(self, path):
-        if not path:
-            # Joined with file names, it would be the current folder.
-            raise ValueError(
-                "The path of a run's folder must not be empty; `.` is the "
-                f"current folder. Received: {path!r}"
-            )
-        path = os.path.expanduser(path)
+        path = check_path("workdir", path)
         self.path = path
         self.tokenizer = os.path.join(path, "tokenizer.json")
         self.checkpoints = os.path.join(path, "checkpoints")

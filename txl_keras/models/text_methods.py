@@ -223,10 +223,8 @@ class TextMethods:
         states = scorer.embed(texts)
         if pooling is None:
             return states
-        vectors = np.zeros((len(texts), self.backbone.hidden_dim), np.float32)
-        for vector, of_text in zip(vectors, states, strict=True):
-            vector[:] = pool[pooling](of_text)
-        return vectors
+        vectors = np.array([*map(pool[pooling], states)], np.float32)
+        return vectors.reshape(len(texts), self.backbone.hidden_dim)
 
     def _scorer(self, texts, batch_size, segment_length, memory_length):
         check_has_tokenizer(self, "texts")

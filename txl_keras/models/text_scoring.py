@@ -33,7 +33,6 @@ class TextScorer:
         backbone = model.backbone
         check_vocabulary(tokenizer, backbone.vocabulary_size)
         backbone.check_takes_padding()
-        self._model = model
         self._tokenizer = tokenizer
         self._batch_size = batch_size
         self._segment_length = segment_length
@@ -41,10 +40,16 @@ class TextScorer:
             backbone, batch_size, segment_length, memory_length
         )
         strategy = tf.distribute.get_strategy()
-        self._nll, self._hidden = (
-            compile_layers(read, strategy, model, training=False)
-            for read in (self._read_nll, self._read_hidden)
-        )
+
+        def compiled(answer):
+            def read(inputs, *targets):
+                hidden, entries = self._reader.read(inputs)
+                return answer(hidden, *targets), entries
+
+            return compile_layers(read, strategy, model, training=False)
+
+        self._nll = compiled(model.softmax)
+        self._hidden = compiled(lambda hidden: tf.cast(hidden, tf.float32))
         self._remember = compile_replica_function(
             self._reader.remember, strategy
         )
@@ -87,14 +92,6 @@ class TextScorer:
         begins_line = not context or context[-1:] in ("\n", b"\n")
         ids = self._tokenizer.encode(text, begins_line=begins_line)
         return np.asarray(ids, np.int32)
-
-    def _read_nll(self, inputs, targets):
-        hidden, entries = self._reader.read(inputs)
-        return self._model.softmax(hidden, targets), entries
-
-    def _read_hidden(self, inputs):
-        hidden, entries = self._reader.read(inputs)
-        return tf.cast(hidden, tf.float32), entries
 
     def _read(self, read, texts):
         """Applies `read` to tuples of ids `(n,)`; returns arrays `(n, ...)`."""

@@ -11,6 +11,21 @@ from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 class TokenModel(BackboneModel):
     """Base of the models whose inputs, and default targets, are integers."""
 
+    def __init__(self, backbone, tokenizer=None, **kwargs):
+        if not isinstance(backbone, (TransformerXLBackbone, LSTMBackbone)):
+            raise ValueError(
+                "`backbone` must be a TransformerXLBackbone or an "
+                f"LSTMBackbone. Received: backbone={type(backbone).__name__}"
+            )
+        if backbone.vocabulary_size is None or backbone.stateful:
+            raise ValueError(
+                "`backbone` must have a `vocabulary_size` and be created "
+                "without `stateful`, because this model reads token ids and "
+                "holds the memory itself. Received: vocabulary_size="
+                f"{backbone.vocabulary_size}, stateful={backbone.stateful}"
+            )
+        super().__init__(backbone, tokenizer, **kwargs)
+
     def compile_from_config(self, config):
         """Compiles a loaded model as it was compiled when it was saved."""
         # Keras requires this of every model that overrides `compile`.
@@ -33,16 +48,6 @@ class TokenModel(BackboneModel):
         x = _as_integers(x)
         y = _as_integers(y) if self._has_default_loss() else y
         super()._symbolic_build(data_batch=(x, y, weights))
-
-
-def check_backbone(backbone):
-    """Raises `ValueError` unless a model of tokens can be put on a backbone."""
-    if not isinstance(backbone, (TransformerXLBackbone, LSTMBackbone)):
-        raise ValueError(
-            "`backbone` must be a TransformerXLBackbone or an "
-            f"LSTMBackbone. Received: backbone={type(backbone).__name__}"
-        )
-    backbone.check_reads_tokens()
 
 
 def _as_integers(batch):

@@ -312,12 +312,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             dropout, dtype=self.dtype_policy, name="dropout"
         )
         if stateful:
-            self._training_memory = self.memory_stack(
-                None, name="training_memory"
-            )
-            self._inference_memory = self.memory_stack(
-                None, name="inference_memory"
-            )
+            self._training_memory, self._inference_memory = self.memory_stacks()
         self.build((None, None))
 
     def projection_initializer(self):
@@ -360,21 +355,17 @@ class TransformerXLBackbone(RecurrentBackbone):
             self._output_norm.build(hidden_shape)
         if self._shares_attention_biases:
             # u and v of section 3.3.
-            self.content_attention_bias = self._bias("content_attention_bias")
-            self.positional_attention_bias = self._bias(
-                "positional_attention_bias"
-            )
+            for name in ("content_attention_bias", "positional_attention_bias"):
+                bias = self.add_weight(
+                    shape=(self.num_heads, self.head_dim),
+                    initializer=self.kernel_initializer(),
+                    name=name,
+                )
+                setattr(self, name, bias)
 
     @property
     def _shares_attention_biases(self):
         return self.tie_attention_biases and self.attention_type == "relative"
-
-    def _bias(self, name):
-        return self.add_weight(
-            shape=(self.num_heads, self.head_dim),
-            initializer=self.kernel_initializer(),
-            name=name,
-        )
 
     def check_remembers(self, memory_length):
         """Raises `ValueError` if the model cannot have such a memory."""

@@ -33,7 +33,6 @@ from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.text_methods import TextMethods
 from txl_keras.models.token_model import TokenModel
-from txl_keras.models.token_model import check_backbone
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.updates import check_supported
 
@@ -105,14 +104,13 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         tokenizer=None,
         **kwargs,
     ):
-        check_backbone(backbone)
+        super().__init__(backbone, tokenizer, **kwargs)
         if backbone.look_ahead:
             raise ValueError(
                 "`backbone` must have look_ahead=0, because the tokens after a "
                 "position include the one that is predicted. Received: "
                 f"look_ahead={backbone.look_ahead}"
             )
-        super().__init__(backbone, tokenizer, **kwargs)
         self.softmax = AdaptiveSoftmax(
             backbone.token_embedding,
             tie_embeddings=tie_embeddings,
@@ -122,12 +120,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             dtype=self.dtype_policy,
             name="softmax",
         )
-        self._training_memory = backbone.memory_stack(
-            None, name="training_memory"
-        )
-        self._inference_memory = backbone.memory_stack(
-            None, name="inference_memory"
-        )
+        self._training_memory, self._inference_memory = backbone.memory_stacks()
         self.build((None, None))
 
     def build(self, token_ids_shape):
@@ -142,17 +135,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         stack.write(memory)
         return self.softmax.logits(hidden)
 
-    def score(
-        self,
-        inputs,
-        targets,
-        memory=None,
-        reset=None,
-        training=False,
-        dropout_seed=None,
-        first_row=0,
-        return_reconstruction_loss=False,
-    ):
+    def score(self, inputs, targets, memory=None, reset=None, **kwargs):
         """Computes the negative log-likelihood of every target.
 
         Args:
@@ -163,27 +146,17 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
                 start.
             reset: Optional boolean `(B,)`, true for rows whose memory is reset
                 before reading.
-            training: Boolean, for dropout.
-            dropout_seed, first_row: See `TransformerXLBackbone`.
-            return_reconstruction_loss: Boolean, also return the loss that
-                trains the `compression` of the backbone.
+            **kwargs: Other call arguments of the backbone: `training`,
+                `dropout_seed`, `first_row` and `return_reconstruction_loss`.
 
         Returns:
             The pair `(nll, memory)`: float32 `(B, T)` in nats, and the new
             `Memory`. With `return_reconstruction_loss=True` also that loss,
-            float32 `(B,)`.
+            float32 `(B,)`, which trains the `compression` of the backbone.
         """
-        more = {}
-        if return_reconstruction_loss:
-            more = {"return_reconstruction_loss": True}
+        kwargs.setdefault("training", False)
         hidden, memory, *losses = self.backbone(
-            inputs,
-            memory=memory,
-            reset=reset,
-            training=training,
-            dropout_seed=dropout_seed,
-            first_row=first_row,
-            **more,
+            inputs, memory=memory, reset=reset, **kwargs
         )
         return self.softmax(hidden, targets), memory, *losses
 

@@ -19,7 +19,6 @@ from txl_keras.metrics import SparseF1Score
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.token_model import TokenModel
-from txl_keras.models.token_model import check_backbone
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 POOLINGS = ("last", "mean")
@@ -107,7 +106,6 @@ class TransformerXLTextClassifier(TokenModel):
         tokenizer=None,
         **kwargs,
     ):
-        check_backbone(backbone)
         super().__init__(backbone, tokenizer, **kwargs)
         backbone.check_takes_padding()
         check_one_of("pooling", pooling, POOLINGS)

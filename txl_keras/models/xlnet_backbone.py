@@ -212,7 +212,9 @@ class XLNetBackbone(RecurrentBackbone):
         h = drop(self.token_embedding(token_ids), 0)  # [B, T, D]
         g = None
         if target_mapping is not None:
-            g = drop(self._initial_query(target_mapping), 1)  # [B, P, D]
+            shape = (*ops.shape(target_mapping)[:2], self.hidden_dim)
+            query = ops.cast(self.mask_embedding, self.compute_dtype)
+            g = drop(ops.broadcast_to(query, shape), 1)  # [B, P, D]
         common = {
             "target_mapping": target_mapping,
             "content_mask": padding_mask,
@@ -238,12 +240,6 @@ class XLNetBackbone(RecurrentBackbone):
         if g is None:
             return h, memory
         return h, drop(g, self.num_layers + 3), memory
-
-    def _initial_query(self, target_mapping):
-        shape = (*ops.shape(target_mapping)[:2], self.hidden_dim)
-        return ops.broadcast_to(
-            ops.cast(self.mask_embedding, self.compute_dtype), shape
-        )
 
     def _permutation_mask(self, content, permutation_mask):
         if self.attention_type == "bi":

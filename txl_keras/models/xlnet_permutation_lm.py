@@ -120,13 +120,7 @@ class XLNetPermutationLM(BackboneModel):
         targets,
         permutation_mask=None,
         target_mapping=None,
-        token_type_ids=None,
-        padding_mask=None,
-        memory=None,
-        reset=None,
-        training=False,
-        dropout_seed=None,
-        first_row=0,
+        **kwargs,
     ):
         """Computes the negative log-likelihood of every target.
 
@@ -134,27 +128,19 @@ class XLNetPermutationLM(BackboneModel):
             inputs: Integer tensor of shape `(B, T)`.
             targets: Integer tensor of shape `(B, P)`, the tokens at the
                 positions that `target_mapping` selects.
-            permutation_mask, target_mapping, token_type_ids, padding_mask,
-                memory, reset, training, dropout_seed, first_row: See
-                `XLNetBackbone`. Without a `target_mapping` every token is a
-                target, and P is T. Without a `permutation_mask` the order is
-                that of the text.
+            permutation_mask, target_mapping: See `XLNetBackbone`. Without a
+                `target_mapping` every token is a target, and P is T. Without a
+                `permutation_mask` the order is that of the text.
+            **kwargs: Other call arguments of `XLNetBackbone`, such as `memory`,
+                `reset` and `training`.
 
         Returns:
             The pair `(nll, memory)`: float32 `(B, P)` in nats, and the new
             `Memory`.
         """
+        kwargs.setdefault("training", False)
         query, memory = self._query_stream(
-            inputs,
-            permutation_mask,
-            target_mapping,
-            token_type_ids=token_type_ids,
-            padding_mask=padding_mask,
-            memory=memory,
-            reset=reset,
-            training=training,
-            dropout_seed=dropout_seed,
-            first_row=first_row,
+            inputs, permutation_mask, target_mapping, **kwargs
         )
         check_shape("targets", targets, tuple(query.shape[:2]))
         return self.softmax(query, targets), memory
@@ -165,9 +151,7 @@ class XLNetPermutationLM(BackboneModel):
         """Computes the log-probabilities of all tokens at every target.
 
         Args:
-            inputs, permutation_mask, target_mapping: See `score`.
-            **kwargs: Other call arguments of `XLNetBackbone`, such as `memory`
-                and `reset`.
+            inputs, permutation_mask, target_mapping, **kwargs: See `score`.
 
         Returns:
             The pair `(log_probs, memory)`: float32 `(B, P, V)` and the new

@@ -246,7 +246,9 @@ class _Run:
 
     def generation(self):
         # Kept alive here, because its step does not reference it.
-        self._generator = Generator(self._model)
+        backbone = self._model.backbone
+        length = backbone.memory_length or backbone.max_segment_length or 0
+        self._generator = Generator(self._model, memory_length=length)
         step = self._step(
             name="generation",
             rows=1,

@@ -191,8 +191,3 @@ def test_time_does_not_grow_with_the_text():
 def test_stop_strings_must_be_strings_that_are_not_empty(stop):
     with pytest.raises(ValueError, match="`stop` must be .* Received: stop="):
         TextStream(bytes, stop)
-
-
-def test_errors_of_the_tokenizer_are_not_hidden():
-    with pytest.raises(ValueError, match=r"\[0, 256\)"):
-        TextStream(ByteTokenizer().decode_bytes).add([256])

@@ -27,8 +27,9 @@ class Generator:
         model: `TransformerXLCausalLM`.
         sampler: `Sampler` whose parameters are numbers; by default one that
             draws from the unchanged distribution of the model.
-        memory_length: Optional integer `M`; by default the model's own. A
-            model with absolute positions (see `attention_type`) has no memory:
+        memory_length: Optional integer `M`; by default the model's own, or its
+            number of positions. A model with neither needs it. A model with
+            absolute positions (see `attention_type`) has no memory:
             for every new token it reads the last M tokens again, and M must
             not exceed its number of positions.
         engine: String, what decodes token by token: `"tensorflow"`, or
@@ -177,7 +178,8 @@ class Generator:
 def generation_memory_length(backbone, memory_length):
     """Returns the memory length for generating, by default the model's own."""
     if memory_length is None:
-        memory_length = backbone.default_memory_length
+        # Absolute positions have no memory: the last tokens are read again.
+        memory_length = backbone.memory_length or backbone.max_segment_length
         if not memory_length:
             raise ValueError(
                 "`memory_length` must be given for a model without memory, "

@@ -191,11 +191,14 @@ class OpenVinoGraph:
         `past` are keys and values `(B, N, M, H)`, and `rows` the projected
         positions `(N, R, H)`, the largest distance first.
         """
-        is_pre_norm = self._backbone.normalize_first
-        op, add = self._op, self._op.add
 
-        def normalized(x, norm):
-            return self._norm(x, f"{name}{norm}_norm")
+        def sublayer(x, norm, function):
+            norm = f"{name}{norm}_norm"
+            if self._backbone.normalize_first:
+                y, *new = function(self._norm(x, norm))
+                return self._op.add(x, y), *new
+            y, *new = function(x)
+            return self._norm(self._op.add(x, y), norm), *new
 
         def attention(x):
             return self._attention(
@@ -204,17 +207,11 @@ class OpenVinoGraph:
 
         def feed_forward(x):
             inner = self._dense(x, f"{name}feed_forward_intermediate/kernel")
-            return self._dense(
-                op.relu(inner), f"{name}feed_forward_output/kernel"
-            )
+            output = f"{name}feed_forward_output/kernel"
+            return (self._dense(self._op.relu(inner), output),)
 
-        if is_pre_norm:
-            attended, *new = attention(normalized(x, "attention"))
-            x = add(x, attended)
-            return add(x, feed_forward(normalized(x, "feed_forward"))), *new
-        attended, *new = attention(x)
-        x = normalized(add(x, attended), "attention")
-        return normalized(add(x, feed_forward(x)), "feed_forward"), *new
+        x, *new = sublayer(x, "attention", attention)
+        return *sublayer(x, "feed_forward", feed_forward), *new
 
     def _attention(self, x, name, past, rows, distances, mask):
         """Computes section 3.3 of the paper, as `compute.definition` does."""

@@ -117,8 +117,8 @@ class CausalMultiHeadAttention(HeadsAttention):
             query,
             memory,
             (query_mask, memory_mask, attention_mask),
-            self._call_dropout(query, training, dropout_seed),
-            self._position_terms(query, memory),
+            self._position_terms(query, memory)
+            | self._call_dropout(query, training, dropout_seed),
             return_attention_scores,
         )
 
@@ -133,7 +133,7 @@ class CausalMultiHeadAttention(HeadsAttention):
             expected = (query.shape[0], None, self._hidden_dim)
             check_shape("memory", memory, expected)
 
-    def _attend(self, query, memory, masks, dropout, terms, return_scores):
+    def _attend(self, query, memory, masks, terms, return_scores):
         """Projects states, poses the `Problem` and projects its solution."""
         num_memory = 0 if memory is None else ops.shape(memory)[1]
         query_mask, memory_mask, attention_mask = self._check_masks(
@@ -169,9 +169,7 @@ class CausalMultiHeadAttention(HeadsAttention):
             key_mask=key_mask,
             attention_mask=attention_mask,
         )
-        problem = Problem(
-            self._scaled(projected), parts, visible, dropout=dropout, **terms
-        )
+        problem = Problem(self._scaled(projected), parts, visible, **terms)
         return self._solve(problem, return_scores)
 
     def _solve(self, problem, return_scores):

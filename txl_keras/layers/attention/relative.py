@@ -100,12 +100,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         super().build(query_shape)
         self._position_dense.build((None, query_shape[-1]))
         if not self.tie_attention_biases:
-            self.content_attention_bias = self._parameter(
-                "content_attention_bias", self.num_heads, self.key_dim
-            )
-            self.positional_attention_bias = self._parameter(
-                "positional_attention_bias", self.num_heads, self.key_dim
-            )
+            self._add_biases("content", "positional")
 
     def call(
         self,
@@ -131,10 +126,10 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             query,
             memory,
             (query_mask, memory_mask, attention_mask),
-            self._call_dropout(query, training, dropout_seed),
             self._projected_terms(
                 *self._project_encoding(position_encoding), attention_biases
-            ),
+            )
+            | self._call_dropout(query, training, dropout_seed),
             return_attention_scores,
         )
 

@@ -65,9 +65,7 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
     def build(self, query_shape):
         super().build(query_shape)
         heads = self.num_heads
-        self.content_attention_bias = self._parameter(
-            "content_attention_bias", heads, self.key_dim
-        )
+        self._add_biases("content")
         # Row `d` is for distance `d`, and row `P - 1 + a` for distance `-a`.
         num_rows = self.max_positions + self.look_ahead
         self.position_keys = self._parameter(

@@ -27,11 +27,8 @@ from txl_keras.layers.memory.ring_buffer import RingWrite
 from txl_keras.layers.memory.ring_buffer import age_order
 from txl_keras.layers.memory.ring_buffer import slots_by_age
 
-
-class Evicted(collections.namedtuple("Evicted", ["states", "compressed"])):
-    """Holds states `(B, S, D)` that left memory, and compressed `(B, G, D)`."""
-
-    __slots__ = ()
+# States `(B, S, D)` that left memory, and compressed ones `(B, G, D)`.
+Evicted = collections.namedtuple("Evicted", ["states", "compressed"])
 
 
 def extend_compressed(
@@ -165,13 +162,9 @@ class CompressiveCache(
             self.num_compressed, num_slots
         )
         mask = tf.range(length) >= length - tf.cast(valid[:, None], tf.int32)
-        order = _ring_order(
-            slots_by_age if in_order else age_order,
-            self.num_compressed,
-            num_slots,
-            self.num_tokens,
-            num_tokens,
-        )
+        of_ring = slots_by_age if in_order else age_order
+        counts = self.num_compressed, num_slots, self.num_tokens, num_tokens
+        order = _ring_order(of_ring, *counts)
         pairs = zip(self.keys, self.values, strict=True)
         if not in_order:
             return [Past(*pair, mask, order) for pair in pairs]

@@ -69,22 +69,22 @@ class Memory(
         """
         reset = tf.convert_to_tensor(reset)
         valid_length = self.length if cold_start == "zeros" else 0
-        memory = self._replace(
-            valid_length=tf.where(reset, valid_length, self.valid_length)
-        )
-        if self.pending:
-            memory = memory._replace(
-                pending_length=tf.where(reset, 0, self.pending_length)
-            )
-
-        def cleared(states):
-            return tuple(
-                zero_masked(state, ~reset[:, None]) for state in states
-            )
-
+        is_kept = ~reset[:, None]
         # Also where a mask hides what is left, so that a row forgets NaN.
+        states, pending = tf.nest.map_structure(
+            lambda state: zero_masked(state, is_kept),
+            (self.states, self.pending),
+        )
+        memory = Memory(
+            states,
+            tf.where(reset, valid_length, self.valid_length),
+            pending,
+            self.pending_length,
+        )
+        if not pending:
+            return memory
         return memory._replace(
-            states=cleared(self.states), pending=cleared(self.pending)
+            pending_length=tf.where(reset, 0, self.pending_length)
         )
 
     def extend(self, hidden_states, lengths=None):

@@ -11,8 +11,22 @@ from txl_keras.checks import check_token_ids
 from txl_keras.layers.config import ConfiguredLayer
 
 
+class ClusteredLayer(ConfiguredLayer):
+    """Base class of layers with a table for each cluster."""
+
+    def _weight(self, name, shape, initializer):
+        # No autocast, which would cast the whole table before rows are
+        # gathered.
+        return self.add_weight(
+            name=name,
+            shape=shape,
+            initializer=keras.initializers.get(initializer).clone(),
+            autocast=False,
+        )
+
+
 @keras.saving.register_keras_serializable(package="txl_keras")
-class AdaptiveEmbedding(ConfiguredLayer):
+class AdaptiveEmbedding(ClusteredLayer):
     """Embeds tokens in sizes that may fall with their frequency.
 
     Ids must be sorted by frequency, the most frequent word first. They are
@@ -123,16 +137,6 @@ class AdaptiveEmbedding(ConfiguredLayer):
             for i in range(num_projections)
         ]
         self.built = True
-
-    def _weight(self, name, shape, initializer):
-        # No autocast, which would cast the whole table before rows are
-        # gathered.
-        return self.add_weight(
-            name=name,
-            shape=shape,
-            initializer=initializer.clone(),
-            autocast=False,
-        )
 
     def cluster_size(self, cluster):
         """Returns the number of ids in a cluster.

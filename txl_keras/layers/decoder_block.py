@@ -233,10 +233,8 @@ class DecoderBlock(Block):
             training=training,
             dropout_seed=fold_in(dropout_seed, 0),
             return_attention_scores=return_attention_scores,
-            **self._if_relative(
-                position_encoding=position_encoding,
-                attention_biases=attention_biases,
-            ),
+            position_encoding=position_encoding,
+            attention_biases=attention_biases,
         )
         scores = []
         if return_attention_scores:
@@ -244,9 +242,6 @@ class DecoderBlock(Block):
         attended = self._drop(attended, training, dropout_seed, site=1)
         outputs = self._transform(inputs, attended, training, dropout_seed)
         return (outputs, *scores) if return_attention_scores else outputs
-
-    def _if_relative(self, **arguments):
-        return arguments if self.attention_type == "relative" else {}
 
     def attend_projected(
         self,
@@ -276,9 +271,9 @@ class DecoderBlock(Block):
         attended, *projected = self.attention.attend_projected(
             self._attention_inputs(inputs),
             past,
-            *positions,
-            return_attention_scores=return_attention_scores,
-            **self._if_relative(attention_biases=attention_biases),
+            positions,
+            attention_biases,
+            return_attention_scores,
         )
         return self._transform(inputs, attended), *projected
 

@@ -41,22 +41,24 @@ flags.DEFINE_bool(
     "write_only", False, "Compile nothing; only write the table again."
 )
 _COLUMNS = {
-    "slice": "`{slice}`",
-    "experiment": "`{experiment}`",
-    "rows per replica": "{rows}",
-    "`--accumulate_steps`": "{accumulate_steps}",
-    "`--attention_kernel`": "{kernel}",
-    "peak, GiB": "{peak_gib:.1f}",
-    "of": "{usable_gib:.1f}",
-    "code, GiB": "{code_gib:.1f}",
-    "TFLOP": "{tera_flops:.2f}",
-    "GB accessed": "{gigabytes:.1f}",
-    "in HBM": "{hbm_gigabytes:.1f}",
-    "at least, ms": "{bound_ms:.1f}",
-    "bound by": "{bound_by}",
-    "tokens/s per chip, at most": "{tokens_per_second_of_chip:,.0f}",
-    "utilization, at most": "{utilization:.0%}",
-    "compiled in, s": "{compile_seconds:.0f}",
+    "slice": lambda r: f"`{r['slice']}`",
+    "experiment": lambda r: f"`{r['experiment']}`",
+    "rows per replica": lambda r: f"{r['rows']}",
+    "`--accumulate_steps`": lambda r: f"{r['accumulate_steps']}",
+    "`--attention_kernel`": lambda r: "yes" if r["attention_kernel"] else "",
+    "peak, GiB": lambda r: f"{r['peak'] / 2**30:.1f}",
+    "of": lambda r: f"{r['usable'] / 2**30:.1f}",
+    "code, GiB": lambda r: f"{r['code'] / 2**30:.1f}",
+    "TFLOP": lambda r: f"{r['flops'] / 1e12:.2f}",
+    "GB accessed": lambda r: f"{r['bytes_accessed'] / 1e9:.1f}",
+    "in HBM": lambda r: f"{r['hbm_bytes_accessed'] / 1e9:.1f}",
+    "at least, ms": lambda r: f"{1e3 * r['bound_seconds']:.1f}",
+    "bound by": lambda r: r["bound_by"],
+    "tokens/s per chip, at most": lambda r: (
+        f"{r['tokens_per_second_of_chip']:,.0f}"
+    ),
+    "utilization, at most": lambda r: f"{r['utilization']:.0%}",
+    "compiled in, s": lambda r: f"{r['compile_seconds']:.0f}",
 }
 
 # The fields of a report that identify its claim.
@@ -132,7 +134,8 @@ def _write(claims, reports):
     status = f"Compiled: {len(found)} of {len(claims)} pairs of claims.csv."
     for named, days in dates.items():
         status += f" {' to '.join(sorted({min(days), max(days)}))}, {named}."
-    rows = _COLUMNS, ["---"] * len(_COLUMNS), *map(_cells, found)
+    cells = [[cell(report) for cell in _COLUMNS.values()] for report in found]
+    rows = _COLUMNS, ["---"] * len(_COLUMNS), *cells
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     guide = _CONFIGS / "README.md"
     text = re.sub(
@@ -142,21 +145,6 @@ def _write(claims, reports):
         flags=re.DOTALL,
     )
     guide.write_text(text, "utf-8")
-
-
-def _cells(report):
-    values = {
-        **report,
-        "kernel": "yes" if report["attention_kernel"] else "",
-        "peak_gib": report["peak"] / 2**30,
-        "usable_gib": report["usable"] / 2**30,
-        "code_gib": report["code"] / 2**30,
-        "tera_flops": report["flops"] / 1e12,
-        "gigabytes": report["bytes_accessed"] / 1e9,
-        "hbm_gigabytes": report["hbm_bytes_accessed"] / 1e9,
-        "bound_ms": 1e3 * report["bound_seconds"],
-    }
-    return [text.format_map(values) for text in _COLUMNS.values()]
 
 
 if __name__ == "__main__":

@@ -58,11 +58,11 @@ class DecoderBlock(Block):
         head_dim: Integer, the size of a head.
         intermediate_dim: Integer, the inner size of the feed-forward network.
         dropout: Float in `[0, 1)`, dropout after the attention, after the
-            ReLU and after the feed-forward network.
+            ReLU and after the feed-forward network, by default 0.
         attention_dropout: Float in `[0, 1)`, dropout on the attention
-            probabilities.
+            probabilities, by default 0.
         normalize_first: Boolean, uses pre-norm instead of post-norm.
-        layer_norm_epsilon: Float, added to the variance.
+        layer_norm_epsilon: Float, added to the variance, by default 1e-5.
         attention_type: String.
             `"relative"`: relative positions of the paper, see
             `RelativeMultiHeadAttention`.
@@ -81,7 +81,8 @@ class DecoderBlock(Block):
         tie_attention_biases: Boolean, used by `"relative"`: see
             `RelativeMultiHeadAttention`.
         gate: Optional string, the kind of `Gate`; needs `normalize_first`.
-        kernel_initializer: Initializer of all kernels.
+        kernel_initializer: Initializer of all kernels, by default
+            `"glorot_uniform"`.
 
     Call arguments:
         inputs: Tensor of shape `(B, T, D)`.

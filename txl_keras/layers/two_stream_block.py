@@ -30,9 +30,9 @@ class TwoStreamBlock(Block):
         head_dim: Integer, the size of a head.
         intermediate_dim: Integer, the inner size of the feed-forward network.
         dropout: Float in `[0, 1)`, dropout after the attention, after the
-            GELU and after the feed-forward network.
+            GELU and after the feed-forward network, by default 0.
         attention_dropout: Float in `[0, 1)`, dropout on the attention
-            probabilities.
+            probabilities, by default 0.
         layer_norm_epsilon: Float, added to the variance.
         clamp_length, kernel_initializer: See `TwoStreamRelativeAttention`.
 

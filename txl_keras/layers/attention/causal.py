@@ -41,7 +41,8 @@ class CausalMultiHeadAttention(HeadsAttention):
     Args:
         num_heads: Integer `N`.
         key_dim: Integer `H`, the size of a head. It need not be `D / N`.
-        dropout: Float in `[0, 1)`, dropout on the attention probabilities.
+        dropout: Float in `[0, 1)`, dropout on the attention probabilities, by
+            default 0.
         same_length: `False`, `True` or `"pytorch"`. By default every query
             attends to all of memory, so later queries have longer contexts.
             `True`: every query attends to the M keys before it and to itself,
@@ -52,7 +53,8 @@ class CausalMultiHeadAttention(HeadsAttention):
             segment, that it also attends to: the right context of streaming
             speech recognition. With T - 1 or more it attends to the whole
             segment.
-        kernel_initializer: Initializer of all kernels and biases.
+        kernel_initializer: Initializer of all kernels and biases, by default
+            `"glorot_uniform"`.
         seed: Optional integer, seeds dropout.
 
     Call arguments:

@@ -53,10 +53,12 @@ class TwoStreamRelativeAttention(HeadsAttention):
     Args:
         num_heads: Integer `N`.
         key_dim: Integer `H`, the size of a head.
-        dropout: Float in `[0, 1)`, dropout on the attention probabilities.
+        dropout: Float in `[0, 1)`, dropout on the attention probabilities, by
+            default 0.
         clamp_length: Optional integer. Distances are clipped to
             `[-clamp_length, clamp_length]`.
-        kernel_initializer: Initializer of all weights.
+        kernel_initializer: Initializer of all weights, by default
+            `"glorot_uniform"`.
         seed: Optional integer, seeds dropout.
 
     Call arguments:

@@ -19,6 +19,7 @@ import functools
 
 import tensorflow as tf
 
+from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import keep_last
 from txl_keras.layers.memory.projected_memory import Past
 from txl_keras.layers.memory.projected_memory import choose_rows
@@ -61,42 +62,25 @@ def extend_compressed(
         zip(memory.states, hidden_states, strict=True)
     ):
         hidden = tf.cast(tf.stop_gradient(hidden), state.dtype)
-        compressed, tokens = (
-            state[:, :num_compressed],
-            state[:, num_compressed:],
-        )
+        tokens = state[:, num_compressed:]
         stream = tf.concat([memory.pending[i], tokens, hidden], axis=1)
-        used = {}
+        used = None
         if usage:  # without pending tokens
-            keys = usage[i][:, num_compressed:]
-            used = {"usage": _take(keys, first, window)}
+            used = _take(usage[i][:, num_compressed:], first, window)
         old = _take(stream, first, window)
-        new = compressions[i](old, lengths=num_evicted, **used)
+        new = compressions[i](old, lengths=num_evicted, usage=used)
         evicted.append(Evicted(old, new))
-        states.append(
-            tf.concat(
-                [
-                    keep_last(compressed, new, num_compressed, num_groups),
-                    keep_last(tokens, hidden, size, lengths),
-                ],
-                axis=1,
-            )
-        )
+        slots = state[:, :num_compressed]
+        slots = keep_last(slots, new, num_compressed, num_groups)
+        tokens = keep_last(tokens, hidden, size, lengths)
+        states.append(tf.concat([slots, tokens], axis=1))
         pending.append(_take(stream, num_new, places))
-    num_compressed_before = memory.valid_length - num_tokens
-    return (
-        memory._replace(
-            states=tuple(states),
-            valid_length=tf.minimum(num_tokens + num_new, size)
-            + tf.minimum(num_compressed_before + num_groups, num_compressed),
-            pending=tuple(pending),
-            pending_length=num_evicted % rate
-            if places
-            else memory.pending_length,
-        ),
-        evicted,
-        num_groups,  # [B], how many of the compressed states are real
-    )
+    num_slots = memory.valid_length - num_tokens + num_groups
+    valid_length = tf.minimum(num_tokens + num_new, size)
+    valid_length += tf.minimum(num_slots, num_compressed)
+    pending_length = num_evicted % rate if places else memory.pending_length
+    memory = Memory(tuple(states), valid_length, tuple(pending), pending_length)
+    return memory, evicted, num_groups  # [B], how many groups are real
 
 
 class CompressiveCache(
@@ -208,16 +192,12 @@ class CompressiveCache(
         ]
         counts = tf.cast(after - first, tf.int32)
         num_groups = counts // rate
-        usage = [{} for _ in states]
-        if attention:
-            usage = [
-                {"usage": self._usage(x, num_new, num_slots, size)}
-                for x in attention
-            ]
+        usage = [self._usage(x, num_new, num_slots, size) for x in attention]
+        usage = usage or [None] * len(states)
 
         def compress():
             return tuple(
-                project(i, layer(x, lengths=counts, **used))
+                project(i, layer(x, lengths=counts, usage=used))
                 for i, (layer, x, used) in enumerate(
                     zip(compressions, old, usage, strict=True)
                 )

@@ -75,17 +75,11 @@ class Memory(
             lambda state: zero_masked(state, is_kept),
             (self.states, self.pending),
         )
-        memory = Memory(
-            states,
-            tf.where(reset, valid_length, self.valid_length),
-            pending,
-            self.pending_length,
-        )
-        if not pending:
-            return memory
-        return memory._replace(
-            pending_length=tf.where(reset, 0, self.pending_length)
-        )
+        valid_length = tf.where(reset, valid_length, self.valid_length)
+        pending_length = self.pending_length
+        if pending:
+            pending_length = tf.where(reset, 0, pending_length)
+        return Memory(states, valid_length, pending, pending_length)
 
     def extend(self, hidden_states, lengths=None):
         """Appends a segment and keeps the last M entries.

@@ -23,6 +23,7 @@ from txl_keras.layers.gate import GATES
 from txl_keras.layers.gate import Gate
 from txl_keras.layers.sublayers import Block
 from txl_keras.layers.sublayers import normalized_sum
+from txl_keras.layers.sublayers import sublayer
 
 # Position encodings. Absolute positions do not allow memory, whose positions
 # would clash with those of the segment (section 3.3).
@@ -153,39 +154,31 @@ class DecoderBlock(Block):
         self._gates = []
         if gate is not None:
             self._gates = [
-                Gate(
-                    gate,
-                    kernel_initializer=self.kernel_initializer.clone(),
-                    dtype=self.dtype_policy,
-                    name=name,
-                )
+                sublayer(self, Gate, gate, name=name)
                 for name in ("attention_gate", "feed_forward_gate")
             ]
 
     def _attention(self):
-        common = {
-            "num_heads": self.num_heads,
-            "key_dim": self.head_dim,
-            "dropout": self.attention_dropout,
-            "same_length": self.same_length,
-            "look_ahead": self.look_ahead,
-            "kernel_initializer": self.kernel_initializer.clone(),
-            "dtype": self.dtype_policy,
-            "name": "attention",
-        }
+        kind, options = CausalMultiHeadAttention, {}
+        if self.attention_type in ("relative", "shaw"):
+            options["clamp_length"] = self.clamp_length
         if self.attention_type == "relative":
-            return RelativeMultiHeadAttention(
-                clamp_length=self.clamp_length,
-                tie_attention_biases=self.tie_attention_biases,
-                **common,
-            )
-        if self.attention_type == "shaw":
-            return ShawMultiHeadAttention(
-                max_positions=self.max_positions,
-                clamp_length=self.clamp_length,
-                **common,
-            )
-        return CausalMultiHeadAttention(**common)
+            kind = RelativeMultiHeadAttention
+            options["tie_attention_biases"] = self.tie_attention_biases
+        elif self.attention_type == "shaw":
+            kind = ShawMultiHeadAttention
+            options["max_positions"] = self.max_positions
+        return sublayer(
+            self,
+            kind,
+            self.num_heads,
+            self.head_dim,
+            dropout=self.attention_dropout,
+            same_length=self.same_length,
+            look_ahead=self.look_ahead,
+            name="attention",
+            **options,
+        )
 
     def build(self, inputs_shape):
         super().build(inputs_shape)

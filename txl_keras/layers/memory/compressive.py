@@ -251,15 +251,14 @@ class CompressiveCache(
         """Returns `length` states `(B, length, D)` from token `first` on."""
         tokens = first[:, None] + tf.range(length, dtype=tf.int64)
         in_ring = tf.math.floormod(tokens, ring.shape[1])
-        in_segment = tf.clip_by_value(
-            tokens - self.num_tokens[:, None],
-            0,
-            tf.cast(tf.shape(new)[1] - 1, tf.int64),
-        )
+        since = tokens - self.num_tokens[:, None]  # negative in the ring
+        last = tf.cast(tf.shape(new)[1] - 1, tf.int64)
         return tf.where(
-            (tokens < self.num_tokens[:, None])[..., None],
+            (since < 0)[..., None],
             tf.gather(ring, in_ring, axis=1, batch_dims=1),
-            tf.gather(new, in_segment, axis=1, batch_dims=1),
+            tf.gather(
+                new, tf.clip_by_value(since, 0, last), axis=1, batch_dims=1
+            ),
         )
 
     def _usage(self, attention, num_new, num_slots, size):
@@ -287,13 +286,9 @@ def _take(x, first, length):
 
 def _ring_order(of_ring, num_compressed, num_slots, num_tokens, size):
     """Returns `of_ring` of compressed slots and of tokens, `(B, C + M)`."""
-    return tf.concat(
-        [
-            of_ring(_slot(num_compressed, num_slots), num_slots),
-            num_slots + of_ring(_slot(num_tokens, size), size),
-        ],
-        axis=1,
-    )
+    slots = of_ring(_slot(num_compressed, num_slots), num_slots)
+    tokens = num_slots + of_ring(_slot(num_tokens, size), size)
+    return tf.concat([slots, tokens], axis=1)
 
 
 def _slot(count, length):

@@ -363,13 +363,11 @@ class MemoryStack(ConfiguredLayer):
         self._checked_layer(layer)
         check_shape("inputs", inputs, (None, None, self.hidden_dim))
         batch = self.batch_size or inputs.shape[0]
-        return (
-            keras.KerasTensor(
-                (batch, self.memory_length, self.hidden_dim),
-                dtype=self.compute_dtype,
-            ),
-            keras.KerasTensor((batch, self.memory_length), dtype="bool"),
+        shape = (batch, self.memory_length)
+        memory = keras.KerasTensor(
+            (*shape, self.hidden_dim), dtype=self.compute_dtype
         )
+        return memory, keras.KerasTensor(shape, dtype="bool")
 
 
 _LOOPS = {

@@ -24,6 +24,19 @@ class ClusteredLayer(ConfiguredLayer):
             autocast=False,
         )
 
+    def _projections(self, embedding, are_used):
+        """Creates the projections, `None` for clusters that have none."""
+        return [
+            self._weight(
+                f"projection_{i}",
+                (embedding.dims[i], embedding.output_dim),
+                self.projection_initializer,
+            )
+            if is_used and embedding.needs_projection(i)
+            else None
+            for i, is_used in enumerate(are_used)
+        ]
+
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class AdaptiveEmbedding(ClusteredLayer):
@@ -126,16 +139,7 @@ class AdaptiveEmbedding(ClusteredLayer):
             for i in range(self.num_clusters)
         ]
         num_projections = 1 if self.div_val == 1 else self.num_clusters
-        self.projections = [
-            self._weight(
-                f"projection_{i}",
-                (self.dims[i], self.output_dim),
-                self.projection_initializer,
-            )
-            if self.needs_projection(i)
-            else None
-            for i in range(num_projections)
-        ]
+        self.projections = self._projections(self, [True] * num_projections)
         self.built = True
 
     def cluster_size(self, cluster):

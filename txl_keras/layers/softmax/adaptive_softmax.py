@@ -124,16 +124,9 @@ class AdaptiveSoftmax(ClusteredLayer):
                 self._weight(f"kernel_{i}", shape, self.kernel_initializer)
                 for i, shape in enumerate(shapes)
             ]
-        self.projections = [
-            self._weight(
-                f"projection_{i}",
-                (embedding.dims[i], embedding.output_dim),
-                self.projection_initializer,
-            )
-            if embedding.needs_projection(i) and not self.tie_projections[i]
-            else None
-            for i in range(embedding.num_clusters)
-        ]
+        self.projections = self._projections(
+            embedding, [not is_tied for is_tied in self.tie_projections]
+        )
         if embedding.cutoffs:
             # The entries of the tails in the head's softmax.
             num_tails = len(embedding.cutoffs)

@@ -448,8 +448,8 @@ def read_variables(variables, dtype):
 
 def assign_variables(variables, values):
     """Assigns a structure of values, cast to the dtypes of the variables."""
-    tf.nest.map_structure(
-        lambda variable, value: variable.assign(tf.cast(value, variable.dtype)),
-        variables,
-        values,
+    pairs = zip(
+        tf.nest.flatten(variables), tf.nest.flatten(values), strict=True
     )
+    for variable, value in pairs:
+        variable.assign(tf.cast(value, variable.dtype))

@@ -24,6 +24,15 @@ class ClusteredLayer(ConfiguredLayer):
             autocast=False,
         )
 
+    def _tables(self, embedding, prefix, initializer):
+        """Creates a table for each cluster."""
+        return [
+            self._weight(
+                f"{prefix}_{i}", (embedding.cluster_size(i), size), initializer
+            )
+            for i, size in enumerate(embedding.dims)
+        ]
+
     def _projections(self, embedding, are_used):
         """Creates the projections, `None` for clusters that have none."""
         return [
@@ -130,14 +139,9 @@ class AdaptiveEmbedding(ClusteredLayer):
         )
 
     def build(self, token_ids_shape=None):
-        self.embeddings = [
-            self._weight(
-                f"embeddings_{i}",
-                (self.cluster_size(i), self.dims[i]),
-                self.embeddings_initializer,
-            )
-            for i in range(self.num_clusters)
-        ]
+        self.embeddings = self._tables(
+            self, "embeddings", self.embeddings_initializer
+        )
         num_projections = 1 if self.div_val == 1 else self.num_clusters
         self.projections = self._projections(self, [True] * num_projections)
         self.built = True
@@ -180,12 +184,7 @@ class AdaptiveEmbedding(ClusteredLayer):
         rows = [self._rows(token_ids, i) for i in range(self.num_clusters)]
         if self.div_val == 1:
             rows = [tf.add_n(rows)]
-        x = tf.add_n(
-            [
-                self._project(part, projection)
-                for part, projection in zip(rows, self.projections, strict=True)
-            ]
-        )
+        x = tf.add_n(list(map(self._project, rows, self.projections)))
         known = (token_ids >= 0) & (token_ids < self.input_dim)
         return tf.where(known[..., None], x, tf.constant(float("nan"), x.dtype))
 

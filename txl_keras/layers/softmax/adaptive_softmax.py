@@ -110,20 +110,15 @@ class AdaptiveSoftmax(ClusteredLayer):
         embedding = self.embedding
         if not embedding.built:
             embedding.build()
-        sizes = [
-            embedding.cluster_size(i) for i in range(embedding.num_clusters)
-        ]
         self.biases = [
-            self._weight(f"bias_{i}", (size,), "zeros")
-            for i, size in enumerate(sizes)
+            self._weight(f"bias_{i}", (embedding.cluster_size(i),), "zeros")
+            for i in range(embedding.num_clusters)
         ]
         self.kernels = None
         if not self.tie_embeddings:
-            shapes = zip(sizes, embedding.dims, strict=True)
-            self.kernels = [
-                self._weight(f"kernel_{i}", shape, self.kernel_initializer)
-                for i, shape in enumerate(shapes)
-            ]
+            self.kernels = self._tables(
+                embedding, "kernel", self.kernel_initializer
+            )
         self.projections = self._projections(
             embedding, [not is_tied for is_tied in self.tie_projections]
         )
@@ -533,19 +528,11 @@ def _tail_nll(hidden, targets, parameters, order, start, stop, rows_per_pass):
                     tf.where(real, tf.gather(upstream, rows), 0.0),
                     unconnected_gradients="zero",
                 )
-                return [
-                    _scatter_add(hidden_sum, rows, hidden_gradient),
-                    *(
-                        a + b
-                        for a, b in zip(sums, parameter_gradients, strict=True)
-                    ),
-                ]
+                sums = map(tf.add, sums, parameter_gradients)
+                return [_scatter_add(hidden_sum, rows, hidden_gradient), *sums]
 
-            return sum_over_passes(
-                gradients,
-                tf.zeros_like(hidden),
-                *(tf.zeros_like(parameter) for parameter in parameters),
-            )
+            zeros = map(tf.zeros_like, (hidden, *parameters))
+            return sum_over_passes(gradients, *zeros)
 
         (nll,) = sum_over_passes(forward, tf.zeros_like(hidden[:, 0]))
         return nll, backward

@@ -11,8 +11,6 @@ import platform
 import re
 import subprocess
 import sys
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -403,31 +401,6 @@ def test_a_compiler_that_crashes_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(tpu_compile, "check_compiler", lambda: None)
     with pytest.raises(RuntimeError, match="ended with -6:\nno luck"):
         compile_hlo(b"", tpu_type("v4-8"), 1)
-
-
-def test_two_wait_for_each_other(monkeypatch, tmp_path, capfd):
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    with tpu_compile._one_at_a_time():
-        pass
-    code = (
-        "import fcntl, os, sys, time\n"
-        "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)\n"
-        "print('locked', flush=True)\n"
-        "time.sleep(100)\n"
-    )
-    path = tmp_path / tpu_compile._LOCK
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, path], stdout=subprocess.PIPE
-    )
-    with other:
-        assert other.stdout.readline() == b"locked\n"
-        timer = threading.Timer(0.5, other.kill)
-        timer.start()
-        start = time.monotonic()
-        with tpu_compile._one_at_a_time():
-            assert time.monotonic() - start > 0.4
-        timer.join()
-    assert "Waiting for another compilation" in capfd.readouterr().out
 
 
 # --- What the compiler says

@@ -251,9 +251,7 @@ class Plan:
             "max_positions": (*tensors.shapes.get("r_emb", ()), 1, 1)[1],
             "normalize_first": bool(config["pre_lnorm"]),
             "project_same_dim": bool(config["proj_same_dim"]),
-            "same_length": naming.same_length
-            if config["same_length"]
-            else False,
+            "same_length": bool(config["same_length"]) and naming.same_length,
             "tie_attention_biases": not config["untie_r"],
             "layer_norm_epsilon": config["layer_norm_epsilon"],
             "cold_start": naming.cold_start,

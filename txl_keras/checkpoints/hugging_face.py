@@ -147,11 +147,11 @@ def _check_exportable(model):
         )
     embedding = backbone.token_embedding
     layers = list(model._flatten_layers())
-    values = {name: getattr(backbone, name) for name in _REQUIRED}
     problems = {
-        f"{name}={value!r}: must be {_REQUIRED[name]!r}": value
-        != _REQUIRED[name]
-        for name, value in values.items()
+        f"{name}={getattr(backbone, name)!r}: must be {required!r}": (
+            getattr(backbone, name) != required
+        )
+        for name, required in _REQUIRED.items()
     }
     problems |= {
         f"cold_start={backbone.cold_start!r}: its memory starts as zeros; load "

@@ -78,24 +78,22 @@ def feed_forward_and_norms(names, i, backbone, is_torch=True):
     """Yields the entries of block `i` that all implementations have."""
     # `names` are those of two layer norms and of the two linear layers.
     size, inner = backbone.hidden_dim, backbone.intermediate_dim
-    endings = (".weight", ".bias") if is_torch else ("/kernel", "/bias")
+    norms, dense = (".weight", ".bias"), (".weight", ".bias")
+    if not is_torch:
+        norms, dense = ("/gamma", "/beta"), ("/kernel", "/bias")
     for name, part, shape in (
         (names[2], "feed_forward_intermediate", (size, inner)),
         (names[3], "feed_forward_output", (inner, size)),
     ):
         weight = f"block_{i}/{part}"
-        bias = Entry(name + endings[1], f"{weight}/bias", shape[1:])
+        bias = Entry(name + dense[1], f"{weight}/bias", shape[1:])
         shape = shape[::-1] if is_torch else shape
-        yield Entry(name + endings[0], f"{weight}/kernel", shape, is_torch)
+        yield Entry(name + dense[0], f"{weight}/kernel", shape, is_torch)
         yield bias
-    endings = (".weight", ".bias") if is_torch else ("/gamma", "/beta")
-    for name, part in (
-        (names[0], "attention_norm"),
-        (names[1], "feed_forward_norm"),
-    ):
-        for ending, parameter in zip(endings, ("gamma", "beta"), strict=True):
-            weight = f"block_{i}/{part}/{parameter}"
-            yield Entry(name + ending, weight, (size,))
+    for name, part in zip(names, ("attention", "feed_forward"), strict=False):
+        weight = f"block_{i}/{part}_norm"
+        yield Entry(name + norms[0], f"{weight}/gamma", (size,))
+        yield Entry(name + norms[1], f"{weight}/beta", (size,))
 
 
 def read(build, layout, tensors, source):

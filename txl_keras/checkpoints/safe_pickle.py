@@ -97,19 +97,15 @@ def load(path, names, has_storages=False):
             answer = None
         child.stdout.close()
         message = child.stderr.read().decode("utf-8", "replace")
-    if child.returncode or answer is None:
-        _raise(message, child.returncode)
-    return answer
-
-
-def _raise(message, code):
+    if not child.returncode and answer is not None:
+        return answer
     # Python may warn before it raises a MemoryError.
     kind, _, text = message.strip().split("\n")[-1].partition(":")
     if kind == "RefusedError":
         raise RefusedError(text.strip())
     if kind == "MemoryError":
         raise RefusedError("much more memory than the file has bytes")
-    if code and code < 0:
+    if child.returncode < 0:
         raise RefusedError("more time or memory than such a file needs")
     raise ValueError(f"the pickle is truncated or damaged: {message.strip()}")
 

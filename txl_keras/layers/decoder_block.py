@@ -23,6 +23,7 @@ from txl_keras.layers.gate import GATES
 from txl_keras.layers.gate import Gate
 from txl_keras.layers.sublayers import Block
 from txl_keras.layers.sublayers import normalized_sum
+from txl_keras.layers.sublayers import sublayer
 
 # Position encodings. Absolute positions do not allow memory, whose positions
 # would clash with those of the segment (section 3.3).
@@ -58,11 +59,11 @@ class DecoderBlock(Block):
         head_dim: Integer, the size of a head.
         intermediate_dim: Integer, the inner size of the feed-forward network.
         dropout: Float in `[0, 1)`, dropout after the attention, after the
-            ReLU and after the feed-forward network.
+            ReLU and after the feed-forward network, by default 0.
         attention_dropout: Float in `[0, 1)`, dropout on the attention
-            probabilities.
+            probabilities, by default 0.
         normalize_first: Boolean, uses pre-norm instead of post-norm.
-        layer_norm_epsilon: Float, added to the variance.
+        layer_norm_epsilon: Float, added to the variance, by default 1e-5.
         attention_type: String.
             `"relative"`: relative positions of the paper, see
             `RelativeMultiHeadAttention`.
@@ -81,7 +82,8 @@ class DecoderBlock(Block):
         tie_attention_biases: Boolean, used by `"relative"`: see
             `RelativeMultiHeadAttention`.
         gate: Optional string, the kind of `Gate`; needs `normalize_first`.
-        kernel_initializer: Initializer of all kernels.
+        kernel_initializer: Initializer of all kernels, by default
+            `"glorot_uniform"`.
 
     Call arguments:
         inputs: Tensor of shape `(B, T, D)`.
@@ -152,39 +154,31 @@ class DecoderBlock(Block):
         self._gates = []
         if gate is not None:
             self._gates = [
-                Gate(
-                    gate,
-                    kernel_initializer=self.kernel_initializer.clone(),
-                    dtype=self.dtype_policy,
-                    name=name,
-                )
+                sublayer(self, Gate, gate, name=name)
                 for name in ("attention_gate", "feed_forward_gate")
             ]
 
     def _attention(self):
-        common = {
-            "num_heads": self.num_heads,
-            "key_dim": self.head_dim,
-            "dropout": self.attention_dropout,
-            "same_length": self.same_length,
-            "look_ahead": self.look_ahead,
-            "kernel_initializer": self.kernel_initializer.clone(),
-            "dtype": self.dtype_policy,
-            "name": "attention",
-        }
+        kind, options = CausalMultiHeadAttention, {}
+        if self.attention_type in ("relative", "shaw"):
+            options["clamp_length"] = self.clamp_length
         if self.attention_type == "relative":
-            return RelativeMultiHeadAttention(
-                clamp_length=self.clamp_length,
-                tie_attention_biases=self.tie_attention_biases,
-                **common,
-            )
-        if self.attention_type == "shaw":
-            return ShawMultiHeadAttention(
-                max_positions=self.max_positions,
-                clamp_length=self.clamp_length,
-                **common,
-            )
-        return CausalMultiHeadAttention(**common)
+            kind = RelativeMultiHeadAttention
+            options["tie_attention_biases"] = self.tie_attention_biases
+        elif self.attention_type == "shaw":
+            kind = ShawMultiHeadAttention
+            options["max_positions"] = self.max_positions
+        return sublayer(
+            self,
+            kind,
+            self.num_heads,
+            self.head_dim,
+            dropout=self.attention_dropout,
+            same_length=self.same_length,
+            look_ahead=self.look_ahead,
+            name="attention",
+            **options,
+        )
 
     def build(self, inputs_shape):
         super().build(inputs_shape)
@@ -233,10 +227,8 @@ class DecoderBlock(Block):
             training=training,
             dropout_seed=fold_in(dropout_seed, 0),
             return_attention_scores=return_attention_scores,
-            **self._if_relative(
-                position_encoding=position_encoding,
-                attention_biases=attention_biases,
-            ),
+            position_encoding=position_encoding,
+            attention_biases=attention_biases,
         )
         scores = []
         if return_attention_scores:
@@ -244,9 +236,6 @@ class DecoderBlock(Block):
         attended = self._drop(attended, training, dropout_seed, site=1)
         outputs = self._transform(inputs, attended, training, dropout_seed)
         return (outputs, *scores) if return_attention_scores else outputs
-
-    def _if_relative(self, **arguments):
-        return arguments if self.attention_type == "relative" else {}
 
     def attend_projected(
         self,
@@ -276,9 +265,9 @@ class DecoderBlock(Block):
         attended, *projected = self.attention.attend_projected(
             self._attention_inputs(inputs),
             past,
-            *positions,
-            return_attention_scores=return_attention_scores,
-            **self._if_relative(attention_biases=attention_biases),
+            positions,
+            attention_biases,
+            return_attention_scores,
         )
         return self._transform(inputs, attended), *projected
 

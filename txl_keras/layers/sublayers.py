@@ -21,13 +21,23 @@ def heads_dense(layer, equation, name, output_shape=None):
     """Creates a projection to or from the heads of a layer."""
     rank = len(equation.split("->")[1])
     heads = [layer.num_heads, layer.key_dim]
-    return HeadsDense(
+    return sublayer(
+        layer,
+        HeadsDense,
         equation,
         output_shape=output_shape or [None] * (rank - 3) + heads,
-        # A clone, because one initializer object repeats its values.
-        kernel_initializer=layer.kernel_initializer.clone(),
-        dtype=layer.dtype_policy,
         name=name,
+    )
+
+
+def sublayer(owner, layer_class, *args, **kwargs):
+    """Creates a layer with the initializer and the dtype of its owner."""
+    return layer_class(
+        *args,
+        # A clone, because one initializer object repeats its values.
+        kernel_initializer=owner.kernel_initializer.clone(),
+        dtype=owner.dtype_policy,
+        **kwargs,
     )
 
 
@@ -184,8 +194,12 @@ class Block(ConfiguredLayer):
     def _add_feed_forward(self, activation, output_activation=None):
         self._attention_norm = layer_norm(self, "attention_norm")
         self._feed_forward_norm = layer_norm(self, "feed_forward_norm")
-        self._intermediate_dense = self._dense(
-            self.intermediate_dim, "feed_forward_intermediate", activation
+        self._intermediate_dense = sublayer(
+            self,
+            Dense,
+            self.intermediate_dim,
+            activation,
+            name="feed_forward_intermediate",
         )
         self._output_dense = None  # created in `build`, which knows D
         self._output_activation = output_activation
@@ -193,18 +207,13 @@ class Block(ConfiguredLayer):
             self.dropout, dtype=self.dtype_policy, name="dropout"
         )
 
-    def _dense(self, units, name, activation):
-        return Dense(
-            units,
-            activation=activation,
-            kernel_initializer=self.kernel_initializer.clone(),
-            dtype=self.dtype_policy,
-            name=name,
-        )
-
     def build(self, inputs_shape):
-        self._output_dense = self._dense(
-            inputs_shape[-1], "feed_forward_output", self._output_activation
+        self._output_dense = sublayer(
+            self,
+            Dense,
+            inputs_shape[-1],
+            self._output_activation,
+            name="feed_forward_output",
         )
         for layer in (
             self.attention,

@@ -13,6 +13,7 @@ from txl_keras.layers.attention.two_stream import targets_mask
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.sublayers import Block
+from txl_keras.layers.sublayers import sublayer
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -30,9 +31,9 @@ class TwoStreamBlock(Block):
         head_dim: Integer, the size of a head.
         intermediate_dim: Integer, the inner size of the feed-forward network.
         dropout: Float in `[0, 1)`, dropout after the attention, after the
-            GELU and after the feed-forward network.
+            GELU and after the feed-forward network, by default 0.
         attention_dropout: Float in `[0, 1)`, dropout on the attention
-            probabilities.
+            probabilities, by default 0.
         layer_norm_epsilon: Float, added to the variance.
         clamp_length, kernel_initializer: See `TwoStreamRelativeAttention`.
 
@@ -76,13 +77,13 @@ class TwoStreamBlock(Block):
             **kwargs,
         )
         self.clamp_length = clamp_length
-        self.attention = TwoStreamRelativeAttention(
+        self.attention = sublayer(
+            self,
+            TwoStreamRelativeAttention,
             num_heads,
             head_dim,
             dropout=self.attention_dropout,
             clamp_length=clamp_length,
-            kernel_initializer=self.kernel_initializer.clone(),
-            dtype=self.dtype_policy,
             name="attention",
         )
         self._add_feed_forward("gelu")

@@ -4,10 +4,9 @@ This is a separate program, run by `compiling.py`, so that libtpu stays out of
 the process that runs TensorFlow. It imports jax and nothing of this package. It
 uses private parts of jax, hence the pinned versions.
 
-    python compiler.py REQUEST.json
+    python compiler.py ANSWER.json REQUEST
 
-The JSON request holds `output`, the path of the JSON answer, and `module`, the
-arguments of `compile_module`.
+The request is JSON text with the arguments of `compile_module`.
 """
 
 import json
@@ -19,16 +18,15 @@ import time
 # import this module without it.
 
 
-def main(path):
+def main(answer_path, request):
     from jax.errors import JaxRuntimeError
 
-    request = json.loads(pathlib.Path(path).read_text())
     try:
-        answer = compile_module(**request["module"])
+        answer = compile_module(**json.loads(request))
     # Mostly raised for a step that is too large for the chip.
     except JaxRuntimeError as error:
         answer = {"error": str(error)}
-    pathlib.Path(request["output"]).write_text(json.dumps(answer))
+    pathlib.Path(answer_path).write_text(json.dumps(answer))
 
 
 def compile_module(hlo, text, topology, options, replicas):
@@ -80,4 +78,4 @@ def _read_module(path):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

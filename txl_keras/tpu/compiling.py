@@ -103,30 +103,26 @@ def compile_hlo(hlo, slice_, num_replicas):
         folder = pathlib.Path(folder)
         (folder / "step.hlo").write_bytes(hlo)
         request = {
-            "output": str(folder / "answer.json"),
-            "module": {
-                "hlo": str(folder / "step.hlo"),
-                "text": str(folder / "compiled.txt"),
-                "topology": f"{slice_.chip.name}:{slice_.topology}",
-                "options": dict(slice_.chip.options),
-                "replicas": num_replicas,
-            },
+            "hlo": str(folder / "step.hlo"),
+            "text": str(folder / "compiled.txt"),
+            "topology": f"{slice_.chip.name}:{slice_.topology}",
+            "options": dict(slice_.chip.options),
+            "replicas": num_replicas,
         }
-        (folder / "request.json").write_text(json.dumps(request))
-        _run_compiler(folder, held)
+        _run_compiler(folder, request, held)
         answer = json.loads((folder / "answer.json").read_text())
         if "error" not in answer:
             answer["text"] = (folder / "compiled.txt").read_text()
     return answer
 
 
-def _run_compiler(folder, held):
+def _run_compiler(folder, request, held):
     log = folder / "log.txt"
     # -P keeps this folder, whose files shadow other packages, off sys.path.
-    command = [sys.executable, "-P", _COMPILER, folder / "request.json"]
+    command = [sys.executable, "-P", _COMPILER, folder / "answer.json"]
     with log.open("w") as output:
         process = subprocess.run(
-            command,
+            [*command, json.dumps(request)],
             env=os.environ | _ENVIRONMENT,
             stdout=output,
             stderr=subprocess.STDOUT,

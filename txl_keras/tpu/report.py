@@ -143,14 +143,13 @@ def describe(facts):
         "weights", "optimizer", "memory", "arguments", "outputs", "aliased",
         "temporaries", "code", "beside",
     )  # fmt: skip
-    lines += [
-        f"  {key.replace('beside', 'outside the step'):20} "
-        f"{facts[key] / 2**20:12,.1f} MiB"
-        for key in sizes
-        if key in facts
-    ]
+    rows = {
+        key: f"{facts[key] / 2**20:12,.1f} MiB" for key in sizes if key in facts
+    }
+    rows["outside the step"] = rows.pop("beside")
     if "flops" in facts:
-        lines += _describe_speed(facts)
+        rows |= _describe_speed(facts)
+    lines += [f"  {label:20} {text}" for label, text in rows.items()]
     return "\n".join([*lines, f"  {verdict(facts)}"])
 
 
@@ -159,28 +158,26 @@ def _describe_speed(facts):
         f"{value['count']} {kind} of {value['bytes'] / 2**20:,.1f} MiB"
         for kind, value in facts["collectives"].items()
     )
-    nominal, utilization = "", ""
+    nominal, utilization, counted_once = "", "", ""
     if "utilization" in facts:
         nominal = f", nominally {facts['model_flops'] / 1e12:.4g}"
         utilization = f", {facts['utilization']:.1%} of the peak"
-    counted_once = ""
     if facts["loops_counted_once"]:
         counted_once = (
             f" (counting one iteration of {facts['loops_counted_once']} loops "
             "whose length depends on the text)"
         )
-    return [
-        f"  {'compiled in':20} {facts['compile_seconds']:12,.1f} s",
-        f"  {'operations':20} {facts['flops'] / 1e12:12.4g} TFLOP{nominal}",
-        f"  {'bytes accessed':20} {facts['bytes_accessed'] / 1e9:12.4g} GB, "
-        f"about {facts['hbm_bytes_accessed'] / 1e9:.4g} of them in HBM"
-        f"{counted_once}",
-        f"  {'collectives':20} {exchanged or 'none'}",
-        f"  {'at least':20} {1e3 * facts['bound_seconds']:12.4g} ms per step, "
-        f"bound by {facts['bound_by']}",
-        f"  {'at most':20} {facts['tokens_per_second']:12,.0f} tokens/s, "
+    return {
+        "compiled in": f"{facts['compile_seconds']:12,.1f} s",
+        "operations": f"{facts['flops'] / 1e12:12.4g} TFLOP{nominal}",
+        "bytes accessed": f"{facts['bytes_accessed'] / 1e9:12.4g} GB, about "
+        f"{facts['hbm_bytes_accessed'] / 1e9:.4g} of them in HBM{counted_once}",
+        "collectives": exchanged or "none",
+        "at least": f"{1e3 * facts['bound_seconds']:12.4g} ms per step, bound "
+        f"by {facts['bound_by']}",
+        "at most": f"{facts['tokens_per_second']:12,.0f} tokens/s, "
         f"{facts['tokens_per_second_of_chip']:,.0f} per chip{utilization}",
-    ]
+    }
 
 
 def verdict(facts):

@@ -63,16 +63,10 @@ class TpuType:
 # Topologies by the number in the name, which counts cores, two per chip, except
 # that of v5e and v6e, which counts chips.
 _NUMBERS = (8, 16, 32, 64, 128, 256)
-_CUBES = dict(
-    zip(
-        _NUMBERS,
-        ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8"),
-        strict=True,
-    )
-)
-_SQUARES = dict(
-    zip(_NUMBERS, ("2x4", "4x4", "4x8", "8x8", "8x16", "16x16"), strict=True)
-)
+_CUBES = "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8"
+_CUBES = dict(zip(_NUMBERS, _CUBES, strict=True))
+_SQUARES = "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"
+_SQUARES = dict(zip(_NUMBERS, _SQUARES, strict=True))
 TYPES = {
     f"{prefix}-{number}": TpuType(f"{prefix}-{number}", _CHIPS[chip], topology)
     for prefix, chip, topologies in (

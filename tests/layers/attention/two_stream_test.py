@@ -199,24 +199,6 @@ def test_gradient_reaches_every_weight_and_input_through_targets():
         assert np.abs(gradient).max() > 1e-3
 
 
-def test_dropout_only_in_training_and_rows_seeded_alone():
-    call = inputs()
-    layer = attention(dropout=0.5)
-    seeds = tf.constant([4, 6], tf.uint32)
-    exact = layer(**call)
-    dropped = layer(**call, training=True, dropout_seed=seeds)
-    alone = layer(
-        **{name: x[1:] for name, x in call.items()},
-        training=True,
-        dropout_seed=seeds[1:],
-    )
-    for stream in range(2):
-        assert np.abs(dropped[stream] - exact[stream]).max() > 1e-2
-        np.testing.assert_allclose(
-            alone[stream], dropped[stream][1:], atol=1e-5
-        )
-
-
 def test_the_streams_drop_other_keys():
     layer = TwoStreamRelativeAttention(1, H, dropout=0.5)
     layer = with_random_weights(layer, (B, 1, D))

@@ -13,7 +13,6 @@ from txl_keras.layers.compute import blocks
 from txl_keras.layers.compute import definition
 from txl_keras.layers.compute import pallas
 from txl_keras.layers.compute import tiles
-from txl_keras.layers.compute.problem import Dropout
 from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
@@ -70,7 +69,6 @@ def make(positions="relative", num_memory=M, rate=0.0, t=random, **visible):
         return tf.constant(t(*shape, seed=next(seeds)))
 
     lengths = [num_memory] * (num_memory > 0) + [T]
-    dropout = Dropout(rate, tf.constant([3, 4], tf.uint32)) if rate else None
     visible = Visible(num_memory, T, **visible)
     num_distances = visible.num_keys - visible.nearest
     return Problem(
@@ -80,7 +78,8 @@ def make(positions="relative", num_memory=M, rate=0.0, t=random, **visible):
             for length in lengths
         ],
         visible=visible,
-        dropout=dropout,
+        rate=rate,
+        seeds=tf.constant([3, 4], tf.uint32),
         **POSITIONS[positions](tensor, num_distances),
     )
 

@@ -41,7 +41,8 @@ class CausalMultiHeadAttention(HeadsAttention):
     Args:
         num_heads: Integer `N`.
         key_dim: Integer `H`, the size of a head. It need not be `D / N`.
-        dropout: Float in `[0, 1)`, dropout on the attention probabilities.
+        dropout: Float in `[0, 1)`, dropout on the attention probabilities, by
+            default 0.
         same_length: `False`, `True` or `"pytorch"`. By default every query
             attends to all of memory, so later queries have longer contexts.
             `True`: every query attends to the M keys before it and to itself,
@@ -52,7 +53,8 @@ class CausalMultiHeadAttention(HeadsAttention):
             segment, that it also attends to: the right context of streaming
             speech recognition. With T - 1 or more it attends to the whole
             segment.
-        kernel_initializer: Initializer of all kernels and biases.
+        kernel_initializer: Initializer of all kernels and biases, by default
+            `"glorot_uniform"`.
         seed: Optional integer, seeds dropout.
 
     Call arguments:
@@ -64,6 +66,8 @@ class CausalMultiHeadAttention(HeadsAttention):
         memory_mask: Optional boolean `(B, M)`, false where memory is empty.
         attention_mask: Optional boolean that broadcasts to `(B, T, S)`,
             combined with the mask of later keys.
+        position_encoding, attention_biases: Only used by
+            `RelativeMultiHeadAttention`.
         training: Boolean. Dropout is applied only if it is true.
         dropout_seed: Optional uint32 `(B,)`, see `RowDropout`.
         return_attention_scores: Boolean, also returns the probabilities.
@@ -108,40 +112,25 @@ class CausalMultiHeadAttention(HeadsAttention):
         query_mask=None,
         memory_mask=None,
         attention_mask=None,
+        position_encoding=None,
+        attention_biases=None,
         training=None,
         dropout_seed=None,
         return_attention_scores=False,
     ):
-        self._check_states(query, memory)
-        return self._attend(
-            query,
-            memory,
-            (query_mask, memory_mask, attention_mask),
-            self._call_dropout(query, training, dropout_seed),
-            self._position_terms(query, memory),
-            return_attention_scores,
-        )
-
-    def _position_terms(self, query, memory):
-        """Returns the arguments of the `Problem` of a call about positions."""
-        return {}
-
-    def _check_states(self, query, memory):
-        """Checks that query and memory agree in batch size and hidden size."""
         check_shape("query", query, (None, None, self._hidden_dim))
+        num_memory = 0
         if memory is not None:
             expected = (query.shape[0], None, self._hidden_dim)
             check_shape("memory", memory, expected)
-
-    def _attend(self, query, memory, masks, dropout, terms, return_scores):
-        """Projects states, poses the `Problem` and projects its solution."""
-        num_memory = 0 if memory is None else ops.shape(memory)[1]
+            num_memory = ops.shape(memory)[1]
         query_mask, memory_mask, attention_mask = self._check_masks(
-            query, memory, num_memory, *masks
+            query, memory, num_memory, query_mask, memory_mask, attention_mask
         )
         # A copy without the Keras mask, which is handled here. The projections
         # would warn that they discard it.
         query = tf.identity(query)
+        positions = self._positions(query, memory, position_encoding)
         projected, *segment = project_heads(
             finite_masked(query, query_mask),
             self._query_dense,
@@ -170,15 +159,29 @@ class CausalMultiHeadAttention(HeadsAttention):
             attention_mask=attention_mask,
         )
         problem = Problem(
-            self._scaled(projected), parts, visible, dropout=dropout, **terms
+            self._scaled(projected),
+            parts,
+            visible,
+            **self._position_terms(positions, attention_biases),
+            **self._call_dropout(query, training, dropout_seed),
         )
-        return self._solve(problem, return_scores)
+        output, *scores = self._solve(problem, return_attention_scores)
+        return (output, *scores) if scores else output
+
+    def _positions(self, query, memory, position_encoding):
+        """Projects the positions of a call, as `project_positions` does."""
+        return ()
+
+    def _position_terms(self, positions, attention_biases):
+        """Returns the arguments of the `Problem` about projected positions."""
+        return {}
 
     def _solve(self, problem, return_scores):
         if return_scores:
-            attended, probabilities = definition.attend(problem)
-            return self._output_dense(attended), probabilities
-        return self._output_dense(compute.attend(problem))
+            attended, *scores = definition.attend(problem)
+        else:
+            attended, scores = compute.attend(problem), []
+        return self._output_dense(attended), *scores
 
     def _check_masks(
         self, query, memory, num_memory, query_mask, memory_mask, attention_mask
@@ -248,7 +251,12 @@ class CausalMultiHeadAttention(HeadsAttention):
         return ()
 
     def attend_projected(
-        self, query, past, *positions, return_attention_scores=False, **biases
+        self,
+        query,
+        past,
+        positions=(),
+        attention_biases=None,
+        return_attention_scores=False,
     ):
         """Computes attention to a past whose keys and values are cached.
 
@@ -259,10 +267,10 @@ class CausalMultiHeadAttention(HeadsAttention):
         Args:
             query: Tensor of shape `(B, T, D)`, the segment.
             past: `Past`, the cached keys and values of earlier tokens.
-            *positions: Tensors from `project_positions`, for at least M + T
-                distances.
+            positions: Tuple of tensors from `project_positions`, for at least
+                M + T distances.
+            attention_biases: See `RelativeMultiHeadAttention`.
             return_attention_scores: Boolean, also returns the probabilities.
-            **biases: `attention_biases` of `RelativeMultiHeadAttention`.
 
         Returns:
             Triple of the output `(B, T, D)` and the keys and values of the
@@ -270,7 +278,6 @@ class CausalMultiHeadAttention(HeadsAttention):
             `return_attention_scores=True` also the float32 probabilities
             `(B, N, T, S)`, keys in text order.
         """
-        terms = self._projected_terms(*positions, **biases)
         projected = ops.transpose(self._query_dense(query), (2, 0, 1, 3))
         key, value = self.project(query)
         num_memory = past.keys.shape[2]
@@ -291,16 +298,10 @@ class CausalMultiHeadAttention(HeadsAttention):
             visible,
             batch_first=True,
             order=past.order if num_memory else None,
-            **terms,
+            **self._position_terms(positions, attention_biases),
         )
-        if return_attention_scores:
-            output, probabilities = self._solve(problem, True)
-            return output, key, value, probabilities
-        return self._solve(problem, False), key, value
-
-    def _projected_terms(self):
-        """Returns the same as `_position_terms` from projected positions."""
-        return {}
+        output, *scores = self._solve(problem, return_attention_scores)
+        return output, key, value, *scores
 
     def project(self, states):
         """Projects hidden states to keys and values.

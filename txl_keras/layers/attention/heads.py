@@ -10,7 +10,6 @@ from keras import ops
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
-from txl_keras.layers.compute.problem import Dropout
 from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import heads_dense
@@ -61,16 +60,22 @@ class HeadsAttention(ConfiguredLayer):
             name=name,
         )
 
+    def _add_biases(self, *kinds):
+        for kind in kinds:
+            name = f"{kind}_attention_bias"
+            bias = self._parameter(name, self.num_heads, self.key_dim)
+            setattr(self, name, bias)
+
     def _scaled(self, x):
         # Scaling queries takes T N H multiplications, scaling scores T S N.
         return x * self.key_dim**-0.5
 
     def _call_dropout(self, states, training, dropout_seed):
-        """Returns the `Dropout` of a call's probabilities, or `None`."""
+        """Returns the arguments of the `Problem` of a call about dropout."""
         if not training or not self.dropout:
-            return None
+            return {}
         seeds = self._dropout.row_seeds(ops.shape(states)[0], dropout_seed)
-        return Dropout(float(self.dropout), seeds)
+        return {"rate": float(self.dropout), "seeds": seeds}
 
 
 def check_steps_mask(name, mask, states):

@@ -5,7 +5,6 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads,
 """
 
 import keras
-import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_shape
@@ -100,50 +99,18 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         super().build(query_shape)
         self._position_dense.build((None, query_shape[-1]))
         if not self.tie_attention_biases:
-            self.content_attention_bias = self._parameter(
-                "content_attention_bias", self.num_heads, self.key_dim
-            )
-            self.positional_attention_bias = self._parameter(
-                "positional_attention_bias", self.num_heads, self.key_dim
-            )
+            self._add_biases("content", "positional")
 
-    def call(
-        self,
-        query,
-        memory=None,
-        query_mask=None,
-        memory_mask=None,
-        attention_mask=None,
-        position_encoding=None,
-        attention_biases=None,
-        training=None,
-        dropout_seed=None,
-        return_attention_scores=False,
-    ):
-        self._check_states(query, memory)
+    def _positions(self, query, memory, position_encoding):
         if position_encoding is None:
-            # Only shapes are read. Keras would warn that a mask is discarded.
-            unmasked = tf.identity(query)
-            position_encoding = self._encode_positions(unmasked, memory)
-        else:
-            self._check_encoding(position_encoding, query, memory)
-        return self._attend(
-            query,
-            memory,
-            (query_mask, memory_mask, attention_mask),
-            self._call_dropout(query, training, dropout_seed),
-            self._projected_terms(
-                *self._project_encoding(position_encoding), attention_biases
-            ),
-            return_attention_scores,
-        )
-
-    def _check_encoding(self, encoding, query, memory):
-        """Checks that the encoding has one row per distance."""
+            encoding = self._encode_positions(query, memory)
+            return self._project_encoding(encoding)
         num_memory = 0 if memory is None else ops.shape(memory)[1]
         visible = Visible(num_memory, ops.shape(query)[1], self.look_ahead)
         num_rows = visible.num_keys - visible.nearest
-        check_shape("position_encoding", encoding, (num_rows, query.shape[-1]))
+        expected = (num_rows, query.shape[-1])
+        check_shape("position_encoding", position_encoding, expected)
+        return self._project_encoding(position_encoding)
 
     def _project_encoding(self, encoding):
         """Computes `R W_k,R`, as a tuple of one tensor `(N, R, H)`."""
@@ -158,10 +125,9 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         )
         return self._project_encoding(encoding)
 
-    def _projected_terms(self, position_keys, attention_biases=None):
+    def _position_terms(self, positions, attention_biases):
         u, v = self._attention_biases(attention_biases)
-        positions = Positions((position_keys,), v)
-        return {"content_bias": u, "positions": positions}
+        return {"content_bias": u, "positions": Positions(positions, v)}
 
     def _attention_biases(self, attention_biases):
         """Returns `u` and `v`, scaled by `1 / sqrt(H)` like the queries."""

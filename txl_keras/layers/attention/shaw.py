@@ -65,9 +65,7 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
     def build(self, query_shape):
         super().build(query_shape)
         heads = self.num_heads
-        self.content_attention_bias = self._parameter(
-            "content_attention_bias", heads, self.key_dim
-        )
+        self._add_biases("content")
         # Row `d` is for distance `d`, and row `P - 1 + a` for distance `-a`.
         num_rows = self.max_positions + self.look_ahead
         self.position_keys = self._parameter(
@@ -77,22 +75,20 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
             "position_biases", num_rows, heads
         )
 
-    def _position_terms(self, query, memory):
+    def _positions(self, query, memory, position_encoding):
         num_memory = 0 if memory is None else ops.shape(memory)[1]
         visible = Visible(num_memory, ops.shape(query)[1], self.look_ahead)
-        rows = self._rows(visible.num_keys, visible.nearest)
-        return self._projected_terms(*rows)
+        return self._rows(visible.num_keys, visible.nearest)
 
-    def _projected_terms(self, position_keys, position_biases):
+    def _position_terms(self, positions, attention_biases):
         def scores(query, keys, biases):
             biases = self._scaled(biases)[:, None, None, :]
             return dot_product(query, keys) + biases
 
         bias = ops.cast(self.content_attention_bias, self.compute_dtype)
-        rows = position_keys, position_biases
         return {
             "content_bias": self._scaled(bias),
-            "positions": Positions(rows, scores=scores),
+            "positions": Positions(positions, scores=scores),
         }
 
     def project_positions(self, num_distances):

@@ -53,10 +53,12 @@ class TwoStreamRelativeAttention(HeadsAttention):
     Args:
         num_heads: Integer `N`.
         key_dim: Integer `H`, the size of a head.
-        dropout: Float in `[0, 1)`, dropout on the attention probabilities.
+        dropout: Float in `[0, 1)`, dropout on the attention probabilities, by
+            default 0.
         clamp_length: Optional integer. Distances are clipped to
             `[-clamp_length, clamp_length]`.
-        kernel_initializer: Initializer of all weights.
+        kernel_initializer: Initializer of all weights, by default
+            `"glorot_uniform"`.
         seed: Optional integer, seeds dropout.
 
     Call arguments:
@@ -118,13 +120,10 @@ class TwoStreamRelativeAttention(HeadsAttention):
         self._build_projections(hidden_dim, "btnh,dnh->btd")
         self._position_dense.build((None, hidden_dim))
         # u, v and b of the equation above.
-        heads = self.num_heads, self.key_dim
-        for kind in ("content", "positional", "segment"):
-            name = f"{kind}_attention_bias"
-            setattr(self, name, self._parameter(name, *heads))
+        self._add_biases("content", "positional", "segment")
         # s: row 0 for the same segment, row 1 for another.
         self.segment_embeddings = self._parameter(
-            "segment_embeddings", 2, *heads
+            "segment_embeddings", 2, self.num_heads, self.key_dim
         )
 
     def call(
@@ -213,7 +212,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
                     (positions,), self._bias(self.positional_attention_bias)
                 ),
                 score_bias=self._segment_scores(query, token_type_ids, memory),
-                dropout=self._call_dropout(
+                **self._call_dropout(
                     content, training, fold_in(dropout_seed, site)
                 ),
             )

@@ -211,14 +211,8 @@ def _attend_to_cache(problem, blocks, extra_masks):
         weights, total = _weights_of_parts(
             content, position_scores, extra_mask, block
         )
-        weighted_sum = tf.add_n(
-            [
-                tf.matmul(part, values)
-                for part, (_, values) in zip(
-                    weights, visible_parts, strict=True
-                )
-            ]
-        )
+        values = [part_values for _, part_values in visible_parts]
+        weighted_sum = tf.add_n(list(map(tf.matmul, weights, values)))
         outputs.append(_normalize(weighted_sum, total, 0.0))
     return tf.concat(outputs, axis=2)
 

@@ -46,7 +46,7 @@ def attend(problem):
     mask = problem.visible.mask(0, problem.visible.num_keys)  # [B, T, S]
     scores = tf.where(mask, tf.cast(scores, "float32"), MASKED_SCORE)
     probabilities = weights = tf.nn.softmax(scores)
-    if problem.dropout is not None:
+    if problem.rate:
         sizes = ops.shape(scores)
         sizes = [sizes[0], *sizes[2:]]
         indices = [tf.range(size) for size in sizes]

@@ -1,8 +1,8 @@
 """Description of one attention, independent of how it is computed.
 
 `Problem` holds the projected tensors, `Visible` is its mask, `Positions` adds
-scores by distance, and `Dropout` drops probabilities. By the functions before
-them layers and models keep NaN and infinity out of what is masked.
+scores by distance. The functions before them keep NaN and infinity out of what
+is masked, in layers and models.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
 head size, `R` distances.
@@ -140,14 +140,6 @@ class Visible:
 
 
 @dataclasses.dataclass(frozen=True)
-class Dropout:
-    """Describes dropout on attention probabilities."""
-
-    rate: float  # in (0, 1)
-    seeds: object  # uint32 [B], one seed per row
-
-
-@dataclasses.dataclass(frozen=True)
 class Problem:
     """Describes one attention, `dropout(softmax(scores)) values`.
 
@@ -165,7 +157,8 @@ class Problem:
     content_bias: object = None  # `u`: [N, H], or None
     positions: Positions | None = None
     score_bias: object = None  # broadcasts to [N, B, T, S], or None
-    dropout: Dropout | None = None
+    rate: float = 0.0  # of dropout on the probabilities, below 1
+    seeds: object = None  # uint32 [B], one dropout seed per row
     batch_first: bool = False  # keys and values are [B, N, S_i, H]
     # int32 [B, M] or None: the age rank (0 is the oldest) of the entry in each
     # memory slot, if memory is a ring buffer. Needs `batch_first`. By default
@@ -184,15 +177,6 @@ class Problem:
         """Returns whether `B`, `T` and `M` are Python integers."""
         sizes = (*self.lengths, self.visible.length, self.query.shape[1])
         return all(isinstance(size, int) for size in sizes)
-
-    @property
-    def rate(self):
-        """Returns the dropout rate, 0.0 without dropout."""
-        return self.dropout.rate if self.dropout else 0.0
-
-    @property
-    def seeds(self):
-        return self.dropout.seeds if self.dropout else None
 
     def content_query(self):
         """Returns `q + u`, in the layout of the keys."""

@@ -126,7 +126,7 @@ def _by_slot(problem, parts):
 
 def _dropout_masks(problem, lengths):
     """Returns a function that makes the dropout masks, one per part."""
-    if problem.dropout is None:
+    if not problem.rate:
         return None
     heads, _, length, _ = ops.shape(problem.query)
     sizes = [heads, length, sum(lengths)]

@@ -19,6 +19,7 @@ import functools
 
 import tensorflow as tf
 
+from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import keep_last
 from txl_keras.layers.memory.projected_memory import Past
 from txl_keras.layers.memory.projected_memory import choose_rows
@@ -27,11 +28,8 @@ from txl_keras.layers.memory.ring_buffer import RingWrite
 from txl_keras.layers.memory.ring_buffer import age_order
 from txl_keras.layers.memory.ring_buffer import slots_by_age
 
-
-class Evicted(collections.namedtuple("Evicted", ["states", "compressed"])):
-    """Holds states `(B, S, D)` that left memory, and compressed `(B, G, D)`."""
-
-    __slots__ = ()
+# States `(B, S, D)` that left memory, and compressed ones `(B, G, D)`.
+Evicted = collections.namedtuple("Evicted", ["states", "compressed"])
 
 
 def extend_compressed(
@@ -64,42 +62,25 @@ def extend_compressed(
         zip(memory.states, hidden_states, strict=True)
     ):
         hidden = tf.cast(tf.stop_gradient(hidden), state.dtype)
-        compressed, tokens = (
-            state[:, :num_compressed],
-            state[:, num_compressed:],
-        )
+        tokens = state[:, num_compressed:]
         stream = tf.concat([memory.pending[i], tokens, hidden], axis=1)
-        used = {}
+        used = None
         if usage:  # without pending tokens
-            keys = usage[i][:, num_compressed:]
-            used = {"usage": _take(keys, first, window)}
+            used = _take(usage[i][:, num_compressed:], first, window)
         old = _take(stream, first, window)
-        new = compressions[i](old, lengths=num_evicted, **used)
+        new = compressions[i](old, lengths=num_evicted, usage=used)
         evicted.append(Evicted(old, new))
-        states.append(
-            tf.concat(
-                [
-                    keep_last(compressed, new, num_compressed, num_groups),
-                    keep_last(tokens, hidden, size, lengths),
-                ],
-                axis=1,
-            )
-        )
+        slots = state[:, :num_compressed]
+        slots = keep_last(slots, new, num_compressed, num_groups)
+        tokens = keep_last(tokens, hidden, size, lengths)
+        states.append(tf.concat([slots, tokens], axis=1))
         pending.append(_take(stream, num_new, places))
-    num_compressed_before = memory.valid_length - num_tokens
-    return (
-        memory._replace(
-            states=tuple(states),
-            valid_length=tf.minimum(num_tokens + num_new, size)
-            + tf.minimum(num_compressed_before + num_groups, num_compressed),
-            pending=tuple(pending),
-            pending_length=num_evicted % rate
-            if places
-            else memory.pending_length,
-        ),
-        evicted,
-        num_groups,  # [B], how many of the compressed states are real
-    )
+    num_slots = memory.valid_length - num_tokens + num_groups
+    valid_length = tf.minimum(num_tokens + num_new, size)
+    valid_length += tf.minimum(num_slots, num_compressed)
+    pending_length = num_evicted % rate if places else memory.pending_length
+    memory = Memory(tuple(states), valid_length, tuple(pending), pending_length)
+    return memory, evicted, num_groups  # [B], how many groups are real
 
 
 class CompressiveCache(
@@ -165,13 +146,9 @@ class CompressiveCache(
             self.num_compressed, num_slots
         )
         mask = tf.range(length) >= length - tf.cast(valid[:, None], tf.int32)
-        order = _ring_order(
-            slots_by_age if in_order else age_order,
-            self.num_compressed,
-            num_slots,
-            self.num_tokens,
-            num_tokens,
-        )
+        of_ring = slots_by_age if in_order else age_order
+        counts = self.num_compressed, num_slots, self.num_tokens, num_tokens
+        order = _ring_order(of_ring, *counts)
         pairs = zip(self.keys, self.values, strict=True)
         if not in_order:
             return [Past(*pair, mask, order) for pair in pairs]
@@ -215,16 +192,12 @@ class CompressiveCache(
         ]
         counts = tf.cast(after - first, tf.int32)
         num_groups = counts // rate
-        usage = [{} for _ in states]
-        if attention:
-            usage = [
-                {"usage": self._usage(x, num_new, num_slots, size)}
-                for x in attention
-            ]
+        usage = [self._usage(x, num_new, num_slots, size) for x in attention]
+        usage = usage or [None] * len(states)
 
         def compress():
             return tuple(
-                project(i, layer(x, lengths=counts, **used))
+                project(i, layer(x, lengths=counts, usage=used))
                 for i, (layer, x, used) in enumerate(
                     zip(compressions, old, usage, strict=True)
                 )
@@ -278,15 +251,14 @@ class CompressiveCache(
         """Returns `length` states `(B, length, D)` from token `first` on."""
         tokens = first[:, None] + tf.range(length, dtype=tf.int64)
         in_ring = tf.math.floormod(tokens, ring.shape[1])
-        in_segment = tf.clip_by_value(
-            tokens - self.num_tokens[:, None],
-            0,
-            tf.cast(tf.shape(new)[1] - 1, tf.int64),
-        )
+        since = tokens - self.num_tokens[:, None]  # negative in the ring
+        last = tf.cast(tf.shape(new)[1] - 1, tf.int64)
         return tf.where(
-            (tokens < self.num_tokens[:, None])[..., None],
+            (since < 0)[..., None],
             tf.gather(ring, in_ring, axis=1, batch_dims=1),
-            tf.gather(new, in_segment, axis=1, batch_dims=1),
+            tf.gather(
+                new, tf.clip_by_value(since, 0, last), axis=1, batch_dims=1
+            ),
         )
 
     def _usage(self, attention, num_new, num_slots, size):
@@ -314,13 +286,9 @@ def _take(x, first, length):
 
 def _ring_order(of_ring, num_compressed, num_slots, num_tokens, size):
     """Returns `of_ring` of compressed slots and of tokens, `(B, C + M)`."""
-    return tf.concat(
-        [
-            of_ring(_slot(num_compressed, num_slots), num_slots),
-            num_slots + of_ring(_slot(num_tokens, size), size),
-        ],
-        axis=1,
-    )
+    slots = of_ring(_slot(num_compressed, num_slots), num_slots)
+    tokens = num_slots + of_ring(_slot(num_tokens, size), size)
+    return tf.concat([slots, tokens], axis=1)
 
 
 def _slot(count, length):

@@ -71,23 +71,17 @@ class Memory(
         """
         reset = tf.convert_to_tensor(reset)
         valid_length = self.length if cold_start == "zeros" else 0
-        memory = self._replace(
-            valid_length=tf.where(reset, valid_length, self.valid_length)
-        )
-        if self.pending:
-            memory = memory._replace(
-                pending_length=tf.where(reset, 0, self.pending_length)
-            )
-
-        def cleared(states):
-            return tuple(
-                zero_masked(state, ~reset[:, None]) for state in states
-            )
-
+        is_kept = ~reset[:, None]
         # Also where a mask hides what is left, so that a row forgets NaN.
-        return memory._replace(
-            states=cleared(self.states), pending=cleared(self.pending)
+        states, pending = tf.nest.map_structure(
+            lambda state: zero_masked(state, is_kept),
+            (self.states, self.pending),
         )
+        valid_length = tf.where(reset, valid_length, self.valid_length)
+        pending_length = self.pending_length
+        if pending:
+            pending_length = tf.where(reset, 0, pending_length)
+        return Memory(states, valid_length, pending, pending_length)
 
     def extend(self, hidden_states, lengths=None):
         """Appends a segment and keeps the last M entries.
@@ -379,13 +373,11 @@ class MemoryStack(ConfiguredLayer):
         self._checked_layer(layer)
         check_shape("inputs", inputs, (None, None, self.hidden_dim))
         batch = self.batch_size or inputs.shape[0]
-        return (
-            keras.KerasTensor(
-                (batch, self.memory_length, self.hidden_dim),
-                dtype=self.compute_dtype,
-            ),
-            keras.KerasTensor((batch, self.memory_length), dtype="bool"),
+        shape = (batch, self.memory_length)
+        memory = keras.KerasTensor(
+            (*shape, self.hidden_dim), dtype=self.compute_dtype
         )
+        return memory, keras.KerasTensor(shape, dtype="bool")
 
 
 def _real_steps(inputs, mask):
@@ -475,8 +467,8 @@ def read_variables(variables, dtype):
 
 def assign_variables(variables, values):
     """Assigns a structure of values, cast to the dtypes of the variables."""
-    tf.nest.map_structure(
-        lambda variable, value: variable.assign(tf.cast(value, variable.dtype)),
-        variables,
-        values,
+    pairs = zip(
+        tf.nest.flatten(variables), tf.nest.flatten(values), strict=True
     )
+    for variable, value in pairs:
+        variable.assign(tf.cast(value, variable.dtype))

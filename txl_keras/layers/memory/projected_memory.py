@@ -67,7 +67,7 @@ class ProjectedMemory(
     for segment in tf.ones((10, 3, 5, 8)):  # (B, T, D)
         (past,) = memory.pasts()
         output, key, value = attention.attend_projected(
-            segment, past, *positions
+            segment, past, positions
         )
         memory = memory.append((key,), (value,))
     ```

@@ -79,13 +79,9 @@ class RingWrite:
         if self._all_real:
             return entries[:, :, self._start :]
         # Rows with fewer than W real tokens write back what the state has.
+        indices = tf.maximum(self._entry_indices, 0)
         return tf.where(
             self._entry_indices[:, None, :, None] >= 0,
-            tf.gather(
-                entries,
-                tf.maximum(self._entry_indices, 0),
-                axis=2,
-                batch_dims=1,
-            ),
+            tf.gather(entries, indices, axis=2, batch_dims=1),
             tf.gather_nd(state, self.indices),
         )

@@ -11,8 +11,44 @@ from txl_keras.checks import check_token_ids
 from txl_keras.layers.config import ConfiguredLayer
 
 
+class ClusteredLayer(ConfiguredLayer):
+    """Base class of layers with a table for each cluster."""
+
+    def _weight(self, name, shape, initializer):
+        # No autocast, which would cast the whole table before rows are
+        # gathered.
+        return self.add_weight(
+            name=name,
+            shape=shape,
+            initializer=keras.initializers.get(initializer).clone(),
+            autocast=False,
+        )
+
+    def _tables(self, embedding, prefix, initializer):
+        """Creates a table for each cluster."""
+        return [
+            self._weight(
+                f"{prefix}_{i}", (embedding.cluster_size(i), size), initializer
+            )
+            for i, size in enumerate(embedding.dims)
+        ]
+
+    def _projections(self, embedding, are_used):
+        """Creates the projections, `None` for clusters that have none."""
+        return [
+            self._weight(
+                f"projection_{i}",
+                (embedding.dims[i], embedding.output_dim),
+                self.projection_initializer,
+            )
+            if is_used and embedding.needs_projection(i)
+            else None
+            for i, is_used in enumerate(are_used)
+        ]
+
+
 @keras.saving.register_keras_serializable(package="txl_keras")
-class AdaptiveEmbedding(ConfiguredLayer):
+class AdaptiveEmbedding(ClusteredLayer):
     """Embeds tokens in sizes that may fall with their frequency.
 
     Ids must be sorted by frequency, the most frequent word first. They are
@@ -103,36 +139,12 @@ class AdaptiveEmbedding(ConfiguredLayer):
         )
 
     def build(self, token_ids_shape=None):
-        self.embeddings = [
-            self._weight(
-                f"embeddings_{i}",
-                (self.cluster_size(i), self.dims[i]),
-                self.embeddings_initializer,
-            )
-            for i in range(self.num_clusters)
-        ]
-        num_projections = 1 if self.div_val == 1 else self.num_clusters
-        self.projections = [
-            self._weight(
-                f"projection_{i}",
-                (self.dims[i], self.output_dim),
-                self.projection_initializer,
-            )
-            if self.needs_projection(i)
-            else None
-            for i in range(num_projections)
-        ]
-        self.built = True
-
-    def _weight(self, name, shape, initializer):
-        # No autocast, which would cast the whole table before rows are
-        # gathered.
-        return self.add_weight(
-            name=name,
-            shape=shape,
-            initializer=initializer.clone(),
-            autocast=False,
+        self.embeddings = self._tables(
+            self, "embeddings", self.embeddings_initializer
         )
+        num_projections = 1 if self.div_val == 1 else self.num_clusters
+        self.projections = self._projections(self, [True] * num_projections)
+        self.built = True
 
     def cluster_size(self, cluster):
         """Returns the number of ids in a cluster.
@@ -172,12 +184,7 @@ class AdaptiveEmbedding(ConfiguredLayer):
         rows = [self._rows(token_ids, i) for i in range(self.num_clusters)]
         if self.div_val == 1:
             rows = [tf.add_n(rows)]
-        x = tf.add_n(
-            [
-                self._project(part, projection)
-                for part, projection in zip(rows, self.projections, strict=True)
-            ]
-        )
+        x = tf.add_n(list(map(self._project, rows, self.projections)))
         known = (token_ids >= 0) & (token_ids < self.input_dim)
         return tf.where(known[..., None], x, tf.constant(float("nan"), x.dtype))
 

@@ -15,11 +15,11 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.compute.target import fused
-from txl_keras.layers.config import ConfiguredLayer
+from txl_keras.layers.softmax.adaptive_embedding import ClusteredLayer
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class AdaptiveSoftmax(ConfiguredLayer):
+class AdaptiveSoftmax(ClusteredLayer):
     """Computes a softmax over the clusters of an embedding.
 
     The first cluster is the head, the others are the tails. The head is a
@@ -110,31 +110,18 @@ class AdaptiveSoftmax(ConfiguredLayer):
         embedding = self.embedding
         if not embedding.built:
             embedding.build()
-        clusters = range(embedding.num_clusters)
         self.biases = [
             self._weight(f"bias_{i}", (embedding.cluster_size(i),), "zeros")
-            for i in clusters
+            for i in range(embedding.num_clusters)
         ]
         self.kernels = None
         if not self.tie_embeddings:
-            self.kernels = [
-                self._weight(
-                    f"kernel_{i}",
-                    (embedding.cluster_size(i), embedding.dims[i]),
-                    self.kernel_initializer.clone(),
-                )
-                for i in clusters
-            ]
-        self.projections = [
-            self._weight(
-                f"projection_{i}",
-                (embedding.dims[i], embedding.output_dim),
-                self.projection_initializer.clone(),
+            self.kernels = self._tables(
+                embedding, "kernel", self.kernel_initializer
             )
-            if embedding.needs_projection(i) and not self.tie_projections[i]
-            else None
-            for i in clusters
-        ]
+        self.projections = self._projections(
+            embedding, [not is_tied for is_tied in self.tie_projections]
+        )
         if embedding.cutoffs:
             # The entries of the tails in the head's softmax.
             num_tails = len(embedding.cutoffs)
@@ -145,11 +132,6 @@ class AdaptiveSoftmax(ConfiguredLayer):
                 "cluster_bias", (num_tails,), "zeros"
             )
         self.built = True
-
-    def _weight(self, name, shape, initializer):
-        return self.add_weight(
-            name=name, shape=shape, initializer=initializer, autocast=False
-        )
 
     def call(self, hidden, targets=None):
         if targets is None:
@@ -181,7 +163,10 @@ class AdaptiveSoftmax(ConfiguredLayer):
         nll = _nll_of_parts(parts, biases, [words, cluster - 1][: len(parts)])
         # Sorted by cluster, the rows of each tail are contiguous.
         order = tf.argsort(cluster, stable=True)
-        rows_per_pass = self._rows_per_pass(hidden)
+        # About the share of tokens in a tail of natural text, with well-chosen
+        # cutoffs. Fewer rows need more passes, more rows are wasted.
+        num_rows = hidden.shape[0] or 1024  # if not static
+        rows_per_pass = self.tail_rows or math.ceil(num_rows / 16 / 16) * 16
         stop = tf.reduce_sum(tf.cast(cluster == 0, tf.int32))
         for i in range(1, self.embedding.num_clusters):
             start = stop
@@ -197,28 +182,14 @@ class AdaptiveSoftmax(ConfiguredLayer):
             )
         return nll
 
-    def _rows_per_pass(self, hidden):
-        if self.tail_rows is not None:
-            return self.tail_rows
-        # About the share of tokens in a tail of natural text, with well-chosen
-        # cutoffs. Fewer rows need more passes, more rows are wasted.
-        num_rows = hidden.shape[0] or 1024  # if not static
-        return math.ceil(num_rows / 16 / 16) * 16
-
     def _parameters(self, cluster):
         """Returns the table, the bias and any projection of a cluster."""
+        tables = self.kernels or self.embedding.embeddings
         projection = self.projections[cluster]
         if self.tie_projections[cluster]:
             projection = self.embedding.projection(cluster)
-        tables = (
-            self.embedding.embeddings if self.tie_embeddings else self.kernels
-        )
-        parameters = [tables[cluster], self.biases[cluster], projection]
-        return [
-            tf.convert_to_tensor(weight)
-            for weight in parameters
-            if weight is not None
-        ]
+        parameters = tables[cluster], self.biases[cluster], projection
+        return [tf.convert_to_tensor(x) for x in parameters if x is not None]
 
     def _head_logit_parts(self, hidden):
         """Computes the head's logits without biases, and returns its biases.
@@ -290,10 +261,11 @@ class AdaptiveSoftmax(ConfiguredLayer):
                     (size,), -float("inf")
                 )
 
-            if needed is None:
-                parts.append(compute())
-            else:
-                parts.append(tf.cond(is_needed[i - 1], compute, skip))
+            parts.append(
+                compute()
+                if needed is None
+                else tf.cond(is_needed[i - 1], compute, skip)
+            )
         return tf.concat(parts, axis=-1)
 
     def sample(self, hidden, sampler, seeds, seen=None):
@@ -351,13 +323,9 @@ class AdaptiveSoftmax(ConfiguredLayer):
         # Entries of tails have ids beyond the vocabulary, so that their noise
         # differs from that of all words.
         first_tail = embedding.input_dim
-        entries = tf.concat(
-            [
-                tf.range(embedding.cluster_size(0)),
-                first_tail + tf.range(embedding.num_clusters - 1),
-            ],
-            axis=0,
-        )
+        words = tf.range(embedding.cluster_size(0))
+        tails = first_tail + tf.range(embedding.num_clusters - 1)
+        entries = tf.concat([words, tails], axis=0)
         entry = sampler.draw(self._head_logits(hidden), seeds, entries)
         ids = entry
         for i in range(1, embedding.num_clusters):
@@ -560,19 +528,11 @@ def _tail_nll(hidden, targets, parameters, order, start, stop, rows_per_pass):
                     tf.where(real, tf.gather(upstream, rows), 0.0),
                     unconnected_gradients="zero",
                 )
-                return [
-                    _scatter_add(hidden_sum, rows, hidden_gradient),
-                    *(
-                        a + b
-                        for a, b in zip(sums, parameter_gradients, strict=True)
-                    ),
-                ]
+                sums = map(tf.add, sums, parameter_gradients)
+                return [_scatter_add(hidden_sum, rows, hidden_gradient), *sums]
 
-            return sum_over_passes(
-                gradients,
-                tf.zeros_like(hidden),
-                *(tf.zeros_like(parameter) for parameter in parameters),
-            )
+            zeros = map(tf.zeros_like, (hidden, *parameters))
+            return sum_over_passes(gradients, *zeros)
 
         (nll,) = sum_over_passes(forward, tf.zeros_like(hidden[:, 0]))
         return nll, backward

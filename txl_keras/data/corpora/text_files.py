@@ -34,11 +34,7 @@ def load(path, document_separator=None, text_key="text", whole=False):
             "`document_separator`, or only files of text. Received: "
             f"{listed(paths)}, document_separator={document_separator!r}"
         )
-    kind = IdFiles if ids else TextFiles
-    splits = {
-        split: kind(tuple(found), separator, text_key, len(found) > 1)
-        for split, found in parts.items()
-    }
+    kind, encoding = (IdFiles, "ids") if ids else (TextFiles, "utf-8")
     sizes = {
         split: sum(part.num_bytes for part in found)
         for split, found in parts.items()
@@ -50,13 +46,12 @@ def load(path, document_separator=None, text_key="text", whole=False):
             f"{sizes} {'ids' if ids else 'bytes'}, "
             f"document_separator={document_separator!r}"
         )
-    return corpus.Corpus(
-        path,
-        splits,
-        "ids" if ids else "utf-8",
-        {split: text.identity() for split, text in splits.items()},
-        description,
-    )
+    splits = {
+        split: kind(tuple(found), separator, text_key, len(found) > 1)
+        for split, found in parts.items()
+    }
+    identity = {split: text.identity() for split, text in splits.items()}
+    return corpus.Corpus(path, splits, encoding, identity, description)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,9 +192,7 @@ class IdFiles(TextFiles):
 
     def describe_unknown(self, symbol, position):
         for part in self.parts:
-            stop = (
-                id_files.num_ids(part.path) if part.stop is None else part.stop
-            )
+            stop = part.stop or id_files.num_ids(part.path)
             if position < stop - part.start:
                 break
             position -= stop - part.start
@@ -275,14 +268,12 @@ def _cut(paths, separator):
     """Cuts each of some files into splits; returns a dict to `Part`s."""
     splits = {split: [] for split in corpus.SPLITS}
     for file in paths:
-        places = (
-            id_files.split_ids(file)
-            if id_files.is_id_file(file)
-            else splitting.split_file(file, _delimiter(file, separator))
-        )
-        for split, (start, stop) in zip(
-            splits, itertools.pairwise([0, *places]), strict=True
-        ):
+        if id_files.is_id_file(file):
+            ends = id_files.split_ids(file)
+        else:
+            ends = splitting.split_file(file, _delimiter(file, separator))
+        starts = [0, *ends[:-1]]
+        for split, start, stop in zip(splits, starts, ends, strict=True):
             if start < stop:
                 splits[split].append(_part(file, start, stop))
     return splits

@@ -282,7 +282,17 @@ class SparseF1Score(keras.metrics.F1Score):
 _BY_NAME = {"bits_per_token": BitsPerToken, "perplexity": Perplexity}
 
 
-def get(identifier):
+def get(identifier, tokenizer=None):
     """Returns a new metric for its name; anything else is returned as it is."""
+    if identifier == "bits_per_byte":
+        if tokenizer is None or not tokenizer.is_lossless:
+            raise ValueError(
+                "`weighted_metrics` may name bits_per_byte for a model with a "
+                "tokenizer that encodes text without loss. Pass "
+                "`BitsPerByte(bytes_per_token)` for other models. Received: "
+                f"tokenizer={type(tokenizer).__name__}"
+            )
+        ids = range(tokenizer.vocabulary_size)
+        return BitsPerByte([len(tokenizer.decode_bytes([i])) for i in ids])
     is_name = isinstance(identifier, str) and identifier in _BY_NAME
     return _BY_NAME[identifier]() if is_name else identifier

@@ -494,6 +494,17 @@ def test_a_train_step_of_the_user_may_do_all_by_itself():
     assert history["loss"][-1] == pytest.approx(np.mean(nll), abs=0.1)
 
 
+def test_bits_per_byte_are_named_for_a_tokenizer():
+    model = small_model(num_layers=1, vocabulary_size=256, memory_length=9)
+    name = "bits_per_byte"
+    with pytest.raises(ValueError, match=f"{name} .* a tokenizer.*NoneType"):
+        model.compile(weighted_metrics=[name])
+    model.tokenizer = ByteTokenizer()
+    model.compile("sgd", weighted_metrics=[name, "bits_per_token"])
+    scores = model.evaluate("to be or not", return_dict=True, verbose=0)
+    assert scores[name] == pytest.approx(scores["bits_per_token"])
+
+
 def test_text_is_read_as_segments():
     text, other = "to be or not to be, that is " * 8, "the question: " * 9
     tokenizer = ByteTokenizer()
@@ -523,8 +534,23 @@ def test_text_is_read_as_segments():
         )
         expected = rewind().fit(segments, verbose=0).history
         assert history["loss"] == expected["loss"]
-    with pytest.raises(ValueError, match="`batch_size` must be given with te"):
-        model.fit(text)
+    # By default 32 rows, or as many as there are segments.
+    assert model.evaluate(text, verbose=0) == pytest.approx(
+        model.evaluate(text, batch_size=len(text) // 9, verbose=0)
+    )
+    strings = np.array([text, other])
+    dataset = tf.data.Dataset.from_tensor_slices(strings)
+    expected = model.evaluate([text, other], batch_size=32, verbose=0)
+    for x in ([text, other], strings, tf.constant(strings), dataset.batch(2)):
+        assert model.evaluate(x, verbose=0) == pytest.approx(expected)
+    with pytest.raises(ValueError, match="A dataset of strings must have an"):
+        model.fit(dataset.repeat())
+    (logits,) = model.predict(tf.constant([text]), verbose=0)
+    assert logits.shape == (len(text), 256)
+    log_probs, _ = model.log_probs(tokenizer.encode(text)[None, :9])
+    found = tf.nn.log_softmax(logits[:9])
+    np.testing.assert_allclose(found, log_probs[0], atol=1e-5)
+    np.testing.assert_array_equal(logits, model.predict(text, verbose=0))
     with pytest.raises(ValueError, match=r"`x` must .* Received: x\[1\]=''"):
         model.fit([text, ""], batch_size=1)
     model.tokenizer = None

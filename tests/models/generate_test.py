@@ -82,6 +82,8 @@ def test_a_row_ends_before_its_first_stop(model):
     ):
         end = min(whole[row].find(stop) for stop in stops if stop in whole[row])
         assert text == whole[row][:end]
+    one = model.generate(tf.constant(["a", "fed"]), stop=stops[0], **options)
+    assert one[0] == whole[0].partition(stops[0])[0]
     stop_ids = TOKENIZER.encode(whole[0][6]).tolist()
     ended = model.generate(["a", "fed"], stop_token_ids=stop_ids, **options)
     assert ended == [text.split(whole[0][6])[0] for text in whole]
@@ -323,10 +325,9 @@ def test_unknown_words_are_named():
         ({"max_new_tokens": -1}, "max_new_tokens=-1"),
         ({"stop_token_ids": [9]}, "`stop_token_ids`.*from 9 to 9"),
         ({"stop_token_ids": 3}, "`stop_token_ids` must be a list"),
-        ({"stop": "a"}, "`stop` must be a sequence of non-empty strings"),
-        ({"stop": [""]}, "`stop` must be a sequence of non-empty strings"),
-        ({"stop": None}, "`stop` must be a sequence"),
-        ({"prompts": [1], "stop": None}, "`stop` must be a sequence"),
+        ({"stop": [""]}, "`stop` must be a string or a sequence of strings"),
+        ({"stop": None}, "`stop` must be a string or a sequence"),
+        ({"prompts": [1], "stop": None}, "`stop` must be a string or a"),
         ({"prompts": [[1, [2]]]}, r"`prompts\[0\]` must be a sequence"),
         ({"prompts": [1], "stop": ["a"]}, "`stop` must be empty for prompts"),
         ({"sampler": "best"}, "`sampler` must be one of.*'best'"),

@@ -95,7 +95,7 @@ def test_a_config_is_the_callers_own():
 def test_a_trained_preset_is_found_by_its_name(tmp_path, monkeypatch):
     tokenizer = CharacterTokenizer("abcdefg")
     model = TransformerXLCausalLM.from_preset(
-        "quickstart", num_layers=1, vocabulary_size=7, tokenizer=tokenizer
+        "quickstart", num_layers=1, tokenizer=tokenizer
     )
     # Links to the files, as some installers make them.
     model.save_to_preset(tmp_path / "files", dtype="int8")

@@ -25,6 +25,7 @@ from txl_keras.data.step_batches import StepBatches
 
 # `Segments.dataset` counts its steps, and yet has no end.
 _MOST_STEPS = 2**62
+_BATCH_SIZE = 32  # of texts, by default
 
 
 @dataclasses.dataclass
@@ -313,6 +314,35 @@ def _begin_cold(step, batch):
     return {**batch, "reset": reset}
 
 
+def as_texts(x):
+    """Returns a string or a list of them for tensors, arrays and datasets.
+
+    Returns all other data as it is.
+    """
+    is_dataset = isinstance(x, tf.data.Dataset)
+    dtype = getattr(x.element_spec if is_dataset else x, "dtype", None)
+    # NumPy's arrays of strings, of bytes and of objects.
+    if dtype != tf.string and getattr(dtype, "kind", None) not in (*"USO",):
+        return x
+    if is_dataset:
+        if x.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                "A dataset of strings must have an end, because all of them "
+                "are read before the first step. Use its `take`. Received: "
+                f"{shown(x)}"
+            )
+        x = [text for part in x.as_numpy_iterator() for text in np.ravel(part)]
+    elif tf.is_tensor(x):
+        x = x.numpy()
+    if isinstance(x, (str, bytes)):
+        return _as_text(x)
+    return [_as_text(text) for text in np.ravel(x).tolist()]
+
+
+def _as_text(text):
+    return text.decode("utf-8") if isinstance(text, bytes) else text
+
+
 def is_text(x):
     """Returns whether `x` is a string or a list of strings."""
     return isinstance(x, str) or (
@@ -324,16 +354,17 @@ def is_text(x):
 
 def text_segments(texts, tokenizer, batch_size, segment_length, is_training):
     """Returns `Segments` of a text, or of texts that each begin cold."""
-    if tokenizer is None or batch_size is None:
-        name = "tokenizer" if tokenizer is None else "batch_size"
+    if tokenizer is None:
         raise ValueError(
-            f"`{name}` must be given with text as `x`: build the model with "
-            "`tokenizer`, and pass the number of rows that are read in "
-            f"parallel as `batch_size`. Received: {name}=None"
+            "`tokenizer` must be given with text as `x`: build the model with "
+            "it. Received: tokenizer=None"
         )
     texts = [texts] if isinstance(texts, str) else texts
     ids = [tokenizer.encode(text) for text in texts]
     check_no_empty_text("x", texts, ids)
+    if batch_size is None:  # as in Keras, if there is a segment for each row
+        num_segments = sum(map(len, ids)) // segment_length
+        batch_size = min(_BATCH_SIZE, max(1, num_segments))
     options = {}
     if len(ids) > 1:
         starts = np.cumsum([0, *map(len, ids[:-1])])

@@ -165,6 +165,8 @@ def build_preset(model_class, name, dtype, overrides, backbone_class=None):
     """Builds a model of the sizes of a preset, with new weights."""
     own, sizes = split_overrides(model_class, overrides, backbone_class)
     check_required(model_class, own)
+    if own.get("tokenizer") is not None:
+        sizes.setdefault("vocabulary_size", own["tokenizer"].vocabulary_size)
     backbone_class = backbone_class or model_class.backbone_class or model_class
     config = preset_config(name)
     known = inspect.signature(backbone_class).parameters

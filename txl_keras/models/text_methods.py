@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from txl_keras import samplers
 from txl_keras.checks import check_one_of
+from txl_keras.models.fit_data import as_texts
 from txl_keras.models.generation.beam_search import BeamSearch
 from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.request import Request
@@ -54,18 +55,18 @@ class TextMethods:
         before they change.
 
         Args:
-            prompts: String or list of strings, for a model with a `tokenizer`;
-                or token ids: an integer sequence of shape `(P,)`, a list of
-                such sequences, which may differ in length, or an array
-                `(B, P)`.
+            prompts: String, or a list, a tensor or a dataset of strings, for a
+                model with a `tokenizer`; or token ids: an integer sequence of
+                shape `(P,)`, a list of such sequences, which may differ in
+                length, or an array `(B, P)`.
             max_length: Optional integer. The most tokens of prompt and
                 continuation together.
             max_new_tokens: Optional integer. The most tokens after each
                 prompt; 256 if `max_length` is not given either.
             stop_token_ids: Sequence of token ids. A row ends before the first
                 of them.
-            stop: Sequence of strings, for prompts of text. A row ends before
-                the first of them, see `TextStream`.
+            stop: String or sequence of strings, for prompts of text. A row ends
+                before the first of them, see `TextStream`.
             strip_prompt: Boolean. Leaves out the prompt in the result.
             sampler: Optional sampler or name (see `txl_keras.samplers.get`)
                 in place of that of `compile`.
@@ -107,7 +108,7 @@ class TextMethods:
         sampler = samplers.get(self.sampler if sampler is None else sampler)
         request = Request(
             self,
-            prompts,
+            as_texts(prompts),
             max_length,
             max_new_tokens,
             stop_token_ids,

@@ -7,6 +7,7 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `V` vocabulary,
 import functools
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import ops
 
@@ -16,12 +17,14 @@ from txl_keras.callbacks import BackupAndRestore
 from txl_keras.callbacks import ResetMemory
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
+from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.fit_data import as_array
+from txl_keras.models.fit_data import as_texts
 from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import check_no_class_weight
 from txl_keras.models.fit_data import in_batches
@@ -29,6 +32,7 @@ from txl_keras.models.fit_data import is_text
 from txl_keras.models.fit_data import naming_validation
 from txl_keras.models.fit_data import text_segments
 from txl_keras.models.fit_steps import FitSteps
+from txl_keras.models.generation.request import check_has_tokenizer
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.text_methods import TextMethods
@@ -216,10 +220,11 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         bits per token are the metric. Then `fit` runs the steps of
         `txl_keras.training.Trainer`, and neither `fit` nor `evaluate` computes
         logits; `weighted_metrics` may be others of `txl_keras.metrics`, or the
-        names `"bits_per_token"` and `"perplexity"`. Biases and the weights of
-        layer normalization are not decayed. With another
-        `loss` or other metrics logits are computed, and only the metrics that
-        are passed are reported. See `keras.Model.compile`.
+        names `"bits_per_token"`, `"perplexity"` and, with a tokenizer that
+        encodes text without loss, `"bits_per_byte"`. Biases and the weights of
+        layer normalization are not decayed. With another `loss` or other
+        metrics logits are computed, and only the metrics that are passed are
+        reported. See `keras.Model.compile`.
 
         `sampler` is what `generate` uses: a name or an object, see
         `txl_keras.samplers.get`. By default it draws from the distribution of
@@ -231,7 +236,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             metrics = kwargs.get("weighted_metrics") or ["bits_per_token"]
             check_list("weighted_metrics", metrics)
-            metrics = [token_metrics.get(metric) for metric in metrics]
+            metrics = [token_metrics.get(m, self.tokenizer) for m in metrics]
             overridden = type(self).compute_loss
             if (
                 overridden is not TransformerXLCausalLM.compute_loss
@@ -332,8 +337,8 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         by name.
 
         Args:
-            x: A string, or a list of strings that each begin with a cold
-                start, for a model with a `tokenizer`;
+            x: A string, or a list, a tensor or a dataset of strings that each
+                begin with a cold start, for a model with a `tokenizer`;
                 `txl_keras.data.Segments`; a `tf.data.Dataset`, a generator or
                 a `keras.utils.PyDataset` (read by one thread) of pairs of
                 inputs and targets, of triples with sample weights, or of dicts
@@ -341,7 +346,8 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
                 `(N * B, T)`, see `Segments.arrays`.
             y: Integer array like `x`, the tokens that follow, if `x` is an
                 array.
-            batch_size: Integer `B`, if `x` is text or an array.
+            batch_size: Integer `B`, if `x` is an array or text; for text 32
+                by default, or as many as there are segments.
             epochs, **kwargs: See `keras.Model.fit`. `validation_data` may be
                 what `x` may be, or a tuple of arrays.
             segment_length: Integer `T`, if `x` is text; by default the memory
@@ -366,7 +372,8 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         check_integer("epochs", epochs, 0)
         check_integer("initial_epoch", kwargs.get("initial_epoch", 0), 0)
         check_no_class_weight(kwargs.get("class_weight"))
-        validation, length = kwargs.get("validation_data"), segment_length
+        x, validation = map(as_texts, (x, kwargs.get("validation_data")))
+        length = segment_length
         if is_text(validation) and not is_text(x):
             length = None  # meant for the validation text
         x, y = self._prepare(x, y, batch_size, length, is_training=True)
@@ -413,7 +420,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         every token but the first is scored, in rows that each begin with a
         cold start; `score_texts` scores a text as a whole.
         """
-        x, y = self._prepare(x, y, batch_size, segment_length)
+        x, y = self._prepare(as_texts(x), y, batch_size, segment_length)
         self._inference_memory.reset_state()
         arguments = {"x": x, "y": y, "batch_size": batch_size, **kwargs}
         if self.fit_steps is None:
@@ -423,17 +430,38 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         finally:
             self.fit_steps.end_test()
 
-    def predict(self, x, batch_size=None, **kwargs):
+    def predict(self, x, batch_size=None, *, segment_length=None, **kwargs):
         """Predicts like `keras.Model.predict`, from a cold start.
 
-        `x` is an array, `Segments` or a dataset. All arguments after
-        `batch_size` are passed by name.
+        `x` is an array, `Segments` or a dataset; or text, for which the result
+        is an array `(P, V)` of the logits after each of its P tokens, or a list
+        of one per text. Each text is one row, in segments of `segment_length`
+        as in `fit`. Pass all arguments after `batch_size` by name.
         """
-        x, _ = self._prepare(x, None, batch_size)
+        x = as_texts(x)
+        if is_text(x) and batch_size is None:
+            return self._predict_texts(x, segment_length, kwargs)
+        x, _ = self._prepare(x, None, batch_size, segment_length)
         if isinstance(x, Segments):
             (x, _), batch_size = x.arrays(), x.batch_size
         self._inference_memory.reset_state()
         return super().predict(x, batch_size, **kwargs)
+
+    def _predict_texts(self, texts, segment_length, options):
+        """Predicts text after text, each from a cold start."""
+        check_has_tokenizer(self, "x")
+        length = segment_length or self._default_segment_length()
+        is_single = isinstance(texts, str)
+        texts = [texts] if is_single else texts
+        tokens = [self.tokenizer.encode(text) for text in texts]
+        check_no_empty_text("x", texts, tokens)
+        logits = []
+        for ids in tokens:
+            rows = np.zeros((-(-len(ids) // length), length), np.int32)
+            rows.ravel()[: len(ids)] = ids
+            found = self.predict(rows, batch_size=1, **options)
+            logits.append(found.reshape(-1, found.shape[-1])[: len(ids)])
+        return logits[0] if is_single else logits
 
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
         """Computes the loss; checks targets if it is the default loss."""
@@ -447,13 +475,9 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
     ):
         """Returns text as `Segments`, and arrays as NumPy's after checks."""
         if is_text(x):
-            if segment_length is None:
-                segment_length = 128
-                # The memory of an LSTM is one state.
-                if self.backbone.has_attention and self.backbone.memory_length:
-                    segment_length = self.backbone.memory_length
+            length = segment_length or self._default_segment_length()
             x = text_segments(
-                x, self.tokenizer, batch_size, segment_length, is_training
+                x, self.tokenizer, batch_size, length, is_training
             )
         elif segment_length is not None:
             raise ValueError(
@@ -465,6 +489,11 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         targets = y if self._has_default_loss() else None
         check_arrays(x, targets, batch_size, self.backbone.vocabulary_size)
         return x, y
+
+    def _default_segment_length(self):
+        # The memory of an LSTM is one state.
+        has_attention = self.backbone.has_attention
+        return has_attention and self.backbone.memory_length or 128
 
     def _prepare_validation(self, data, batch_size, segment_length):
         """Returns `validation_data` of `fit` as `_prepare` does."""

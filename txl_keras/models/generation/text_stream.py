@@ -102,12 +102,12 @@ class TextStream:
 
 
 def check_stop(stop):
-    """Returns stop strings as a tuple; raises `ValueError` for others."""
-    is_sequence = hasattr(stop, "__iter__") and not isinstance(stop, str)
-    strings = tuple(stop) if is_sequence else ()
-    if not is_sequence or not all(isinstance(s, str) and s for s in strings):
+    """Returns one or several stop strings as a tuple, after a check."""
+    strings = (stop,) if isinstance(stop, str) else stop
+    strings = tuple(strings) if hasattr(strings, "__iter__") else (None,)
+    if not all(isinstance(text, str) and text for text in strings):
         raise ValueError(
-            "`stop` must be a sequence of non-empty strings. "
-            f"Received: stop={stop!r}"
+            "`stop` must be a string or a sequence of strings, none of them "
+            f"empty. Received: stop={stop!r}"
         )
     return strings

@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from txl_keras import keras_internals
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_path
 from txl_keras.layers.memory.memory_stack import MemoryStack
-from txl_keras.layers.memory.memory_stack import check_batches
 from txl_keras.training.bundles import shapes_of
 from txl_keras.training.checkpointing import Checkpoints
 
@@ -63,7 +63,7 @@ class ResetMemory(keras.callbacks.Callback):
 
     def _begin(self, logs=None):
         for stack in self._stacks():
-            check_batches(stack.batch_size)
+            stack.check_batches()
             stack.reset_state()
 
     on_train_begin = on_test_begin = on_predict_begin = _begin
@@ -71,7 +71,7 @@ class ResetMemory(keras.callbacks.Callback):
     def _stacks(self):
         stacks = [
             layer
-            for layer in self.model._flatten_layers()
+            for layer in keras_internals.layers_of(self.model)
             if isinstance(layer, MemoryStack)
         ]
         if not stacks:
@@ -162,7 +162,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             steps.resume(epoch, batches, seed)
             if is_last:  # a callback had stopped `fit`
                 epoch = self.params["epochs"]
-            self.model._initial_epoch = epoch
+            keras_internals.set_initial_epoch(self.model, epoch)
             _restore_callbacks(self.others, state)
             if batches:  # else they are the metrics of the epoch before
                 self._restored = state
@@ -191,7 +191,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         self._checkpoints.wait()
-        self.model._initial_epoch = None
+        keras_internals.set_initial_epoch(self.model, None)
         if self.delete_checkpoint:
             self._checkpoints.remove()
 

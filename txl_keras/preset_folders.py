@@ -39,6 +39,7 @@ from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import check_fields
 from txl_keras.json_files import check_known
 from txl_keras.json_files import read_json
+from txl_keras.keras_internals import layers_of
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -498,7 +499,7 @@ def _check_loads(model, content):
 def _merged_weights(model):
     """Returns the weights by name, with those of LoRA merged into kernels."""
     weights = weights_by_name(model)
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         if hasattr(layer, "lora_kernel_a"):
             name = layer._kernel.path.split("/", 1)[1]
             weights[name] = layer.kernel

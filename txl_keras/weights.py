@@ -1,4 +1,4 @@
-"""Helpers to initialize, copy and name the weights of a model."""
+"""Helpers to name the weights of a model and to create them without copies."""
 
 import math
 
@@ -13,19 +13,41 @@ _ALIGNMENT = 64
 def normal_initializer(stddev):
     """Returns a normal initializer, or one of zeros if `stddev` is 0."""
     if stddev == 0:
-        return keras.initializers.Zeros()
+        return UntouchedZeros()
     return keras.initializers.RandomNormal(stddev=stddev)
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class UntouchedZeros(keras.initializers.Initializer):
+    """Initializes with zeros whose pages are not allocated until written."""
+
+    # A large model loads in half the memory, since a file's weights replace
+    # them.
+
+    def __call__(self, shape, dtype=None):
+        dtype = tf.as_dtype(dtype or keras.config.floatx())
+        # A graph cannot hold a tensor of this process.
+        if dtype != tf.float32 or not tf.executing_eagerly():
+            return tf.zeros(shape, dtype)
+        return _share(_aligned(shape, np.zeros))
 
 
 def to_tensor(array):
     """Copies an array of floats once; `tf.convert_to_tensor` copies twice."""
-    num_bytes = 4 * math.prod(array.shape)
-    buffer = np.empty(num_bytes + _ALIGNMENT, np.uint8)
-    start = -buffer.ctypes.data % _ALIGNMENT
-    copy = buffer[start : start + num_bytes].view(np.float32)
-    copy = copy.reshape(array.shape)
+    copy = _aligned(array.shape, np.empty)
     np.copyto(copy, array, casting="same_kind")
-    return tf.experimental.dlpack.from_dlpack(copy.__dlpack__())
+    return _share(copy)
+
+
+def _aligned(shape, make):
+    num_bytes = 4 * math.prod(shape)
+    buffer = make(num_bytes + _ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % _ALIGNMENT
+    return buffer[start : start + num_bytes].view(np.float32).reshape(shape)
+
+
+def _share(array):
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def weights_by_name(model):

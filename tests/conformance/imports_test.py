@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 
 import pytest
 from script_runs import run_code
@@ -10,6 +11,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 # The parts from the bottom up. Each may import those above it in this list.
 PARTS = [
     "checks",
+    "keras_internals",
     "json_files",
     "file_lock",
     "missing_folder",
@@ -63,6 +65,16 @@ def test_imports_go_one_way(path):
     allowed = {*PARTS[: PARTS.index(part) + 1]}
     allowed |= UPWARDS.get(str(path_in_package), set())
     assert set(imported_parts(path)) <= allowed
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_what_keras_does_not_document_is_used_in_one_file(path):
+    found = re.search(
+        r"_flatten_layers|\._initial_epoch|_loss_tracker|symbolic_build|_getframe|"
+        "_use_cached_eval|_should_use_adamw|_muon_update_step",
+        path.read_text("utf-8"),
+    )
+    assert bool(found) == (path.name == "keras_internals.py")
 
 
 def test_scripts_do_not_import_each_other():

@@ -147,7 +147,7 @@ def test_what_is_no_peer_is_named(program, message, fail, tmp_path):
         ),
         (
             ["--experiment=training", "--output=/proc/no/folder/a.jsonl"],
-            "`output` must be a writable path",
+            "`output` must be a folder that can be written to",
         ),
         (
             [

@@ -130,7 +130,10 @@ def test_what_is_no_group_is_refused_before_any_work(
         ([two, no_text, "--labels=a,a"], ["`labels`", "a,a"]),
         ([two, no_text, "--context_lengths=1,2,4"], ["`context_lengths`"]),
         ([two, text, "--num_positions=99999"], ["`num_positions` must be"]),
-        ([two, no_text, f"--output={corpus}/a.json"], ["`output`", "a.json"]),
+        (
+            [two, no_text, f"--output={corpus}/a.json"],
+            ["`output`", corpus.name],
+        ),
         ([two, no_text, "--output=a.txt"], ["`output` must end with .json"]),
         (
             [two, no_text, f"--output={theirs}"],

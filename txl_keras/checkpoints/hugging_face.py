@@ -15,6 +15,7 @@ from txl_keras.checkpoints.transformer_xl_layout import frequencies
 from txl_keras.checkpoints.transformer_xl_layout import load_model
 from txl_keras.checkpoints.transformer_xl_layout import transformer_xl_layout
 from txl_keras.data.corpora.files import write_text
+from txl_keras.keras_internals import layers_of
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.output_folders import check_replaceable
 from txl_keras.output_folders import replaced_when_complete
@@ -146,7 +147,7 @@ def _check_exportable(model):
             f"TransfoXLLMHeadModel. Received: {type(backbone).__name__}"
         )
     embedding = backbone.token_embedding
-    layers = list(model._flatten_layers())
+    layers = layers_of(model)
     problems = {
         f"{name}={getattr(backbone, name)!r}: must be {required!r}": (
             getattr(backbone, name) != required

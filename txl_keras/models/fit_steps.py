@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_keras import keras_internals
 from txl_keras.checks import shown
 from txl_keras.data.step_batches import distribute_rows
 from txl_keras.models.fit_data import batch_data
@@ -106,12 +107,11 @@ class FitSteps:
         """Forgets the data; `train_on_batch` brings its own."""
         self._training = self._validation = None
         # Set by callbacks that restore, for the `fit` that they are given to.
-        self._model._initial_epoch = None
+        keras_internals.set_initial_epoch(self._model, None)
 
     def begin_test(self, arguments):
         """Prepares for `evaluate` and returns the arguments for Keras's."""
-        if arguments.get("_use_cached_eval_dataset"):
-            # This is how `fit` of Keras asks for validation.
+        if keras_internals.is_validation(arguments):
             self._test = self._validation
             self._test.steps_done = 0
         else:
@@ -292,7 +292,7 @@ class FitSteps:
         share = batch["num_targets"] / replicas
         total = tf.reduce_sum(tf.math.multiply_no_nan(nll, weights))
         loss = tf.math.divide_no_nan(total, share)
-        self._model._loss_tracker.update_state(loss, sample_weight=share)
+        keras_internals.update_loss(self._model, loss, share)
 
 
 def _without_overflows(batch, nll):

@@ -13,6 +13,7 @@ from txl_keras.checks import check_list
 from txl_keras.checks import check_number
 from txl_keras.checks import check_path
 from txl_keras.checks import shown
+from txl_keras.keras_internals import layers_of
 from txl_keras.layers.sublayers import LORA_MATRICES
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
@@ -210,7 +211,7 @@ class LoraBackbone(keras.Model):
         """Returns the layers that LoRA may adapt, by path in the backbone."""
         return {
             layer.path.split("/", 1)[1]: layer
-            for layer in self._flatten_layers(include_self=False)
+            for layer in layers_of(self)
             if isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense))
         }
 

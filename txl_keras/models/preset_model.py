@@ -9,6 +9,7 @@ from txl_keras.checks import check_model_name
 from txl_keras.checks import check_vocabulary
 from txl_keras.data.tokenizers.building import deserialize_tokenizer
 from txl_keras.data.tokenizers.building import serialize_tokenizer
+from txl_keras.keras_internals import layers_of
 from txl_keras.models.presets import build_preset
 
 
@@ -225,7 +226,7 @@ def _layers(model):
     """Returns the layers by their paths in the model, in a stable order."""
     parts = {
         layer.path: layer
-        for layer in model._flatten_layers(include_self=False)
+        for layer in layers_of(model)
         if layer.path is not None
     }
     prefix = f"{model.name}/"

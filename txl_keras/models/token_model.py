@@ -1,14 +1,14 @@
 """Base of the models that are trained by Keras's `fit`."""
 
 import keras
-import tensorflow as tf
 
+from txl_keras.keras_internals import IntegerBatches
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 
-class TokenModel(BackboneModel):
+class TokenModel(IntegerBatches, BackboneModel):
     """Base of the models whose inputs, and default targets, are integers."""
 
     def __init__(self, backbone, tokenizer=None, **kwargs):
@@ -32,23 +32,6 @@ class TokenModel(BackboneModel):
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
-    def _has_default_loss(self):
+    def has_integer_targets(self):
+        """Returns whether the loss is that of integer targets."""
         return isinstance(self.loss, keras.losses.SparseCategoricalCrossentropy)
-
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        # Under a strategy Keras would trace `call` to build the optimizer and
-        # the metrics, which `FitSteps` does itself.
-        if getattr(self, "fit_steps", None) is None:
-            super()._maybe_symbolic_build(iterator, data_batch)
-
-    def _symbolic_build(self, iterator=None, data_batch=None):
-        # Under a strategy Keras builds loss and metrics with the mean of the
-        # replicas' batches, and the mean of integers is of floats.
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(data_batch)
-        x = _as_integers(x)
-        y = _as_integers(y) if self._has_default_loss() else y
-        super()._symbolic_build(data_batch=(x, y, weights))
-
-
-def _as_integers(batch):
-    return tf.nest.map_structure(lambda part: tf.cast(part, tf.int32), batch)

@@ -14,6 +14,7 @@ from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import shown
+from txl_keras.keras_internals import check_batches
 from txl_keras.layers.attention.position_encoding import (
     RelativePositionEncoding,
 )
@@ -30,7 +31,6 @@ from txl_keras.layers.memory.compression import Compression
 from txl_keras.layers.memory.compressive import CompressiveCache
 from txl_keras.layers.memory.compressive import extend_compressed
 from txl_keras.layers.memory.memory_stack import COLD_STARTS
-from txl_keras.layers.memory.memory_stack import check_batches
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.row_dropout import RowDropout

@@ -465,7 +465,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
 
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
         """Computes the loss; checks targets if it is the default loss."""
-        if y is not None and self._has_default_loss():
+        if y is not None and self.has_integer_targets():
             y = check_token_ids("y", y, self.backbone.vocabulary_size)
             y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
         return super().compute_loss(x, y, y_pred, *args, **kwargs)
@@ -486,7 +486,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
                 f"segment_length={shown(segment_length)}, x={shown(x)}"
             )
         x, y = as_array(x), as_array(y)
-        targets = y if self._has_default_loss() else None
+        targets = y if self.has_integer_targets() else None
         check_arrays(x, targets, batch_size, self.backbone.vocabulary_size)
         return x, y
 

@@ -225,7 +225,7 @@ class TransformerXLTextClassifier(TokenModel):
 
     def _checked_labels(self, y):
         # Another loss may take labels of another kind.
-        if y is None or not self._has_default_loss():
+        if y is None or not self.has_integer_targets():
             return y
         return check_token_ids("y", y, self.num_classes)
 

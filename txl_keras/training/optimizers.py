@@ -10,6 +10,7 @@ from keras import ops
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
+from txl_keras.keras_internals import MatrixMuon
 from txl_keras.layers.gate import GATE_KERNELS
 from txl_keras.training.updates import takes_weight_decay
 
@@ -115,7 +116,7 @@ class Lamb(keras.optimizers.Optimizer):
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class Muon(keras.optimizers.Muon):
+class Muon(MatrixMuon):
     """Orthogonalizes the updates of kernels; updates all else as Adam does.
 
     `keras.optimizers.Muon` with two differences. It takes any variable of two
@@ -189,12 +190,14 @@ class Muon(keras.optimizers.Muon):
             config.pop(name, None)
         return config
 
-    def _should_use_adamw(self, variable):
+    def is_matrix(self, variable):
+        """Returns whether a variable is a kernel, and none of a softmax."""
         *layers, name = variable.path.split("/")
         is_softmax = bool(layers) and layers[-1].startswith("logits")
-        return is_softmax or name not in _MATRICES
+        return name in _MATRICES and not is_softmax
 
-    def _muon_update_step(self, gradient, variable, lr, m):
+    def update_matrix(self, gradient, variable, lr, m):
+        """Orthogonalizes the update of a kernel, and adds it."""
         self.assign(m, self.momentum * m + gradient)
         ahead = self.momentum * m + gradient if self.nesterov else m
         # The most square split of a kernel's shape, inputs by outputs. The

@@ -4,14 +4,13 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `L` layers.
 """
 
 import collections
-import inspect
-import sys
 import types
 
 import keras
 import tensorflow as tf
 from keras import ops
 
+from txl_keras import keras_internals
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
@@ -263,7 +262,7 @@ class MemoryStack(ConfiguredLayer):
             )
         layer = self._checked_layer(layer)
         check_shape("inputs", inputs, (None, None, self.hidden_dim))
-        check_batches(self.batch_size)
+        self.check_batches()
         inputs = self._check_batch_size(inputs)
         rows = tf.shape(inputs)[0] if self.batch_size is None else None
         # Memory is read and written only after the check of `inputs`.
@@ -310,6 +309,10 @@ class MemoryStack(ConfiguredLayer):
         empty = self._empty(self.batch_size or 0)
         for variables in self._holder.layers:
             assign_variables(variables, empty)
+
+    def check_batches(self):
+        """Checks the batches of the loop of Keras that runs, if one does."""
+        keras_internals.check_batches(self.batch_size, _remedy(self.batch_size))
 
     def _checked_layer(self, layer):
         if layer is None and self.num_layers > 1:
@@ -387,40 +390,6 @@ def _real_steps(inputs, mask):
     order = ops.argsort(ops.where(mask, steps, steps + ops.size(steps)), axis=1)
     inputs = ops.take_along_axis(inputs, order[..., None], axis=1)
     return inputs, ops.sum(ops.cast(mask, "int32"), axis=1)
-
-
-_LOOPS = {
-    inspect.unwrap(loop).__code__
-    for loop in (keras.Model.fit, keras.Model.evaluate, keras.Model.predict)
-}
-
-
-def check_batches(batch_size=None):
-    """Checks the batches of the `fit`, `evaluate` or `predict` that runs."""
-    # Layers and callbacks have no access to these settings, so they are read
-    # from the stack frame of the loop.
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code in _LOOPS:
-            adapter = frame.f_locals["epoch_iterator"].data_adapter
-            # Adapters of arrays have `_shuffle`, those of `PyDataset` have
-            # `shuffle`, and those of `tf.data.Dataset` have neither.
-            shuffle = getattr(adapter, "_shuffle", False)
-            if shuffle or getattr(adapter, "shuffle", False):
-                raise ValueError(
-                    "`shuffle` must be False to `fit` a model with memory, "
-                    "because row r of a batch continues row r of the previous "
-                    "batch. If this was the first `fit`, call `compile` again. "
-                    "Then pass `shuffle=False` and `batch_size` to `fit`. "
-                    "Received: shuffle=True, which is the default of Keras"
-                )
-            if batch_size is not None and adapter.has_partial_batch:
-                raise ValueError(
-                    "The number of samples must be a multiple of `batch_size`. "
-                    f"{_remedy(batch_size)} Received: a last batch of "
-                    f"{adapter.partial_batch_size}"
-                )
-        frame = frame.f_back
 
 
 def _remedy(batch_size):

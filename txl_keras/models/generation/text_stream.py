@@ -19,7 +19,7 @@ class TextStream:
         decode_bytes: Function of an integer array of shape `(n,)` that returns
             `bytes`, such as a tokenizer's `decode_bytes`. The concatenated
             results of several calls must be the bytes of all ids.
-        stop: Sequence of strings that end the text. The one that is completed
+        stop: String or strings that end the text. The one that is completed
             first counts; the longest, if several end at the same character.
 
     Attributes:

@@ -1,0 +1,98 @@
+"""All uses of what Keras does not document, where nothing public serves.
+
+Keras may change any of it: setup.py admits the versions that tests ran with.
+"""
+
+import inspect
+import sys
+
+import keras
+import tensorflow as tf
+
+
+def layers_of(model):
+    """Returns a model and all layers inside of it, at any depth."""
+    # `model.layers` has the outermost ones.
+    return list(model._flatten_layers())
+
+
+def set_initial_epoch(model, epoch):
+    """Makes the `fit` that runs begin with an epoch; None undoes that."""
+    # As `keras.callbacks.BackupAndRestore` does.
+    model._initial_epoch = epoch
+
+
+def update_loss(model, loss, weight):
+    """Adds the loss of a batch to the mean that Keras reports."""
+    model._loss_tracker.update_state(loss, sample_weight=weight)
+
+
+def is_validation(arguments):
+    """Returns whether `fit` of Keras has called `evaluate` to validate."""
+    return bool(arguments.get("_use_cached_eval_dataset"))
+
+
+class IntegerBatches:
+    """Lets a model of integers be built under a strategy."""
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        # Under a strategy Keras would trace `call` to build the optimizer and
+        # the metrics, which `FitSteps` does itself.
+        if getattr(self, "fit_steps", None) is None:
+            super()._maybe_symbolic_build(iterator, data_batch)
+
+    def _symbolic_build(self, iterator=None, data_batch=None):
+        # Under a strategy Keras builds loss and metrics with the mean of the
+        # replicas' batches, and the mean of integers is of floats.
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data_batch)
+        x = _as_integers(x)
+        y = _as_integers(y) if self.has_integer_targets() else y
+        super()._symbolic_build(data_batch=(x, y, weights))
+
+
+def _as_integers(batch):
+    return tf.nest.map_structure(lambda part: tf.cast(part, tf.int32), batch)
+
+
+class MatrixMuon(keras.optimizers.Muon):
+    """Lets a subclass choose and update the variables that are matrices."""
+
+    def _should_use_adamw(self, variable):
+        return not self.is_matrix(variable)
+
+    def _muon_update_step(self, gradient, variable, lr, m):
+        self.update_matrix(gradient, variable, lr, m)
+
+
+_LOOPS = {
+    inspect.unwrap(loop).__code__
+    for loop in (keras.Model.fit, keras.Model.evaluate, keras.Model.predict)
+}
+
+
+def check_batches(batch_size=None, remedy=""):
+    """Checks the batches of the `fit`, `evaluate` or `predict` that runs."""
+    # Layers and callbacks have no access to these settings, so they are read
+    # from the stack frame of the loop.
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code in _LOOPS:
+            adapter = frame.f_locals["epoch_iterator"].data_adapter
+            # Adapters of arrays have `_shuffle`, those of `PyDataset` have
+            # `shuffle`, and those of `tf.data.Dataset` have neither.
+            shuffle = getattr(adapter, "_shuffle", False)
+            if shuffle or getattr(adapter, "shuffle", False):
+                raise ValueError(
+                    "`shuffle` must be False to `fit` a model with memory, "
+                    "because row r of a batch continues row r of the previous "
+                    "batch. If this was the first `fit`, call `compile` again. "
+                    "Then pass `shuffle=False` and `batch_size` to `fit`. "
+                    "Received: shuffle=True, which is the default of Keras"
+                )
+            if batch_size is not None and adapter.has_partial_batch:
+                raise ValueError(
+                    "The number of samples must be a multiple of `batch_size`. "
+                    f"{remedy} Received: a last batch of "
+                    f"{adapter.partial_batch_size}"
+                )
+        frame = frame.f_back

@@ -54,7 +54,7 @@ def reports():
 
 
 def replicas_in(path):
-    """What the comments of a flagfile say, as `TPUStrategy` counts."""
+    """Returns the replicas in a comment, as `TPUStrategy` counts them."""
     return int(re.search(r"^# (\d+) replicas", path.read_text(), re.M)[1])
 
 

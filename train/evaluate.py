@@ -123,8 +123,6 @@ model_flags.Model.define(
     "memory_length", *_ATTENTION_FLAGS, note=" Default: as in training."
 )
 dynamic_flags.Dynamic.define()
-# By default the text of the run.
-
 
 # A longer page is slow to scroll.
 _MAX_PAGE_TOKENS = 5000

@@ -184,7 +184,7 @@ def _check_flags():
         _labels()
     for name in ("layers", "heads"):
         if FLAGS[name].value is not None:
-            several_runs.numbers(name, int)
+            running.numbers(name, int)
 
 
 def _labels():
@@ -322,7 +322,7 @@ def _on_text(measure):
 
 
 def _context_lengths():
-    return sorted(several_runs.numbers("context_lengths", int))
+    return sorted(running.numbers("context_lengths", int))
 
 
 def _measure_context_losses(run, _, split):
@@ -432,7 +432,7 @@ def _layers_and_heads(run):
         size = getattr(run.model.backbone, f"num_{name}")
         found[name] = list(range(size))
         if FLAGS[name].value is not None:
-            found[name] = several_runs.numbers(name, int)
+            found[name] = running.numbers(name, int)
         if not 0 <= min(found[name]) <= max(found[name]) < size:
             raise ValueError(
                 f"`{name}` must be numbers from 0 to {size - 1}: the model has "

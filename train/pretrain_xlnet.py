@@ -31,7 +31,6 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
-from txl_keras.scripts import several_runs
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
 
@@ -190,7 +189,7 @@ def _permuted(segments, vocabulary_size, seed):
 def _not_predicted(vocabulary_size):
     if not FLAGS.not_predicted:
         return ()
-    ids = several_runs.numbers("not_predicted", int)
+    ids = running.numbers("not_predicted", int)
     return check_token_ids("not_predicted", ids, vocabulary_size).tolist()
 
 

@@ -76,9 +76,9 @@ def main(_):
         (".json",), "a picture is written beside it"
     )
     several_runs.check_replaces(output, ["recl"])
-    context_lengths = several_runs.numbers("context_lengths", int)
+    context_lengths = running.numbers("context_lengths", int)
     check_context_lengths(context_lengths)
-    shares = several_runs.numbers("top_r", float)
+    shares = running.numbers("top_r", float)
     for share in shares:
         check_number("top_r", share, 0, 1, exclusive=True)
     several_runs.check_different("workdirs", paths, "runs")

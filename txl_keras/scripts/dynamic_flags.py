@@ -19,7 +19,7 @@ from txl_keras.evaluation.dynamic_evaluator import collect_mean_square
 from txl_keras.evaluation.report import score
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
-from txl_keras.scripts import several_runs
+from txl_keras.scripts import running
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
 
@@ -68,7 +68,7 @@ def check_dynamic_flags():
         return
     for name in ("dynamic_learning_rate", "dynamic_decay"):
         if FLAGS[name].value is not None:
-            for value in several_runs.numbers(name, float):
+            for value in running.numbers(name, float):
                 check_number(name, value, 0)
     if FLAGS.dynamic == "sgd" and any(_decays()):
         raise ValueError(
@@ -119,11 +119,11 @@ def build_evaluator(model, tokenizer, settings, config, workdir, stop):
 def _learning_rates():
     if FLAGS.dynamic_learning_rate is None:
         return _LEARNING_RATES[FLAGS.dynamic]
-    return several_runs.numbers("dynamic_learning_rate", float)
+    return running.numbers("dynamic_learning_rate", float)
 
 
 def _decays():
-    return several_runs.numbers("dynamic_decay", float)
+    return running.numbers("dynamic_decay", float)
 
 
 def _segments(config, tokenizer, split, sizes, reset_documents):

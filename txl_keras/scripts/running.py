@@ -115,6 +115,18 @@ def _parse_flags(arguments):
         return app.parse_flags_with_usage(arguments)
 
 
+def numbers(name, kind):
+    """Parses a flag that lists one or more numbers, of type int or float."""
+    texts = flags.FLAGS[name].value
+    try:
+        return [kind(text) for text in texts or [""]]
+    except ValueError as error:
+        raise ValueError(
+            f"`{name}` must be numbers ({kind.__name__}) separated by commas. "
+            f"Received: --{name}={','.join(texts)}"
+        ) from error
+
+
 def check_flags(*cases):
     """Raises `ValueError` for the first of the cases that is wrong."""
     # A case: whether it is wrong, what is expected, and the names of flags.

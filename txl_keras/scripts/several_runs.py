@@ -105,18 +105,6 @@ def labels(may_repeat=False):
     return received
 
 
-def numbers(name, kind):
-    """Parses a flag that lists one or more numbers, of type int or float."""
-    texts = FLAGS[name].value
-    try:
-        return [kind(text) for text in texts or [""]]
-    except ValueError as error:
-        raise ValueError(
-            f"`{name}` must be numbers ({kind.__name__}) separated by commas. "
-            f"Received: --{name}={','.join(texts)}"
-        ) from error
-
-
 @dataclasses.dataclass
 class Run:
     """Holds a model and the facts about it to write as JSON."""

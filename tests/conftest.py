@@ -10,6 +10,8 @@ import signal
 import sys
 import termios
 
+from factories import save_run
+
 # LLVM's optimizations and MLIR's emitters are most of the time that XLA takes
 # to compile, in the tests and in the programs they start. `XLA_FLAGS= pytest`
 # compiles as users do. Set before TensorFlow is imported, which reads it once.
@@ -32,7 +34,6 @@ from tensorflow.python.util import tf_stack  # noqa: E402
 
 from txl_keras.data import ByteTokenizer  # noqa: E402
 from txl_keras.models import TransformerXLCausalLM  # noqa: E402
-from txl_keras.workdir import Workdir  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):
@@ -234,8 +235,8 @@ def group(tmp_path):
             num_heads=2, head_dim=3, memory_length=memory_length,
         )  # fmt: skip
         paths.append(tmp_path / name)
-        config = {"flags": {"segment_length": 5}}
-        Workdir(str(paths[-1])).create(model, 3, config, tokenizer)
+        flags = {"segment_length": 5}
+        save_run(paths[-1], model, 3, tokenizer, flags=flags)
     return paths
 
 

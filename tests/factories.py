@@ -8,11 +8,17 @@ import random
 import numpy as np
 
 from txl_keras.data import ByteTokenizer
+from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
+from txl_keras.training.bundles import copies
+from txl_keras.training.bundles import weight_variables
+from txl_keras.training.bundles import write_checkpoint
+from txl_keras.weights import weights_by_name
+from txl_keras.workdir import Workdir
 
 V, D, L, M, N, H, F = 11, 8, 3, 6, 2, 5, 12
 TIES = ("tie_embeddings", "tie_projections")
@@ -127,3 +133,30 @@ def _assigner(variables):
 
 def random_ids(*shape, seed=0):
     return np.random.default_rng(seed).integers(V, size=shape, dtype="int32")
+
+
+def save_run(path, model, step, tokenizer=None, best=None, **config):
+    """Run with the weights of a step, and of `best`: a model and its step."""
+    workdir = Workdir(str(path))
+    content = {
+        "flags": {},
+        "data": {},
+        "corpus": {},
+        **config,
+        "class_name": type(model).__name__,
+        "model": {**model.get_config(), "tokenizer": None},
+        "tokenizer": tokenizer and tokenizer_hash(tokenizer),
+    }
+    del content["model"]["tokenizer"]
+    workdir.claim(content, tokenizer)
+    save_checkpoint(workdir.checkpoints, model, step, workdir.run_hash())
+    if best:
+        weights = copies(weights_by_name(best[0]))
+        workdir.save_best(weights, best[1])
+    return workdir
+
+
+def save_checkpoint(folder, model, step, run=0):
+    """Writes a checkpoint of the weights alone."""
+    state = {"step": np.int64(step), "run": np.int64(run)}
+    write_checkpoint(folder, {**state, **copies(weight_variables(model))})

@@ -15,6 +15,7 @@ import tensorflow as tf
 from factories import V
 from factories import feature_backbone
 from factories import random_ids
+from factories import save_run
 from factories import small_backbone
 from factories import small_model
 from safetensors.numpy import load_file
@@ -33,9 +34,8 @@ from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
 from txl_keras.tensor_files import read_safetensors
-from txl_keras.training.bundles import save_weights
+from txl_keras.training.bundles import copies
 from txl_keras.weights import weights_by_name
-from txl_keras.workdir import Workdir
 
 IDS = random_ids(2, 5)
 FRAMES = np.random.default_rng(0).normal(size=(2, 5, 16)).astype("float32")
@@ -345,8 +345,8 @@ EVIL = {
         ({"config__backbone__config__name": ""}, "`name` must consist of"),
         ({"weights": None}, "`weights` must be a string"),
         ({"weights": "0"}, "not the file that was saved with the config"),
-        ({"tokenizer": "0"}, "not the tokenizer of the preset"),
-        ({"tokenizer": None}, "not the tokenizer of the preset.*is None"),
+        ({"tokenizer": "0"}, "not the tokenizer of the model"),
+        ({"tokenizer": None}, "not the tokenizer of the model.*is None"),
     ],
     ids=str,
 )
@@ -446,7 +446,7 @@ def test_the_tokenizer_of_another_vocabulary_is_refused(folder, other):
         TransformerXLCausalLM.from_preset(folder, tokenizer=words)
     other.save_to_preset(folder.parent / "other")
     shutil.copy(folder.parent / "other" / "tokenizer.json", folder)
-    with pytest.raises(ValueError, match="not the tokenizer of the preset"):
+    with pytest.raises(ValueError, match="not the tokenizer of the model"):
         TransformerXLCausalLM.from_preset(folder)
 
 
@@ -599,11 +599,11 @@ def test_a_subclass_is_loaded_as_what_it_is_called_on(saved):
 
 def test_a_run_is_a_preset_of_its_best_weights(tmp_path, saved):
     model, _ = saved["causal_lm"]
-    run = Workdir(str(tmp_path / "run"))
-    run.create(model, 5, {})
-    assert tokenizer_hash(run.load_tokenizer()) == tokenizer_hash(TOKENIZER)
+    run = save_run(tmp_path / "run", model, 5, TOKENIZER)
+    with pytest.raises(FileNotFoundError, match="no best.*checkpoint=latest"):
+        TransformerXLCausalLM.from_preset(run.path)
     best = make_causal_lm(initializer_stddev=0.1)
-    save_weights(best, run.best, 3)
+    run.save_best(copies(weights_by_name(best)), 3)
     loaded = TransformerXLCausalLM.from_preset(run.path, memory_length=4)
     assert loaded.backbone.memory_length == 4
     assert_same_outputs(TransformerXLCausalLM.from_preset(run.path), best)
@@ -617,7 +617,8 @@ def test_a_run_is_a_preset_of_its_best_weights(tmp_path, saved):
 @pytest.mark.parametrize("name", ["classifier", "xlnet_lm", "lstm_lm"])
 def test_runs_of_other_classes_are_told_apart(name, saved, tmp_path):
     model, _ = saved[name]
-    Workdir(str(tmp_path / "run")).create(model, 5, {})
+    tokenizer = getattr(model, "tokenizer", None)
+    save_run(tmp_path / "run", model, 5, tokenizer, (model, 5))
     loaded = type(model).from_preset(tmp_path / "run")
     assert_same_outputs(loaded, model)
     assert bool(loaded.tokenizer) == bool(model.tokenizer)

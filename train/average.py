@@ -1,15 +1,18 @@
-"""Averages the latest checkpoints of a run into a new run.
+"""Averages the latest checkpoints of a run into a preset.
 
-    txl average --workdir=runs/mine --output=runs/mine_average
-    txl evaluate --workdir=runs/mine_average
+    txl average --workdir=runs/mine --output=mine_average
+    txl evaluate --workdir=mine_average
 
 Training keeps the latest two checkpoints; --max_to_keep makes it keep more.
 """
+
+import os
 
 import txl_keras.scripts.quiet  # noqa: F401
 
 from absl import flags
 
+from txl_keras.output_folders import check_new
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.training.bundles import average_weights
@@ -22,7 +25,7 @@ class Average(options.Options):
     """Holds the options of this command.
 
     workdir: Folder of the run to average.
-    output: New folder to write the averaged run to.
+    output: New folder to write the preset to.
     num_checkpoints: Number of latest checkpoints to average. Default: all.
     """
 
@@ -35,18 +38,17 @@ Average.define()
 
 
 def main(_):
-    workdir, output = Workdir(FLAGS.workdir), Workdir(FLAGS.output)
-    output.check_new("output")
-    config = workdir.read_config()
+    workdir, output = Workdir(FLAGS.workdir), os.path.expanduser(FLAGS.output)
+    check_new("output", output)
     tokenizer = workdir.load_tokenizer()
-    model = workdir.build_model()
+    model, _ = workdir.load_model()
+    model.tokenizer = tokenizer
     steps = average_weights(
         model, workdir.checkpoints, FLAGS.num_checkpoints, workdir.run_hash()
     )
-    output.create(
-        model, steps[-1], {**config, "averaged_steps": steps}, tokenizer
-    )
-    print(f"Mean of steps {steps} written to {output.path}")
+    training = {**workdir.training(), "step": steps[-1]}
+    model.save_to_preset(output, {**training, "averaged_steps": steps})
+    print(f"Mean of steps {steps} written to {output}")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
-r"""Converts published checkpoints to runs, and runs to Hugging Face folders.
+r"""Converts published checkpoints to presets, and those to Hugging Face's.
 
     txl convert --input_format=hugging_face \
         --input=transfo-xl-wt103 --vocabulary=transfo-xl-wt103/vocab.pkl \
-        --output=runs/wt103
+        --output=wt103
     txl convert --input_format=tf1 --input=wt103/model.ckpt-0 \
-        --config=wt103.json --vocabulary=wt103/cache.pkl --output=runs/wt103
+        --config=wt103.json --vocabulary=wt103/cache.pkl --output=my_wt103
     txl convert --input_format=workdir --input=runs/mine \
         --cold_start=zeros --output_format=hugging_face --output=mine_hf
-    txl convert --input_format=preset --input=python_stdlib_small \
-        --output=runs/python
 
-`txl evaluate` (with --corpus), `txl generate` and `txl export`
-work with a converted run as with one that was trained here. The content of
+The output is what `from_preset` reads. `txl evaluate` (with --corpus), `txl
+generate` and `txl export` take it as --workdir, as a run. The content of
 --config is described at `txl_keras.checkpoints.load_tf1` and `load_pytorch`.
 """
 
@@ -32,6 +30,7 @@ from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
+from txl_keras.output_folders import check_new
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.workdir import Workdir
@@ -49,7 +48,7 @@ class Convert(options.Options, trained=" or ".join(TRAINED)):
         A preset may also be {trained}.
     config: JSON file with sizes and options, for the input formats tf1 and
         pytorch.
-    output_format: Format of the output: a run, or a Hugging Face folder.
+    output_format: Format of the output: a preset, or a Hugging Face folder.
     output: New folder to write.
     cold_start: State of the memory at the start of a text: masked out, or zeros
         as in Hugging Face's code. Default: as in the input.
@@ -59,7 +58,7 @@ class Convert(options.Options, trained=" or ".join(TRAINED)):
 
     Data options:
     segment_length: Default number of tokens per segment for other scripts that
-        load the run. Default: as in the input run, or 128.
+        load the preset. Default: as in the input run, or 128.
 
     Model options:
     same_length: The same_length option of `CausalMultiHeadAttention`; Hugging
@@ -79,7 +78,7 @@ class Convert(options.Options, trained=" or ".join(TRAINED)):
     ) = options.REQUIRED
     input: str = options.REQUIRED
     config: str = None
-    output_format: options.one_of(["workdir", "hugging_face"]) = "workdir"
+    output_format: options.one_of(["preset", "hugging_face"]) = "preset"
     output: str = options.REQUIRED
     cold_start: options.one_of(["masked", "zeros"]) = None
     symbols: options.one_of(["words", "bytes", "characters"]) = "words"
@@ -101,30 +100,31 @@ _WORD_FLAGS = ("unknown", "line_start", "line_end", "lower_case")
 def main(_):
     output = os.path.expanduser(FLAGS.output)
     _check_flags()
-    Workdir(output).check_new("output")
+    check_new("output", output)
     # First, because it is fast and fails before a large model is loaded.
     tokenizer = _load_tokenizer()
     model, step = _load_model()
-    if FLAGS.output_format == "workdir":
-        Workdir(output).create(model, step, _config(), tokenizer)
+    if FLAGS.output_format == "preset":
+        model.tokenizer = tokenizer or model.tokenizer
+        model.save_to_preset(output, {**_training(), "step": step})
     else:
         checkpoints.save_hugging_face(model, output)
     print(f"{model.count_params():,} weights written to {output}")
     if tokenizer and FLAGS.output_format == "hugging_face":
         print(
             "The tokenizer is not written, as Hugging Face has another format. "
-            f"To convert back, pass --vocabulary={Workdir(_input()).tokenizer}"
+            f"To convert back, pass --vocabulary={_tokenizer_path()}"
         )
 
 
 def _check_flags():
     """Checks flags that need others before anything is loaded."""
-    is_run = FLAGS.output_format == "workdir"
+    is_preset = FLAGS.output_format == "preset"
     has_symbols = FLAGS.vocabulary and not _is_tokenizer_file()
     has_words = has_symbols and FLAGS.symbols == "words"
     has_config = FLAGS.input_format in ("tf1", "pytorch")
     for names, is_used, needed in (
-        (("vocabulary", "segment_length"), is_run, "output_format=workdir"),
+        (("vocabulary", "segment_length"), is_preset, "output_format=preset"),
         (("symbols",), has_symbols, "a `vocabulary` without a tokenizer"),
         (_WORD_FLAGS, has_words, "a `vocabulary` of words"),
         (("config",), has_config, "input_format=tf1 or pytorch"),
@@ -149,17 +149,17 @@ def _input():
     return os.path.expanduser(FLAGS.input)
 
 
-def _config():
-    """Returns the parts of config.json that other scripts read."""
-    config = {"flags": {"segment_length": 128}}
+def _training():
+    """Returns how the model was trained, as far as it is known."""
+    known = {"segment_length": 128}
     if FLAGS.input_format == "workdir":
-        config = Workdir(_input()).read_config()
+        known = Workdir(_input()).training()
     if FLAGS.segment_length:
-        config["flags"]["segment_length"] = FLAGS.segment_length
+        known["segment_length"] = FLAGS.segment_length
     is_name = FLAGS.input_format == "preset" and FLAGS.input in TRAINED
     path = FLAGS.input if is_name else absolute_path(FLAGS.input)
     source = {"format": FLAGS.input_format, "path": path}
-    return {**config, "source": source}
+    return {**known, "source": source}
 
 
 def _load_model():
@@ -189,10 +189,9 @@ def _load_model():
 
 def _load_tokenizer():
     if not FLAGS.vocabulary:
-        workdir = Workdir(_input())
-        has_one = tf.io.gfile.exists(workdir.tokenizer)
+        has_one = tf.io.gfile.exists(_tokenizer_path())
         if FLAGS.input_format == "workdir" and has_one:
-            return workdir.load_tokenizer()
+            return Workdir(_input()).load_tokenizer()
         return None
     path = os.path.expanduser(FLAGS.vocabulary)
     if _is_tokenizer_file():
@@ -215,6 +214,10 @@ def _load_tokenizer():
         )
     options = {name: FLAGS[name].value for name in _WORD_FLAGS}
     return WordTokenizer(symbols, **options)
+
+
+def _tokenizer_path():
+    return os.path.join(_input(), "tokenizer.json")
 
 
 def _is_tokenizer_file():

@@ -69,7 +69,6 @@ from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
-from txl_keras.training.bundles import saved_steps
 from txl_keras.training.progress import progress_bar
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
@@ -251,7 +250,7 @@ def _load_model(workdir):
         model = trained_model.load_given_preset(**overrides)
         return model, model.tokenizer, {"preset": FLAGS.preset}
     tokenizer = workdir.load_tokenizer()
-    config = workdir.read_model_config(checkpoint=FLAGS.checkpoint)
+    config = workdir.read_model_config(FLAGS.checkpoint)
     for name, value in overrides.items():
         if name not in config["backbone"]["config"]:
             raise ValueError(
@@ -260,7 +259,7 @@ def _load_model(workdir):
             )
     model, step = workdir.load_model(FLAGS.checkpoint, **overrides)
     # `load_model` takes the latest checkpoint if there is no best one.
-    is_best = FLAGS.checkpoint == "best" and step in saved_steps(workdir.best)
+    is_best = FLAGS.checkpoint == "best" and workdir.best_step() is not None
     checkpoint = "best" if is_best else "latest"
     return model, tokenizer, {"checkpoint": checkpoint, "step": step}
 

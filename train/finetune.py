@@ -19,8 +19,8 @@ when --monitor has not improved for --patience epochs; the best weights are
 kept.
 
 Writes to the workdir: config.json, tokenizer.json, metrics.jsonl (one line per
-epoch), best.keras (for `keras.saving.load_model`, after `import
-txl_keras.models`), results.json (accuracy, F1 and confusion matrix, also of the
+epoch), model (the best weights, for `TransformerXLTextClassifier.from_preset`
+of the workdir), results.json (accuracy, F1 and confusion matrix, also of the
 texts that are longer than a segment) and export/STEP, a SavedModel that takes
 raw text.
 """
@@ -54,10 +54,12 @@ from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.exporting import loading_note
 from txl_keras.serving import export_classifier
+from txl_keras.training.bundles import copies
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.progress import progress_bar
 from txl_keras.training.schedules import build_schedule
 from txl_keras.training.updates import takes_weight_decay
+from txl_keras.weights import weights_by_name
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
@@ -145,7 +147,7 @@ def main(_):
             f"classifier cannot resume. Received: workdir={workdir.path}"
         )
     keras.utils.set_random_seed(FLAGS.seed)
-    origin = FLAGS.initialize_from and trained_model.open_origin()
+    origin = FLAGS.initialize_from and trained_model.TrainedOrigin()
 
     # Texts, labels, tokens.
     texts = _read_texts()
@@ -185,7 +187,7 @@ def main(_):
     # Train.
     valid = batches["valid"]
     with progress_bar(FLAGS.epochs * steps, "step") as on_progress:
-        callbacks = _callbacks(workdir, steps, on_progress)
+        callbacks = _callbacks(workdir, model, steps, on_progress)
         history = model.fit(
             batches["train"].dataset(),
             epochs=FLAGS.epochs,
@@ -207,10 +209,8 @@ def main(_):
 
     # Score and export the best.
     print("Scoring and exporting the best weights.", flush=True)
-    epoch = callbacks[-1].best_epoch + 1  # of `EarlyStopping`
-    model = keras.saving.load_model(workdir.file("best.keras"), compile=False)
-    model.save(workdir.file("best.keras"))  # without the optimizer
-    results = {"step": epoch * steps, "epoch": epoch}
+    step = workdir.restore_weights(model, "best")
+    results = {"step": step, "epoch": step // steps}
     for split in ("valid", "test"):
         if split in texts:
             results[split] = _scores(
@@ -323,19 +323,17 @@ def _encode(tokenizer, texts):
 
 
 def _build_model(origin, tokenizer, train_ids, label_names):
-    origin_flags = origin.read_config()["flags"] if origin else {}
+    origin_flags = origin.flags if origin else {}
     language_model = model_flags.build_model(
         tokenizer.vocabulary_size,
         np.concatenate(train_ids),
         training_flags.dtype_policy(),
-        origin and origin.read_model_config(checkpoint="best"),
+        origin and origin.read_model_config(),
     )
     if origin:
         check_vocabulary(tokenizer, language_model.backbone.vocabulary_size)
         if not FLAGS.from_scratch:
-            step = origin.restore_weights(language_model, "best")
-            at = f", step {step}" if step else ""
-            print(f"Starts from the best weights of {origin.path}{at}.")
+            print(f"{origin.restore_weights(language_model)}.")
     return TransformerXLTextClassifier(
         language_model.backbone,
         len(label_names),
@@ -367,12 +365,12 @@ def _class_weight(label_ids):
     return dict(enumerate(len(label_ids) / (len(counts) * counts)))
 
 
-def _callbacks(workdir, steps_per_epoch, on_progress):
-    best = {
-        "monitor": f"val_{FLAGS.monitor}",
-        "mode": "min" if FLAGS.monitor == "loss" else "max",
-    }
-
+def _callbacks(workdir, model, steps_per_epoch, on_progress):
+    stopping = keras.callbacks.EarlyStopping(
+        patience=FLAGS.patience,
+        monitor=f"val_{FLAGS.monitor}",
+        mode="min" if FLAGS.monitor == "loss" else "max",
+    )
     done = itertools.count(1)
 
     def on_step(batch, logs):
@@ -380,20 +378,20 @@ def _callbacks(workdir, steps_per_epoch, on_progress):
         if not is_remote(workdir.path):  # where each look takes time
             workdir.when_present(lambda: None)
 
-    def append(epoch, logs):
+    def write(epoch, logs):
         step = (epoch + 1) * steps_per_epoch
         line = {"step": step, "epoch": epoch + 1, **logs}
         workdir.when_present(lambda: workdir.append_metrics(line))
+        if stopping.best_epoch == epoch:
+            weights = copies(weights_by_name(model))
+            workdir.when_present(lambda: workdir.save_best(weights, step))
 
     return [
         keras.callbacks.TerminateOnNaN(),
+        stopping,
         keras.callbacks.LambdaCallback(
-            on_epoch_end=append, on_train_batch_end=on_step
+            on_epoch_end=write, on_train_batch_end=on_step
         ),
-        keras.callbacks.ModelCheckpoint(
-            workdir.file("best.keras"), save_best_only=True, **best
-        ),
-        keras.callbacks.EarlyStopping(patience=FLAGS.patience, **best),
     ]
 
 
@@ -404,6 +402,7 @@ def _claim(workdir, model, tokenizer, texts, label_names):
                 flag.name: flag.value for flag in options.defined_flags()
             },
             "labels": label_names,
+            "class_name": type(model).__name__,
             "model": model.get_config(),
             "tokenizer": tokenizer_hash(tokenizer),
             "corpus": {split: texts[split].name for split in texts},
@@ -443,7 +442,7 @@ def _describe_results(workdir, results):
                     f"({np.sum(part['confusion']):,} texts)"
                 )
     lines.append(
-        f"Written to {workdir.path}: best.keras, metrics.jsonl, results.json, "
+        f"Written to {workdir.path}: model, metrics.jsonl, results.json, "
         f"export/{results['step']} (SavedModel of the best epoch)"
     )
     return "\n".join(lines)

@@ -88,7 +88,7 @@ def train(strategy, stop):
 
     # Text, model, optimizer.
     origin = _origin(workdir)
-    origin_config = origin and origin.read_model_config(checkpoint="best")
+    origin_config = origin and origin.read_model_config()
     corpus, tokenizer, splits = data_flags.prepare_text(
         origin and origin.load_tokenizer()
     )
@@ -145,12 +145,8 @@ def train(strategy, stop):
 
     # Start, resume, or find that the run is finished.
     if origin and origin is not workdir:
-        step = _restore_origin(origin, model)
-        at = f", step {step}" if step else ""
-        run.log(
-            f"Starts from the best weights of {origin.path}{at}, at a learning "
-            f"rate of {FLAGS.learning_rate:g}."
-        )
+        start = _restore_origin(origin, model)
+        run.log(f"{start}, at a learning rate of {FLAGS.learning_rate:g}.")
     samples = Samples(
         model,
         strategy,
@@ -247,15 +243,15 @@ def _origin(workdir):
         rate = workdir.read_config()["flags"].get("learning_rate")
         FLAGS.set_default("learning_rate", rate or FLAGS.learning_rate)
         return workdir
-    origin = trained_model.open_origin()
-    training_flags.set_fine_tuning_rate(origin.read_config())
+    origin = trained_model.TrainedOrigin()
+    training_flags.set_fine_tuning_rate(origin.flags)
     return origin
 
 
 def _restore_origin(origin, model):
-    """Loads the weights to start from; returns the step that they are of."""
+    """Loads the weights to start from; returns words on them."""
     try:
-        return origin.restore_weights(model, "best")
+        return origin.restore_weights(model)
     except ValueError as error:
         changes = [f"--{k}={v}" for k, v in model_flags.given().items()]
         if not changes:

@@ -238,7 +238,7 @@ def _measure_learning_curves():
 def _scored_unit(workdir):
     """Returns the unit of a run's losses, such as "byte"."""
     unit = workdir.load_tokenizer().unit
-    if workdir.model_class_name() == "XLNetPermutationLM":
+    if workdir.read_config()["class_name"] == "XLNetPermutationLM":
         return f"predicted {unit}"  # not comparable with left-to-right losses
     workdir.check_model_class()
     return unit

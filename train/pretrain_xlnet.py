@@ -10,9 +10,9 @@ r"""Trains an XLNet to predict tokens of a text from any other tokens.
 The objective is permutation language modelling with spans (Yang et al., 2019).
 A score is the mean over the tokens that were drawn as targets; beside it is
 the score of a baseline that predicts by token frequency alone. The text, the
-training flags and the files in the workdir are those of main.py; in addition,
-`model.keras` is the model with the best validation score, for
-`keras.saving.load_model`. It stops and resumes as main.py does.
+training flags and the files in the workdir are those of main.py;
+`XLNetPermutationLM.from_preset` of the workdir loads the model with the best
+validation score. It stops and resumes as main.py does.
 """
 
 import txl_keras.scripts.quiet  # noqa: F401
@@ -91,7 +91,6 @@ def main(_):
 def train(strategy, stop):
     """Trains and scores test; returns False if it was stopped."""
     run = training_run.TrainingRun(strategy, stop)
-    workdir = run.workdir
 
     # Text, model, optimizer.
     corpus, tokenizer, splits = data_flags.prepare_text()
@@ -129,9 +128,6 @@ def train(strategy, stop):
 
     # Finish with the best weights.
     def finish(_, scores):
-        # Copied to one device, because the trained model may be on several.
-        model, _ = workdir.load_model("best", XLNetPermutationLM)
-        model.save(workdir.file("model.keras"))
         # Token frequencies of train as the predictions.
         counts = (
             token_counts(tokens, vocabulary_size)
@@ -157,7 +153,7 @@ def train(strategy, stop):
         f"{segments.num_targets:,} are predicted, "
         f"{FLAGS.batch_size * segments.num_targets:,} per step",
         finish=finish,
-        describe_results=lambda: _describe_results(workdir),
+        describe_results=lambda: _describe_results(run.workdir),
     )
 
 
@@ -208,7 +204,7 @@ def _describe_results(workdir):
     return "\n".join(
         [
             *lines,
-            f"Written to {workdir.path}: model.keras (step {results['step']}), "
+            f"Written to {workdir.path}: model (of step {results['step']}), "
             "learning_curve.png, metrics.jsonl, results.json, events "
             "(TensorBoard)",
         ]

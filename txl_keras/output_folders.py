@@ -6,6 +6,7 @@ import os
 import tensorflow as tf
 
 from txl_keras.checks import shown
+from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import remove_folder
 
@@ -22,6 +23,16 @@ def check_replaceable(name, path, what, is_ours):
             f"`{name}` must be new, empty, or {what}, which is replaced. "
             f"Received: {name}={path}, which holds {shown(names)}"
         )
+
+
+def check_new(name, path):
+    """Raises an error unless a new or empty folder can be written."""
+    gfile = tf.io.gfile
+    if gfile.isdir(path) and gfile.listdir(path):
+        raise FileExistsError(
+            f"`{name}` must be a new or empty folder. Received: {name}={path}"
+        )
+    check_can_write(name, path)
 
 
 @contextlib.contextmanager

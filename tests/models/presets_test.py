@@ -12,9 +12,9 @@ from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
+from txl_keras.models.model_folder import weight_shapes
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import preset_config
-from txl_keras.models.run_folder import weight_shapes
 
 _NUM_WEIGHTS = {
     "enwik8_compressive": 352_753_868,

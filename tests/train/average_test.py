@@ -6,10 +6,11 @@ import numpy as np
 from script_runs import evaluation_of
 from script_runs import results_of
 
+from txl_keras.models import TransformerXLCausalLM
 from txl_keras.workdir import Workdir
 
 
-def test_the_average_of_a_run_is_a_run(run, succeed, fail, tmp_path):
+def test_the_average_of_a_run_is_a_preset(run, succeed, fail, tmp_path):
     workdir, output = run[0], tmp_path / "average"
     flags = ("average.py", f"--workdir={workdir}", f"--output={output}")
     error = fail(*flags, "--num_checkpoints=4")
@@ -26,8 +27,9 @@ def test_the_average_of_a_run_is_a_run(run, succeed, fail, tmp_path):
     ):
         assert np.abs(weight - newest).max() > 1e-5
 
+    assert TransformerXLCausalLM.from_preset(output).tokenizer is not None
     config = json.loads((output / "config.json").read_text())
-    assert config["averaged_steps"] == [40, 60]
+    assert config["training"]["averaged_steps"] == [40, 60]
     succeed("evaluate.py", f"--workdir={output}", "--batch_size=3")
     trained = results_of(workdir)["test"]
     averaged = evaluation_of(output)

@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import save_run
 from factories import small_model
 from script_runs import evaluation_of
 
@@ -15,7 +16,6 @@ from txl_keras.data import Segments
 from txl_keras.data import WordTokenizer
 from txl_keras.data import load_corpus
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.training.bundles import save_weights
 from txl_keras.workdir import Workdir
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "testdata" / "golden"
@@ -57,7 +57,7 @@ def assert_same_weights(model, other):
 
 
 @pytest.mark.large
-def test_a_published_model_becomes_a_run_and_a_hugging_face_folder(
+def test_a_published_model_becomes_a_preset_and_a_hugging_face_folder(
     published, succeed, convert, tmp_path
 ):
     run, folder, back = (tmp_path / name for name in ("run", "hf", "back"))
@@ -160,7 +160,7 @@ def test_a_published_model_of_bytes_reads_text(convert, tmp_path):
                 "--vocabulary=",
                 "--segment_length=7",
             ],
-            ["`segment_length`", "output_format=workdir"],
+            ["`segment_length`", "output_format=preset"],
         ),
         (["--output_format=hugging_face"], ["`vocabulary`", "words.txt"]),
         (
@@ -195,20 +195,20 @@ def test_what_cannot_be_converted_leaves_nothing(
 
 
 def test_the_best_weights_of_a_run_are_converted(convert, tmp_path):
-    run, output = (Workdir(str(tmp_path / name)) for name in ("run", "output"))
+    run, output = tmp_path / "run", Workdir(str(tmp_path / "output"))
     latest, best = (
         small_model(num_layers=1, initializer_stddev=stddev)
         for stddev in (0.1, 0.2)
     )
-    run.create(latest, 20, {})
-    save_weights(best, run.best, 10)
-    convert("workdir", run.path, output.path)
+    save_run(run, latest, 20, best=(best, 10), flags={"seed": 7})
+    convert("workdir", run, output.path)
     converted, step = output.load_model()
     assert step == 10
+    assert output.read_config()["flags"]["seed"] == 7
     assert_same_weights(converted, best)
 
 
-def test_a_preset_becomes_a_run(succeed, fail, tmp_path):
+def test_a_preset_is_copied(succeed, fail, tmp_path):
     model = small_model(num_layers=1, vocabulary_size=256)
     model.tokenizer = ByteTokenizer()
     model.save_to_preset(tmp_path / "preset")
@@ -230,7 +230,7 @@ def test_a_tokenizer_goes_to_hugging_face_and_back(here, tmp_path):
     words = ["<eos>", "<unk>", "the", "cat"]
     tokenizer = WordTokenizer(words, lower_case=True)
     run, folder, back = (tmp_path / name for name in ("run", "hf", "back"))
-    Workdir(str(run)).create(model, 3, {}, tokenizer)
+    save_run(run, model, 3, tokenizer)
     to = ("--input_format=workdir", f"--input={run}", f"--output={folder}")
     printed, _ = here("convert.py", *to, "--output_format=hugging_face")
     assert f"--vocabulary={run}/tokenizer.json" in printed

@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from factories import save_run
 from script_runs import NOT_UTF8
 from script_runs import evaluation_of
 from script_runs import results_of
@@ -305,8 +306,7 @@ def test_flags_of_an_evaluation_are_checked_before_any_score(
     model = TransformerXLCausalLM(
         LSTMBackbone(vocabulary_size=256, num_layers=1, hidden_dim=8)
     )
-    config = {"flags": {"segment_length": 5}}
-    Workdir(str(lstm)).create(model, 3, config, ByteTokenizer())
+    save_run(lstm, model, 3, ByteTokenizer(), flags={"segment_length": 5})
     (none / "evaluation_all.json").write_text("{}")
     of_memory, of_none, of_lstm = (
         f"--workdir={path}" for path in (memory, none, lstm)
@@ -334,7 +334,7 @@ def test_a_configuration_names_text_but_no_folder_to_write_to(
     text = {"corpus": str(corpus), "data_dir": str(theirs)}
     config = {"flags": {"segment_length": 5}, "corpus": text}
     run = tmp_path / "run"
-    Workdir(str(run)).create(model, 3, config, ByteTokenizer())
+    save_run(run, model, 3, ByteTokenizer(), **config)
     flags = (f"--workdir={run}", "--max_eval_tokens=50")
     _, error = here("evaluate.py", *flags)
     assert "`data_dir` must be given, as config.json names" in error

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import save_run
 from factories import small_model
 from script_runs import CLASSIFIER_SIZES
 from script_runs import NOT_UTF8
@@ -39,8 +40,8 @@ def language_model(tmp_path_factory):
         vocabulary_size=256, num_layers=1, hidden_dim=16, memory_length=8,
         initializer_stddev=0.02,
     )  # fmt: skip
-    config = {"flags": {"segment_length": 8}}
-    Workdir(path).create(model, 12, config, ByteTokenizer())
+    flags = {"segment_length": 8}
+    save_run(path, model, 0, ByteTokenizer(), (model, 12), flags=flags)
     return path, model
 
 
@@ -83,7 +84,7 @@ def test_a_run_learns_scores_and_exports(
     assert 15 < np.sum(long["confusion"]) <= 30
 
     # The best, in both forms.
-    loaded = keras.saving.load_model(run / "best.keras")
+    loaded = TransformerXLTextClassifier.from_preset(run)
     assert loaded.segment_length == 8 and loaded.backbone.dropout == 0.01
     texts = ["WIN 9 xxxxxxxxxxxxxxxxxxxxx", "meet 4"]
     served = tf.saved_model.load(str(run / "export" / str(results["step"])))
@@ -144,7 +145,7 @@ def test_bad_input_is_one_message_before_any_work(files, refuse, tmp_path):
     backbone = TransformerXLBackbone(256, 1, 2, 8, 12)
     model = TransformerXLTextClassifier(backbone, 2)
     classifier = tmp_path / "classifier"
-    Workdir(str(classifier)).create(model, 0, {}, ByteTokenizer())
+    save_run(classifier, model, 0, ByteTokenizer(), (model, 0))
     train, one = f"--train_file={files['train_file']}", paths["one"]
     cases = (
         (
@@ -170,7 +171,10 @@ def test_bad_input_is_one_message_before_any_work(files, refuse, tmp_path):
             ["`valid_share` and `valid_file`"],
         ),
         (["--from_scratch"], ["`from_scratch` can only be given with"]),
-        (["--initialize_from=/none"], ["there is no /none/config.json"]),
+        (
+            ["--initialize_from=/none"],
+            ["`initialize_from`", "path of a folder"],
+        ),
         (
             [f"--initialize_from={classifier}"],
             ["`initialize_from`", "TransformerXLTextClassifier"],

@@ -1,9 +1,10 @@
 """Runs train/generate.py."""
 
+from factories import save_run
+
 from txl_keras.data import WordTokenizer
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.workdir import Workdir
 
 
 def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, succeed, here):
@@ -43,7 +44,7 @@ def test_unknown_words_of_a_prompt_are_named(here, tmp_path, recwarn):
     model = TransformerXLCausalLM(
         LSTMBackbone(vocabulary_size=4, num_layers=1, hidden_dim=8)
     )
-    Workdir(str(tmp_path / "run")).create(model, 3, {}, tokenizer)
+    save_run(tmp_path / "run", model, 3, tokenizer)
     flags = (f"--workdir={tmp_path / 'run'}", "--max_tokens=1")
     for prompt, words in (
         ("the cat <unk>", ""),

@@ -121,7 +121,7 @@ def test_a_run_begins_with_the_weights_of_a_preset(
     assert re.search(f"^test: .* bits per byte {first}", printed, re.MULTILINE)
     for origin, message in (
         ("quickstart", "Sizes without weights are given as --preset=quick"),
-        (tmp_path, "or one of enwik8_small, python_stdlib_small, but there"),
+        (tmp_path, "`initialize_from` must be the folder of a language model"),
     ):
         other = [*flags[:1], f"--workdir={tmp_path / 'other'}"]
         fail(

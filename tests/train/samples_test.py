@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import save_run
 from factories import small_model
 from script_runs import metrics_of
 from script_runs import results_of
@@ -17,7 +18,6 @@ from txl_keras.scripts import exporting
 from txl_keras.scripts import samples as samples_module
 from txl_keras.scripts.samples import Samples
 from txl_keras.training.stopping import StopRequest
-from txl_keras.workdir import Workdir
 
 TEXT = "to be or not to be"
 
@@ -66,9 +66,9 @@ def now(monkeypatch):
 @pytest.fixture
 def make(model, tmp_path, now):
     """Function that makes the `Samples` of a run in `tmp_path`."""
-    workdir = Workdir(str(tmp_path / "run"))
     tokenizer = ByteTokenizer()
-    workdir.create(model, 0, {"flags": {"segment_length": 7}}, tokenizer)
+    flags = {"segment_length": 7}
+    workdir = save_run(tmp_path / "run", model, 0, tokenizer, flags=flags)
 
     def make(num_replicas=1, max_tokens=9, stop=None):
         strategy = types.SimpleNamespace(num_replicas_in_sync=num_replicas)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import save_checkpoint
 from factories import small_model
 
 from txl_keras.training.bundles import average_weights
-from txl_keras.training.bundles import save_weights
 from txl_keras.weights import weights_by_name
 
 STEPS = [5, 9, 12]
@@ -25,7 +25,7 @@ def directory(tmp_path):
     for step in STEPS:
         for weight in model.weights:
             weight.assign(random.normal(step, 3, weight.shape))
-        save_weights(model, str(tmp_path), step)
+        save_checkpoint(str(tmp_path), model, step)
     return str(tmp_path)
 
 
@@ -63,7 +63,7 @@ def test_sums_lose_no_digits(tmp_path):
     for step, value in enumerate([2**24, 1, 1]):
         for weight in model.weights:
             weight.assign(tf.fill(weight.shape, float(value)))
-        save_weights(model, str(tmp_path), step)
+        save_checkpoint(str(tmp_path), model, step)
     average_weights(model, str(tmp_path))
     expected = np.float32((2**24 + 2) / 3)
     assert all((weight.numpy() == expected).all() for weight in model.weights)

@@ -1,5 +1,6 @@
 """What is written when; that a kill changes nothing is in conformance/."""
 
+import json
 import shutil
 import threading
 
@@ -37,7 +38,12 @@ class Run:
     def __init__(self, trainer, stop, path, nlls, **settings):
         self.trainer, self.stop = trainer, stop
         path.mkdir(exist_ok=True)
-        (path / "config.json").write_text("{}")
+        config = {
+            "class_name": type(trainer.model).__name__,
+            "model": trainer.model.get_config(),
+            **dict.fromkeys(("flags", "data", "corpus"), {}),
+        }
+        (path / "config.json").write_text(json.dumps(config))
         self.workdir = Workdir(str(path))
         self.scores = iter(nlls)
         self.drawn = []
@@ -52,7 +58,7 @@ class Run:
             Checkpoints(
                 self.workdir.checkpoints,
                 self.trainer,
-                best_directory=self.workdir.best,
+                write_best=self.workdir.save_best,
                 run=0,
             ),
             plan=self.plan,
@@ -120,7 +126,7 @@ def test_lines_scores_and_checkpoints_come_where_they_are_due(begin, tmp_path):
     assert run.steps("valid") == run.drawn == [4, 8, 12]
     assert saved_steps(run.workdir.checkpoints) == [6, 12]
     # The second score was the best.
-    assert saved_steps(run.workdir.best) == [8]
+    assert run.workdir.best_step() == 8
     assert run.loop.score_at(8) == {"nll": 1.0}
 
 
@@ -145,7 +151,7 @@ def test_a_folder_that_goes_away_is_waited_for(begin, tmp_path, caplog):
     assert run.go() == (0, True)
     assert was_written == [False]
     assert f"{path} is missing" in caplog.text
-    for name in ("metrics.jsonl", "best/ckpt-12.index"):
+    for name in ("metrics.jsonl", "model/model.safetensors"):
         expected = (tmp_path / "whole" / name).read_bytes()
         assert (path / name).read_bytes() == expected
     assert saved_steps(run.workdir.checkpoints) == [6, 12]
@@ -157,17 +163,17 @@ def test_best_weights_that_were_removed_give_way_to_the_next(
     first = begin(tmp_path, [3.0, None])
     assert first.go() == (0, False)
     assert first.steps("valid") == [4]
-    shutil.rmtree(first.workdir.best)
+    shutil.rmtree(first.workdir.model)
     second = begin(tmp_path, [3.2, 3.1])  # worse, but what there is
     assert second.loop.restore() == 8
-    assert "best is missing, with the best weights so far (3.0" in caplog.text
+    assert "model is missing, with the best weights so far (3.0" in caplog.text
     assert second.loop.run()
-    assert saved_steps(second.workdir.best) == [12]
+    assert second.workdir.best_step() == 12
     # Later scores have to beat that of the weights that are kept.
     third = begin(tmp_path, [3.15, 3.05], max_steps=20)
     assert third.go() == (12, True)
     assert third.steps("valid") == [4, 8, 12, 16, 20]
-    assert saved_steps(third.workdir.best) == [20]
+    assert third.workdir.best_step() == 20
 
 
 def test_a_plan_may_change_as_it_goes(begin, tmp_path):

@@ -40,9 +40,8 @@ class PresetModel(keras.Model):
         a folder as below. A folder may be of any of these kinds, told apart by
         its files:
 
-        - a preset that `save_to_preset` wrote,
-        - a run of `train/main.py`, whose best weights are loaded, or of
-          `train/convert.py`,
+        - a preset that `save_to_preset` or `train/convert.py` wrote,
+        - a run of `train/main.py`, whose best weights are loaded,
         - a folder of Hugging Face's `transfo-xl`, or for XLNet classes `xlnet`.
           Beside a `transfo-xl`, `vocab.pkl`, `vocab.bin` or `vocab.txt` becomes
           the tokenizer.
@@ -122,7 +121,7 @@ class PresetModel(keras.Model):
 
         Example: see `from_preset`.
         """
-        from txl_keras.preset_folders import save_preset
+        from txl_keras.models.model_folder import save_preset
 
         save_preset(self, folder, training, dtype)
 

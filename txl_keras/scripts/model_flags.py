@@ -14,7 +14,7 @@ from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
-from txl_keras.models.run_folder import warn_of_memory_source
+from txl_keras.models.model_folder import warn_of_memory_source
 from txl_keras.models.transformer_xl_backbone import MEMORY_SOURCES
 from txl_keras.scripts import options
 

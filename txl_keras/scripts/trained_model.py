@@ -1,28 +1,20 @@
 """Flags that name a trained model, and the functions that load it."""
 
-import os
-
 import tensorflow as tf
 from absl import flags
 
-from txl_keras.json_files import check_fields
 from txl_keras.json_files import read_json
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
+from txl_keras.preset_folders import find_folder
+from txl_keras.preset_folders import load_folder
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.weights import weights_by_name
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
-
-# Of a preset, for training that begins with it.
-_TRAINING_FIELDS = {
-    "training": "an object or null",
-    "training.learning_rate": "a number or null",
-    "training.segment_length": "an integer or null",
-}
 
 
 class TrainedModel(options.Options, trained=", ".join(TRAINED)):
@@ -43,7 +35,7 @@ class TrainedModel(options.Options, trained=", ".join(TRAINED)):
 
 
 class Origin(options.Options, trained=", ".join(TRAINED)):
-    """Holds the option that `open_origin` reads.
+    """Holds the option that `TrainedOrigin` reads.
 
     Optimization options:
     initialize_from: Trained model to begin with: its weights, sizes and
@@ -102,43 +94,23 @@ def load_given_preset(**overrides):
     return model
 
 
-def open_origin():
-    """Opens the model of `--initialize_from`: a `Workdir` or a preset."""
-    name = FLAGS.initialize_from
-    if name in TRAINED or name.startswith("hf://"):
-        return _PresetOrigin(name)
-    if name in PRESETS:
-        raise ValueError(
-            "`initialize_from` must be a trained model. Sizes without weights "
-            f"are given as --preset={name}. Received: --initialize_from={name}"
-        )
-    workdir = Workdir(name)
-    if not workdir.is_claimed():
-        raise FileNotFoundError(
-            "`initialize_from` must be the folder of a run or of a preset, or "
-            f"one of {', '.join(TRAINED)}, but there is no "
-            f"{workdir.file('config.json')}."
-        )
-    if "flags" not in read_json(workdir.file("config.json")):
-        return _PresetOrigin(name)
-    received = workdir.model_class_name()
-    if received != TransformerXLCausalLM.__name__:
-        raise ValueError(
-            "`initialize_from` must be the folder of a language model. "
-            f"Received: {workdir.path}, of class {received}"
-        )
-    return workdir
+class TrainedOrigin:
+    """Offers the model of `--initialize_from`, as a `Workdir` does its own."""
 
-
-class _PresetOrigin:
-    """Offers a preset with the methods of a `Workdir` that training needs."""
-
-    def __init__(self, name):
-        self.path = name
-        try:
-            self._model = TransformerXLCausalLM.from_preset(name)
-        except ValueError as error:
+    def __init__(self):
+        name = self.path = FLAGS.initialize_from
+        if name in PRESETS:
             raise ValueError(
+                "`initialize_from` must be a trained model. Sizes without "
+                f"weights are given as --preset={name}. Received: "
+                f"--initialize_from={name}"
+            )
+        try:
+            folder = find_folder(name, TransformerXLCausalLM)
+            with tf.device("CPU:0"):
+                self._model = load_folder(TransformerXLCausalLM, folder)
+        except (FileNotFoundError, ValueError) as error:
+            raise type(error)(
                 "`initialize_from` must be the folder of a language model. "
                 f"Received: {name} ({error})"
             ) from error
@@ -147,16 +119,12 @@ class _PresetOrigin:
                 "`initialize_from` must have a tokenizer. Received: "
                 f"--initialize_from={name}"
             )
+        workdir = Workdir(folder)
+        is_ours = "class_name" in read_json(workdir.file("config.json"))
+        self.flags = workdir.read_config()["flags"] if is_ours else {}
+        self._step = is_ours and workdir.best_step() or self.flags.get("step")
 
-    def read_config(self):
-        path = os.path.join(TRAINED.get(self.path, self.path), "config.json")
-        if not tf.io.gfile.exists(path):  # in a Hub repository
-            return {"flags": {}}
-        config = read_json(path)
-        check_fields(config, _TRAINING_FIELDS, path)
-        return {"flags": config.get("training", {})}
-
-    def read_model_config(self, checkpoint):
+    def read_model_config(self):
         config = self._model.get_config()
         config.pop("tokenizer")
         return config
@@ -164,7 +132,8 @@ class _PresetOrigin:
     def load_tokenizer(self):
         return self._model.tokenizer
 
-    def restore_weights(self, model, checkpoint):
+    def restore_weights(self, model):
+        """Copies the weights; returns words on where they come from."""
         weights = weights_by_name(self._model)
         for name, weight in weights_by_name(model).items():
             shape = getattr(weights.get(name), "shape", None)
@@ -174,3 +143,5 @@ class _PresetOrigin:
                     f"Received: {shape}"
                 )
             weight.assign(weights[name])
+        at = f", step {self._step}" if self._step else ""
+        return f"Starts from the best weights of {self.path}{at}"

@@ -171,11 +171,11 @@ def _warmup_steps():
     return FLAGS.warmup_steps
 
 
-def set_fine_tuning_rate(config):
+def set_fine_tuning_rate(original):
     """Sets the default `--learning_rate` to half of the original run's."""
     # Trained weights need smaller steps; how small depends on the model, as the
     # original rate did.
-    rate = config["flags"].get("learning_rate")
+    rate = original.get("learning_rate")
     FLAGS.set_default("learning_rate", rate / 2 if rate else _FINE_TUNING_RATE)
 
 

@@ -120,7 +120,7 @@ class TrainingRun:
                 workdir.checkpoints,
                 self.trainer,
                 FLAGS.max_to_keep,
-                workdir.best,
+                workdir.save_best,
                 workdir.run_hash(),
                 self.plan,
             ),
@@ -182,6 +182,7 @@ class TrainingRun:
         """Claims the workdir for this run, or checks that this run owns it."""
         config = {
             "flags": settings,
+            "class_name": type(self.trainer.model).__name__,
             "model": self.trainer.model.get_config(),
             "tokenizer": tokenizer_hash(tokenizer),
             "corpus": data_flags.corpus_options(),

@@ -31,6 +31,7 @@ from txl_keras.missing_folder import when_present
 from txl_keras.training import bundles
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
+from txl_keras.weights import weights_by_name
 
 
 class Checkpoints:
@@ -46,7 +47,8 @@ class Checkpoints:
         directory: String, local or in a bucket. Created if it does not exist.
         trainer: The `Trainer` to save and restore.
         max_to_keep: Integer, the number of checkpoints to keep.
-        best_directory: Optional string, where `save_best` writes.
+        write_best: Optional function of `save_best`, of weights by name and
+            their step.
         run: Optional integer that identifies the run: `Workdir.run_hash`. Then
             writing waits while the config.json of the run, beside `directory`,
             is missing.
@@ -61,27 +63,23 @@ class Checkpoints:
         directory,
         trainer,
         max_to_keep=2,
-        best_directory=None,
+        write_best=None,
         run=None,
         plan=None,
     ):
-        for path in (directory, best_directory or ""):
-            check_no_pattern("directory", path)
+        check_no_pattern("directory", directory)
         self._directory = directory
-        self._best_directory = best_directory
+        self._write_best = write_best
         self._run = run
         self._trainer = trainer
         self._max_to_keep = check_integer("max_to_keep", max_to_keep, 1)
         self._is_chief = is_chief(trainer.strategy)
         self._damaged = set()  # steps
         self._writing = None
-        self._weights = {
-            "step": trainer.step,
-            **bundles.weight_variables(trainer.model),
-        }
         # All but the memory, which differs by replica.
         self._variables = {
-            **self._weights,
+            "step": trainer.step,
+            **bundles.weight_variables(trainer.model),
             **{
                 f"optimizer/{i:04}": variable.value
                 for i, variable in enumerate(trainer.optimizer.variables)
@@ -132,27 +130,24 @@ class Checkpoints:
             state[name] = value.numpy().astype(variable.dtype.as_numpy_dtype)
         for name, values in (results or {}).items():
             state[f"results/{name}"] = values
-        self._begin_writing(self._directory, state, self._max_to_keep)
+        if self._run is not None:
+            state["run"] = np.int64(self._run)
+        self._begin_writing(
+            bundles.write_checkpoint, self._directory, state, self._max_to_keep
+        )
 
     def save_best(self):
         """Writes the weights in place of the best ones so far."""
-        if self._best_directory is None:
-            raise ValueError(
-                "`best_directory` must be given to save the best weights. "
-                "Received: best_directory=None"
-            )
         self.wait()
         if self._is_chief:
-            state = bundles.copies(self._weights)
-            self._begin_writing(self._best_directory, state, max_to_keep=1)
+            weights = bundles.copies(weights_by_name(self._trainer.model))
+            step = int(self._trainer.step.numpy())
+            self._begin_writing(self._write_best, weights, step)
 
-    def _begin_writing(self, directory, state, max_to_keep):
-        write = functools.partial(
-            bundles.write_checkpoint, directory, state, max_to_keep
-        )
+    def _begin_writing(self, function, *args):
+        write = functools.partial(function, *args)
         if self._run is not None:
-            state["run"] = np.int64(self._run)
-            folder = os.path.dirname(directory.rstrip("/"))
+            folder = os.path.dirname(self._directory.rstrip("/"))
             config = os.path.join(folder, "config.json")
             write = functools.partial(when_present, config, write)
         self._writing = self._writer.submit(write)
@@ -183,9 +178,7 @@ class Checkpoints:
         if self._is_chief:
             # An interrupted `fit` of this process may still write here.
             self._writer.submit(int).result()
-            for directory in (self._directory, self._best_directory):
-                if directory:
-                    bundles.remove_leftovers(directory)
+            bundles.remove_leftovers(self._directory)
         results = {}
         steps = bundles.saved_steps(self._directory)
         if steps:

@@ -13,7 +13,6 @@ from absl import logging
 from txl_keras.data import Segments
 from txl_keras.data.feed import Feed
 from txl_keras.metrics import bits_per_token
-from txl_keras.training.bundles import saved_steps
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.profiler import Profile
 from txl_keras.training.progress import Progress
@@ -77,17 +76,17 @@ class TrainingLoop:
         return step
 
     def _kept_score(self):
-        """Returns the score of the weights in best/, infinity without any."""
+        """Returns the score of the best weights, infinity without any."""
         scores = {step: score["nll"] for step, score in self._scores().items()}
         lowest = min(scores.values(), default=math.inf)
-        kept = saved_steps(self.workdir.best)
-        if kept:
-            return scores.get(kept[-1], lowest)
+        kept = self.workdir.best_step()
+        if kept is not None:
+            return scores.get(kept, lowest)
         if scores and self._is_chief:
             logging.warning(
                 "%s is missing, with the best weights so far (%.4f nats per "
                 "token). Those of the next score are kept as the best.",
-                self.workdir.best,
+                self.workdir.model,
                 lowest,
             )
         return math.inf

@@ -1,0 +1,448 @@
+"""The folder of a model: presets, and the best weights of a run.
+
+config.json        class and config of the model, how it was trained, and the
+                   hashes of the other files
+model.safetensors  weights by name, float32 or bfloat16, or matrices as int8
+                   with scales
+tokenizer.json     the tokenizer, if the model has one
+
+The hashes prevent a folder whose writing was interrupted, or whose files were
+mixed up, from loading as another model than was saved.
+"""
+
+import contextlib
+import copy
+import functools
+import inspect
+import json
+import os
+import random
+import re
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from txl_keras.checks import check_one_of
+from txl_keras.checks import check_path
+from txl_keras.checks import shown
+from txl_keras.data.corpora.files import file_digest
+from txl_keras.data.corpora.files import renamed_when_complete
+from txl_keras.data.corpora.files import write_text
+from txl_keras.data.preparation import tokenizer_hash
+from txl_keras.data.tokenizers import load_tokenizer
+from txl_keras.data.tokenizers import save_tokenizer
+from txl_keras.json_files import MAX_BYTES
+from txl_keras.json_files import check_fields
+from txl_keras.json_files import check_known
+from txl_keras.json_files import read_json
+from txl_keras.keras_internals import layers_of
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import TransformerXLTextClassifier
+from txl_keras.models import XLNetBackbone
+from txl_keras.models import XLNetPermutationLM
+from txl_keras.output_folders import check_replaceable
+from txl_keras.tensor_files import int8_with_scale
+from txl_keras.tensor_files import read_safetensors
+from txl_keras.tensor_files import write_safetensors
+from txl_keras.training.bundles import check_shapes
+from txl_keras.training.bundles import shapes_of
+from txl_keras.weights import to_tensor
+from txl_keras.weights import weights_by_name
+
+CLASSES = {
+    model_class.__name__: model_class
+    for model_class in (
+        LSTMBackbone,
+        TransformerXLBackbone,
+        TransformerXLCausalLM,
+        TransformerXLTextClassifier,
+        XLNetBackbone,
+        XLNetPermutationLM,
+    )
+}
+_BACKBONES = {n: c for n, c in CLASSES.items() if n.endswith("Backbone")}
+_FIELDS = {
+    "class_name": "a string",
+    "config": "an object",
+    "training": "an object",
+    "weights": "a string",
+    "tokenizer": "a string or null",
+}
+_WEIGHT_DTYPES = ("float32", "bfloat16", "int8")
+_WEIGHTS = "model.safetensors"
+MAX_LENGTH = 1 << 20
+
+
+class ModelFolder:
+    """Reads the folder of a model."""
+
+    def __init__(self, path):
+        self.path = path
+        self._config_path = os.path.join(path, "config.json")
+        content = self._content = read_json(self._config_path)
+        check_fields(content, _FIELDS, self._config_path)
+        damaged = f"{self._config_path} is damaged: it"
+        check_known(content, _FIELDS.keys(), damaged)
+        self.class_name = content["class_name"]
+        check_class_name(self.class_name, self._config_path)
+        self.training = content["training"]
+        self._weights_path = os.path.join(path, _WEIGHTS)
+        if not tf.io.gfile.exists(self._weights_path):
+            raise FileNotFoundError(
+                f"{path} has no weights: there is no {self._weights_path}."
+            )
+        self._tensors = read_safetensors(self._weights_path)
+
+    def read_model_config(self):
+        """Returns `get_config()` of the model, if the weights match."""
+        path, limit = self._config_path, len(self._tensors)
+        model_class = CLASSES[self.class_name]
+        config = check_model_config(self._content, model_class, path, "config")
+        self._check_shapes(weight_shapes(config, model_class, path, limit))
+        return config
+
+    def _check_shapes(self, expected):
+        saved, expected = (
+            {f"weights/{name}": shape for name, shape in shapes.items()}
+            for shapes in (self._tensors.shapes, expected)
+        )
+        check_shapes(self._weights_path, saved, expected)
+
+    def restore_weights(self, model):
+        """Loads the weights into a model of the same ones."""
+        weights = weights_by_name(model)
+        self._check_shapes(shapes_of(weights))
+        received = file_digest(self._weights_path, "sha256")
+        if received != self._content["weights"]:
+            raise ValueError(
+                f"{self._weights_path} is damaged, or is not the file that was "
+                "saved with the config.json beside it. Bring back the files of "
+                "one preset, or save it again."
+            )
+        for name, weight in weights.items():
+            # In float32, where large float64 values are infinite.
+            value = to_tensor(self._tensors[name])
+            if not np.isfinite(value).all():
+                raise ValueError(
+                    f"{self._weights_path} is damaged: {name} is not finite"
+                )
+            weight.assign(tf.cast(value, weight.dtype))
+
+    def load_tokenizer(self):
+        """Returns the tokenizer, or `None` if the model has none."""
+        return read_tokenizer(self.path, self._content.get("tokenizer"))
+
+
+def check_class_name(name, path):
+    """Raises `ValueError` unless a config.json names a class of models."""
+    if name not in CLASSES:
+        raise ValueError(
+            f"{path} must have a `class_name` that is one of "
+            f"{sorted(CLASSES)}. Received: {shown(name)}"
+        )
+
+
+def read_tokenizer(folder, expected):
+    """Returns the tokenizer of a hash in a folder, or `None` without both."""
+    path, received = os.path.join(folder, "tokenizer.json"), None
+    if tf.io.gfile.exists(path):
+        tokenizer = load_tokenizer(path)
+        received = tokenizer_hash(tokenizer)
+    elif expected is not None:
+        raise FileNotFoundError(
+            f"{folder} has no tokenizer: there is no {path}. Bring it back, or "
+            "pass `tokenizer`. For a run, `txl train` writes it again."
+        )
+    if received != expected:
+        raise ValueError(
+            f"{path} is not the tokenizer of the model: `tokenizer` in "
+            f"config.json is {shown(expected)}. Bring back the files that were "
+            f"written together, or pass `tokenizer`. Received: {received}"
+        )
+    return tokenizer if expected else None
+
+
+# ------------------------------ Configurations ------------------------------
+# Keras would look up any class that an untrusted config.json names, and
+# allocate any size. Here only the classes above are allowed, and sizes are
+# compared with the saved weights.
+
+
+def check_model_config(content, model_class, path, field="model"):
+    """Checks and returns a model's config, which names only our classes."""
+    if model_class in _BACKBONES.values():
+        return _arguments(content, model_class, field, path)
+    at = f"{field}.backbone"
+    kinds = {
+        field: "an object",
+        at: "an object",
+        f"{at}.class_name": "a string",
+    }
+    check_fields(content, kinds, path)
+    name = content[field]["backbone"]["class_name"]
+    if name not in _BACKBONES:
+        raise ValueError(
+            f"{path} is damaged: its field `{at}.class_name` must be that of "
+            f"one of {sorted(_BACKBONES)}. Received: {shown(name)}"
+        )
+    return {
+        **_arguments(content, model_class, field, path),
+        # No module or class is looked up by what the file says.
+        "backbone": {
+            "module": _BACKBONES[name].__module__,
+            "class_name": name,
+            "config": _arguments(
+                content, _BACKBONES[name], f"{at}.config", path
+            ),
+            "registered_name": f"txl_keras>{name}",
+        },
+    }
+
+
+def _arguments(content, model_class, field, path):
+    """Returns the arguments in a field, whose values the constructor checks."""
+    kinds = {field: "an object"}
+    if model_class in _BACKBONES.values():
+        kinds[f"{field}.num_layers"] = "an integer"
+        kinds[f"{field}.cutoffs"] = "a list or null"
+    check_fields(content, kinds, path)
+    arguments = content
+    for name in field.split("."):
+        arguments = arguments[name]
+    parameters = inspect.signature(model_class).parameters
+    known = {*parameters, "name", "trainable", "dtype"}
+    check_known(arguments, known, f"{path} is damaged: its field `{field}`")
+    for name, parameter in parameters.items():
+        is_needed = (
+            parameter.kind == parameter.POSITIONAL_OR_KEYWORD
+            and parameter.default is parameter.empty
+        )
+        if is_needed and name not in arguments:
+            raise ValueError(
+                f"{path} is damaged: it has no field `{field}.{name}`"
+            )
+    for name, value in arguments.items():
+        if type(value) is int:
+            # No weight depends on lengths of memory.
+            is_length = name.endswith("length") or name == "compression_rate"
+            limit = MAX_LENGTH if is_length else 2**31 - 1
+            check_limit(f"{field}.{name}", value, limit, path)
+    arguments = dict(arguments)
+    if isinstance(arguments.get("dtype"), dict):
+        # A dtype policy by its name: an object could name any class.
+        name = f"{field}.dtype.config.name"
+        check_fields(content, {name: "a string"}, path)
+        arguments["dtype"] = arguments["dtype"]["config"]["name"]
+    return arguments
+
+
+def check_limit(field, value, maximum, path):
+    """Raises `ValueError` unless a JSON field is from 0 to `maximum`."""
+    if not 0 <= value <= maximum:
+        raise ValueError(
+            f"{path} is damaged: its field `{field}` must be from 0 to "
+            f"{maximum:,}. Received: {shown(value)}"
+        )
+
+
+def warn_of_memory_source(trained, overrides):
+    """Warns if weights `trained` with one memory source get another."""
+    before = trained.get("memory_source", "inputs")
+    after = overrides.get("memory_source", before)
+    if after != before:
+        logging.warning(
+            "The weights were trained with memory_source=%s and will be worse "
+            "with memory_source=%s, unless they are trained on.",
+            before,
+            after,
+        )
+
+
+def weight_shapes(config, model_class, path, max_layers):
+    """Returns the shapes of weights by name, without allocating the weights."""
+    sizes = backbone_config(config)
+    for name, number in (
+        ("num_layers", sizes["num_layers"]),
+        ("cutoffs", len(sizes.get("cutoffs") or ())),
+    ):
+        check_limit(name, number, max_layers, path)
+    one_layer = copy.deepcopy(config)
+    backbone_config(one_layer)["num_layers"] = 1
+    # Building draws random seeds, which would change later initial weights.
+    state = random.getstate()
+    try:
+        with tf.Graph().as_default():
+            model = model_class.from_config(one_layer)
+            shapes = {
+                name: tuple(weight.shape)
+                for name, weight in weights_by_name(model).items()
+            }
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ValueError(
+            f"The model in {path} does not describe a {model_class.__name__}: "
+            f"{str(error)[-500:]}"
+        ) from error
+    finally:
+        random.setstate(state)
+    return {
+        re.sub(r"^(block|lstm|compression)_0/", rf"\g<1>_{layer}/", name): shape
+        for name, shape in shapes.items()
+        for layer in range(sizes["num_layers"])
+    }
+
+
+def backbone_config(config):
+    """Returns the part of a model's config that configures its backbone."""
+    return config["backbone"]["config"] if "backbone" in config else config
+
+
+# -------------------------------- Writing ---------------------------------
+
+
+def save_preset(model, folder, training, dtype):
+    """Writes a preset: see `PresetModel.save_to_preset`."""
+    folder = check_path("folder", folder)
+    check_one_of("dtype", dtype, _WEIGHT_DTYPES)
+    name = type(model).__name__
+    if CLASSES.get(name) is not type(model):
+        raise ValueError(
+            f"A preset must hold a model of one of {sorted(CLASSES)}, which "
+            f"other programs know. Received: a {name}"
+        )
+    tokenizer = getattr(model, "tokenizer", None)
+    config = model.get_config()
+    config.pop("tokenizer", None)
+    if "quantization" in {**config, **backbone_config(config)}:
+        raise ValueError(
+            "A preset must hold float32 weights: save the model before "
+            "`quantize`, and quantize what `from_preset` returns. Received: a "
+            f"quantized {name}"
+        )
+    content = {
+        "class_name": name,
+        "config": config,
+        "training": _training(model, training),
+        "tokenizer": tokenizer and tokenizer_hash(tokenizer),
+    }
+    _check_loads(model, content)
+    weights = {n: w.numpy() for n, w in _merged_weights(model).items()}
+    check_replaceable("folder", folder, "a preset", lambda _: _is_ours(folder))
+    if dtype == "int8":
+        _check_finite(weights)
+        weights, dtype = _with_int8_matrices(weights), "float32"
+    write_tokenizer = tokenizer and functools.partial(save_tokenizer, tokenizer)
+    write_model(folder, content, weights, write_tokenizer, dtype)
+
+
+def write_model(
+    folder, content, weights, write_tokenizer=None, dtype="float32"
+):
+    """Writes a folder of weights by name; `write_tokenizer` takes a path."""
+    _check_finite(weights)
+    weights_path, tokenizer_path, config_path = (
+        os.path.join(folder, name)
+        for name in (_WEIGHTS, "tokenizer.json", "config.json")
+    )
+    rename = renamed_when_complete
+    try:
+        tf.io.gfile.makedirs(folder)
+        # The config last: until then, hashes differ from those in an earlier
+        # one.
+        with rename(config_path) as new_config:
+            with contextlib.ExitStack() as files:
+                if write_tokenizer:
+                    write_tokenizer(files.enter_context(rename(tokenizer_path)))
+                new = files.enter_context(rename(weights_path))
+                write_safetensors(weights, new, dtype=dtype)
+                content = {**content, "weights": file_digest(new, "sha256")}
+                write_text(json.dumps(content, indent=1) + "\n", new_config)
+            if not write_tokenizer and tf.io.gfile.exists(tokenizer_path):
+                tf.io.gfile.remove(tokenizer_path)
+    except tf.errors.OpError as error:
+        raise OSError(
+            f"The model {folder} could not be written: {error.message}. Is "
+            "the disk full?"
+        ) from error
+
+
+def _training(model, training):
+    """Returns how the model was trained, with what it knows itself."""
+    optimizer, known = getattr(model, "optimizer", None), {}
+    if optimizer is not None:
+        known = {
+            "optimizer": type(optimizer).__name__,
+            "steps": int(optimizer.iterations.numpy()),
+        }
+    try:
+        known.update(training or {})
+        size = len(json.dumps(known))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "`training` must be None or a dictionary that JSON can hold. "
+            f"Received: {shown(training)} ({error})"
+        ) from error
+    if size > MAX_BYTES // 2:
+        raise ValueError(
+            f"`training` must have at most {MAX_BYTES // 2:,} bytes. "
+            f"Received: {size:,} bytes"
+        )
+    return known
+
+
+def _check_loads(model, content):
+    """Raises `ValueError` if `from_preset` could not load the model."""
+    content = json.loads(json.dumps(content))
+    received = shapes_of(_merged_weights(model))
+    source = "the preset to be saved"
+    config = check_model_config(content, type(model), source, "config")
+    expected = weight_shapes(config, type(model), source, len(received))
+    different = sorted({*received.items()} ^ {*expected.items()})
+    if different:
+        raise ValueError(
+            "The weights of a model must be those that its config describes to "
+            "be saved as a preset: save before you add weights, other than "
+            f"those of LoRA. Received: {shown(different)}"
+        )
+
+
+def _merged_weights(model):
+    """Returns the weights by name, with those of LoRA merged into kernels."""
+    weights = weights_by_name(model)
+    for layer in layers_of(model):
+        if hasattr(layer, "lora_kernel_a"):
+            name = layer._kernel.path.split("/", 1)[1]
+            weights[name] = layer.kernel
+            for part in (layer.lora_kernel_a, layer.lora_kernel_b):
+                del weights[part.path.split("/", 1)[1]]
+    return weights
+
+
+def _check_finite(weights):
+    """Raises an error if one of the weights by name is not finite."""
+    for name, weight in weights.items():
+        if not np.isfinite(weight).all():
+            raise FloatingPointError(f"Not saved: {name} is not finite.")
+
+
+def _with_int8_matrices(weights):
+    """Returns weights by name, with int8 and scales in place of matrices."""
+    stored = {}
+    for name, weight in weights.items():
+        # Attention biases have an axis of heads, and are no matrices.
+        if weight.ndim < 2 or "bias" in name.rsplit("/", 1)[-1]:
+            stored[name] = weight
+        else:
+            stored |= int8_with_scale(name, weight)
+    return stored
+
+
+def _is_ours(folder):
+    """Returns whether a folder that is not empty has the files of a preset."""
+    path = os.path.join(folder, "config.json")
+    try:
+        return read_json(path).get("class_name") in CLASSES
+    except (FileNotFoundError, ValueError):
+        return False

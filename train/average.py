@@ -6,12 +6,11 @@
 Training keeps the latest two checkpoints; --max_to_keep makes it keep more.
 """
 
-import os
-
 import txl_keras.scripts.quiet  # noqa: F401
 
 from absl import flags
 
+from txl_keras.checks import check_path
 from txl_keras.output_folders import check_new
 from txl_keras.scripts import options
 from txl_keras.scripts import running
@@ -38,7 +37,7 @@ Average.define()
 
 
 def main(_):
-    workdir, output = Workdir(FLAGS.workdir), os.path.expanduser(FLAGS.output)
+    workdir, output = Workdir(FLAGS.workdir), check_path("output", FLAGS.output)
     check_new("output", output)
     tokenizer = workdir.load_tokenizer()
     model, _ = workdir.load_model()

@@ -26,7 +26,6 @@ from txl_keras.data.statistics import typical_passage
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation import report
 from txl_keras.evaluation.evaluator import Evaluator
-from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.scripts import compiling
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
@@ -77,147 +76,165 @@ def main(_):
     slice_ = tpu_type(FLAGS.tpu_type) if FLAGS.tpu_type else None
     if slice_ and FLAGS.attention_kernel:
         check_kernel(slice_, FLAGS.precision)
-    training_run.main(train)
+    training_run.main(LanguageRun)
 
 
-def train(strategy, stop):
-    """Trains and scores test; returns False if it was stopped."""
-    _check_device(strategy)
-    run = training_run.TrainingRun(strategy, stop)
-    workdir = run.workdir
+class LanguageRun(training_run.TrainingRun):
+    """Trains a language model, and ends with a sample and an export."""
 
-    # Text, model, optimizer.
-    origin = _origin(workdir)
-    origin_config = origin and origin.read_model_config()
-    corpus, tokenizer, splits = data_flags.prepare_text(
-        origin and origin.load_tokenizer()
-    )
-    segments = training_flags.training_segments(splits["train"])
+    def __init__(self, strategy, stop):
+        _check_device(strategy)
+        super().__init__(strategy, stop)
+        # Text, model, optimizer.
+        origin = _origin(self.workdir)
+        self._origin_config = origin and origin.read_model_config()
+        self.corpus, self.tokenizer, self.splits = data_flags.prepare_text(
+            origin and origin.load_tokenizer()
+        )
+        self.unit = self.tokenizer.unit
+        self.segments = training_flags.training_segments(self.splits["train"])
+        if FLAGS.minutes is not None and not self.workdir.is_claimed():
+            run_length.choose(strategy, self.build_trainer, self.segments)
+        self._held_out = {
+            "valid": self.splits["valid"].head(FLAGS.max_eval_tokens),
+            "test": self.splits["test"].head(run_length.max_test_tokens()),
+        }
+        self.valid, self.test = (
+            training_flags.held_out_segments(*part)
+            for part in self._held_out.values()
+        )
+        # The first token of a document that resets memory has no score.
+        if self.tokenizer.is_lossless and not FLAGS.reset_documents:
+            tokens, _ = self._held_out["valid"]
+            self.bytes_per_token = {
+                "train": mean_bytes(self.splits["train"]),
+                "valid": report.bytes_per_token(self.tokenizer, tokens),
+            }
+        model = self.build_trainer().model
+        evaluator = Evaluator(
+            model,
+            strategy,
+            FLAGS.eval_batch_size,
+            FLAGS.segment_length,
+            stop=stop,
+        )
+        self.evaluate = evaluator.evaluate
+        if origin and origin is not self.workdir:
+            start = _restore_origin(origin, model)
+            self.log(f"{start}, at a learning rate of {FLAGS.learning_rate:g}.")
+        self._samples = Samples(
+            model,
+            strategy,
+            self.tokenizer,
+            self.workdir,
+            stop,
+            prompt=lambda: _prompt(self.splits["test"], self.tokenizer),
+            text=self._held_out["valid"][0][:_PAGE_TOKENS],
+            title=f"{self.corpus.name}, valid",
+            segment_length=FLAGS.segment_length,
+            max_tokens=FLAGS.max_sample_tokens,
+            seed=FLAGS.seed,
+        )
+        self.per_step = _describe_step(self.trainer)
 
-    def build_model():
+    def build_model(self):
+        """Builds the model of the flags, or like that of the origin."""
         model = model_flags.build_model(
-            tokenizer.vocabulary_size,
-            splits["train"].tokens,
+            self.tokenizer.vocabulary_size,
+            self.splits["train"].tokens,
             training_flags.dtype_policy(),
-            origin_config,
+            self._origin_config,
         )
         model.backbone.check_positions(FLAGS.segment_length)
         return model
 
-    def build():
-        return run.build_trainer(
-            build_model,
-            segment_lengths=segments.segment_lengths,
+    def build_trainer(self):
+        """Builds a model and its `Trainer`."""
+        return super().build_trainer(
+            segment_lengths=self.segments.segment_lengths,
             intermediate_loss_steps=training_flags.intermediate_loss_steps(),
             attention_kernel=FLAGS.attention_kernel,
         )
 
-    if FLAGS.minutes is not None and not workdir.is_claimed():
-        run_length.choose(strategy, build, segments)
-    held_out = {
-        "valid": splits["valid"].head(FLAGS.max_eval_tokens),
-        "test": splits["test"].head(run_length.max_test_tokens()),
-    }
-    valid, test = (
-        training_flags.held_out_segments(*held_out[name]) for name in held_out
-    )
-
-    sizes = None
-    # The first token of a document that resets memory has no score.
-    if tokenizer.is_lossless and not FLAGS.reset_documents:
-        sizes = {
-            "train": mean_bytes(splits["train"]),
-            "valid": report.bytes_per_token(tokenizer, held_out["valid"][0]),
+    def describe(self, nll, split):
+        """Returns words for nats per token of a split."""
+        text = self.bytes_per_token and {
+            "bytes_per_token": self.bytes_per_token["train"]
         }
+        if split != "train":
+            text = self._measure(split)
+        return report.score(nll, self.tokenizer, text)
 
-    @functools.cache  # compressing takes seconds
-    def text_of(name):
-        return report.measure_text(tokenizer, held_out[name][0])
+    @functools.cache  # noqa: B019, compressing takes seconds
+    def _measure(self, split):
+        return report.measure_text(self.tokenizer, self._held_out[split][0])
 
-    model = build().model
-    evaluator = Evaluator(
-        model,
-        strategy,
-        FLAGS.eval_batch_size,
-        FLAGS.segment_length,
-        stop=stop,
-    )
+    def show(self, step):
+        """Shows a sample after a validation score."""
+        self._samples.show(step, self.loop.progress, self.loop.tensorboard)
 
-    # Start, resume, or find that the run is finished.
-    if origin and origin is not workdir:
-        start = _restore_origin(origin, model)
-        run.log(f"{start}, at a learning rate of {FLAGS.learning_rate:g}.")
-    samples = Samples(
-        model,
-        strategy,
-        tokenizer,
-        workdir,
-        stop,
-        prompt=lambda: _prompt(splits["test"], tokenizer),
-        text=held_out["valid"][0][:_PAGE_TOKENS],
-        title=f"{corpus.name}, valid",
-        segment_length=FLAGS.segment_length,
-        max_tokens=FLAGS.max_sample_tokens,
-        seed=FLAGS.seed,
-    )
+    def finish(self, step, scores):
+        """Writes what the best weights give; adds to their scores."""
+        for name, (tokens, _) in self._held_out.items():
+            scores[name] = {
+                **report.add_bits_per_byte(scores[name], self._measure(name)),
+                **report.left_out(tokens, self.splits[name].tokens),
+            }
+        self.plot(scores["valid"])  # with the scores of compressors
+        sample, tensorboard = self._samples.write(), self.loop.tensorboard
+        self.workdir.write_sample(sample)
+        tensorboard.write_text("sample", sample, step)
+        self._samples.write_page(step, tensorboard)
+        tensorboard.close()
+        if self.trainer.model.backbone.has_attention:
+            # Copied to one device: the trained model may be on several.
+            export_run(self.workdir, *self.workdir.load_model("best"))
+
+    def describe_results(self):
+        """Returns words for results.json and the other files."""
+        results = self.workdir.read_results()
+        export = f"export/{results['step']}"
+        is_exported, has_page = (
+            tf.io.gfile.exists(self.workdir.file(name))
+            for name in (export, "surprise.html")
+        )
+        lines = [
+            f"{split}: {report.describe(results[split], self.tokenizer)}"
+            for split in ("valid", "test")
+        ]
+        return "\n".join(
+            [
+                *lines,
+                "--- A sample that continues a passage of the test text",
+                self.workdir.read_sample(),
+                "---",
+                f"Written to {self.workdir.path}: learning_curve.png, "
+                "metrics.jsonl, results.json, sample.txt, "
+                + "surprise.html, " * has_page
+                + "events (TensorBoard)"
+                + f", {export} (SavedModel of the best step)" * is_exported,
+                "To score it in other ways or to write more text, use `txl "
+                "evaluate` and `txl generate`.",
+            ]
+        )
+
+
+def _describe_step(trainer):
+    """Returns words for a step: its tokens, and the memory that it takes."""
     parts = estimate_bytes(
-        model,
-        run.trainer.optimizer,
-        replica_batch_size(FLAGS.batch_size, strategy),
+        trainer.model,
+        trainer.optimizer,
+        replica_batch_size(FLAGS.batch_size, trainer.strategy),
         FLAGS.segment_length,
         FLAGS.accumulate_steps,
     )
     mebibytes = ", ".join(
         f"{name} {size / 2**20:,.0f}" for name, size in parts.items()
     )
-    per_step = f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens per step"
+    step = f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens per step"
     if FLAGS.accumulate_steps > 1:
-        per_step += f" in {FLAGS.accumulate_steps} parts"
-
-    # Finish with the best weights.
-    def finish(best_step, scores):
-        for name in held_out:
-            scores[name] = {
-                **report.add_bits_per_byte(scores[name], text_of(name)),
-                **report.left_out(held_out[name][0], splits[name].tokens),
-            }
-        plot_learning_curve(
-            workdir.read_metrics(),
-            workdir.file("learning_curve.png"),
-            tokenizer.unit,
-            scores["valid"],  # with the scores of compressors
-        )
-        sample, tensorboard = samples.write(), run.loop.tensorboard
-        workdir.write_sample(sample)
-        tensorboard.write_text("sample", sample, best_step)
-        samples.write_page(best_step, tensorboard)
-        tensorboard.close()
-        if model.backbone.has_attention:
-            # Copied to one device: the trained model may be on several.
-            export_run(workdir, *workdir.load_model("best"))
-
-    return run.complete(
-        corpus,
-        tokenizer,
-        splits,
-        segments,
-        training_flags.result_settings(),
-        evaluate=evaluator.evaluate,
-        valid=valid,
-        test=test,
-        describe=lambda nll: report.score(
-            nll, tokenizer, sizes and {"bytes_per_token": sizes["train"]}
-        ),
-        describe_valid=lambda nll: report.score(
-            nll, tokenizer, text_of("valid")
-        ),
-        unit=tokenizer.unit,
-        per_step=f"{per_step}; MiB per device, about: {mebibytes}",
-        finish=finish,
-        describe_results=lambda: _describe_results(workdir, tokenizer),
-        samples=samples,
-        bytes_per_token=sizes,
-    )
+        step += f" in {FLAGS.accumulate_steps} parts"
+    return f"{step}; MiB per device, about: {mebibytes}"
 
 
 def _check_device(strategy):
@@ -274,34 +291,6 @@ def _prompt(test, tokenizer):
         lines = np.flatnonzero(tokens == newline[0]) + 1
     starts = np.unique([*documents, *lines]).tolist()
     return typical_passage(tokens[:], starts, FLAGS.segment_length)
-
-
-def _describe_results(workdir, tokenizer):
-    results = workdir.read_results()
-    export = f"export/{results['step']}"
-    is_exported, has_page = (
-        tf.io.gfile.exists(workdir.file(name))
-        for name in (export, "surprise.html")
-    )
-    lines = [
-        f"{split}: {report.describe(results[split], tokenizer)}"
-        for split in ("valid", "test")
-    ]
-    return "\n".join(
-        [
-            *lines,
-            "--- A sample that continues a passage of the test text",
-            workdir.read_sample(),
-            "---",
-            f"Written to {workdir.path}: learning_curve.png, metrics.jsonl, "
-            "results.json, sample.txt, "
-            + "surprise.html, " * has_page
-            + "events (TensorBoard)"
-            + f", {export} (SavedModel of the best step)" * is_exported,
-            "To score it in other ways or to write more text, use `txl "
-            "evaluate` and `txl generate`.",
-        ]
-    )
 
 
 if __name__ == "__main__":

@@ -85,76 +85,89 @@ training_flags.Training.define(
 
 
 def main(_):
-    training_run.main(train)
+    training_run.main(PermutationRun)
 
 
-def train(strategy, stop):
-    """Trains and scores test; returns False if it was stopped."""
-    run = training_run.TrainingRun(strategy, stop)
+class PermutationRun(training_run.TrainingRun):
+    """Trains an XLNet, and compares it with a guess by frequency."""
 
-    # Text, model, optimizer.
-    corpus, tokenizer, splits = data_flags.prepare_text()
-    vocabulary_size = tokenizer.vocabulary_size
-    stride = _stride()
-    segments = _permuted(
-        training_flags.training_segments(splits["train"], stride),
-        vocabulary_size,
-        FLAGS.seed,
-    )
-    valid, test = (
-        _permuted(
-            training_flags.held_out_segments(
-                *splits[name].head(FLAGS.max_eval_tokens), stride
-            ),
+    def __init__(self, strategy, stop):
+        super().__init__(strategy, stop)
+        self.corpus, self.tokenizer, self.splits = data_flags.prepare_text()
+        self.unit = f"predicted {self.tokenizer.unit}"
+        vocabulary_size = self.tokenizer.vocabulary_size
+        self.segments = _permuted(
+            training_flags.training_segments(self.splits["train"], _stride()),
             vocabulary_size,
-            seed=0,
+            FLAGS.seed,
         )
-        for name in ("valid", "test")
-    )
+        self.valid, self.test = (
+            _permuted(
+                training_flags.held_out_segments(
+                    *self.splits[name].head(FLAGS.max_eval_tokens), _stride()
+                ),
+                vocabulary_size,
+                seed=0,
+            )
+            for name in ("valid", "test")
+        )
+        model = self.build_trainer().model
+        evaluator = PermutationEvaluator(
+            model, strategy, FLAGS.eval_batch_size, stop=stop
+        )
+        self.evaluate = evaluator.evaluate
+        num_targets = self.segments.num_targets
+        self.per_step = (
+            f"of each {self.segments.segment_length:,} tokens {num_targets:,} "
+            f"are predicted, {FLAGS.batch_size * num_targets:,} per step"
+        )
 
-    def build_model():
+    def build_model(self):
+        """Builds the model of the flags."""
         backbone = XLNetBackbone(
-            vocabulary_size,
-            reuse_length=stride if FLAGS.reuse_half else None,
+            self.tokenizer.vocabulary_size,
+            reuse_length=_stride() if FLAGS.reuse_half else None,
             dtype=training_flags.dtype_policy(),
             **model_flags.given(),
         )
         return XLNetPermutationLM(backbone)
 
-    model = run.build_trainer(build_model).model
-    evaluator = PermutationEvaluator(
-        model, strategy, FLAGS.eval_batch_size, stop=stop
-    )
+    def settings(self):
+        """Returns the flags that change the result, by name."""
+        return {**super().settings(), **Permutation.values()}
 
-    # Finish with the best weights.
-    def finish(_, scores):
-        # Token frequencies of train as the predictions.
+    def describe(self, nll, split=None):
+        """Returns words for nats per predicted token."""
+        return f"{bits_per_token(nll):.3f} bits per predicted token"
+
+    def finish(self, step, scores):
+        """Adds the scores of a guess by the token frequencies of train."""
         counts = (
-            token_counts(tokens, vocabulary_size)
-            for tokens in (splits["train"].tokens, test.segments.tokens)
+            token_counts(tokens, self.tokenizer.vocabulary_size)
+            for tokens in (
+                self.splits["train"].tokens,
+                self.test.segments.tokens,
+            )
         )
         scores["guess"] = unigram_scores(*counts)
 
-    return run.complete(
-        corpus,
-        tokenizer,
-        splits,
-        segments,
-        {
-            **training_flags.result_settings(),
-            **Permutation.values(),
-        },
-        evaluate=evaluator.evaluate,
-        valid=valid,
-        test=test,
-        describe=_bits,
-        unit=f"predicted {tokenizer.unit}",
-        per_step=f"of each {segments.segment_length:,} tokens "
-        f"{segments.num_targets:,} are predicted, "
-        f"{FLAGS.batch_size * segments.num_targets:,} per step",
-        finish=finish,
-        describe_results=lambda: _describe_results(run.workdir),
-    )
+    def describe_results(self):
+        """Returns words for results.json."""
+        results = self.workdir.read_results()
+        lines = [
+            f"{split}: {self.describe(results[split]['nll'])}, "
+            f"{results[split]['accuracy']:.2%} correct"
+            for split in ("valid", "test", "guess")
+        ]
+        lines[-1] += " (a baseline that uses token frequencies alone)"
+        return "\n".join(
+            [
+                *lines,
+                f"Written to {self.workdir.path}: model (of step "
+                f"{results['step']}), learning_curve.png, metrics.jsonl, "
+                "results.json, events (TensorBoard)",
+            ]
+        )
 
 
 def _stride():
@@ -187,28 +200,6 @@ def _not_predicted(vocabulary_size):
         return ()
     ids = running.numbers("not_predicted", int)
     return check_token_ids("not_predicted", ids, vocabulary_size).tolist()
-
-
-def _bits(nll):
-    return f"{bits_per_token(nll):.3f} bits per predicted token"
-
-
-def _describe_results(workdir):
-    results = workdir.read_results()
-    lines = [
-        f"{split}: {_bits(results[split]['nll'])}, "
-        f"{results[split]['accuracy']:.2%} correct"
-        for split in ("valid", "test", "guess")
-    ]
-    lines[-1] += " (a baseline that uses token frequencies alone)"
-    return "\n".join(
-        [
-            *lines,
-            f"Written to {workdir.path}: model (of step {results['step']}), "
-            "learning_curve.png, metrics.jsonl, results.json, events "
-            "(TensorBoard)",
-        ]
-    )
 
 
 if __name__ == "__main__":

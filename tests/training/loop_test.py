@@ -63,7 +63,7 @@ class Run:
             ),
             plan=self.plan,
             **settings,
-            progress=Progress(12, str, str, is_shown=False),
+            progress=Progress(12, lambda *_: "", is_shown=False),
             tensorboard=TensorBoard(None),
             profile=Profile(str(path)),
             on_score=self.on_score,

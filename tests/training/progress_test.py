@@ -4,9 +4,7 @@ from txl_keras.training import progress
 def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    shown = progress.Progress(
-        100, lambda nll: f"{2 * nll} points", lambda nll: f"{3 * nll} bits"
-    )
+    shown = progress.Progress(100, lambda nll, split: f"{2 * nll} of {split}")
     shown.update(10)  # a run that resumes
     for step in range(15, 36, 5):
         now[0] += 25
@@ -16,14 +14,14 @@ def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, capsys):
     # After 75 s, which 15 steps took; the next would come after 135 s.
     line = "25% 25/100 [01:15<06:15,  5.00s/step, tokens/s=13, loss=1.500, "
     assert capsys.readouterr() == (
-        f" {line}train=3.0 points]\nstep 35: valid 3.75 bits (best)\n",
+        f" {line}train=3.0 of train]\nstep 35: valid 2.5 of valid (best)\n",
         "",
     )
 
 
 def test_workers_that_are_not_the_chief_show_nothing(monkeypatch, capsys):
     formatted = []  # which may take seconds
-    shown = progress.Progress(9, str, formatted.append, is_shown=False)
+    shown = progress.Progress(9, formatted.append, is_shown=False)
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", -1)
     shown.report({"step": 1, "loss": None, "tokens_per_second": 2.0})
     shown.score(1, 2.0, is_best=False)
@@ -32,7 +30,7 @@ def test_workers_that_are_not_the_chief_show_nothing(monkeypatch, capsys):
 
 
 def test_a_log_has_one_line_for_a_sample(capsys):
-    shown = progress.Progress(9, str, str)
+    shown = progress.Progress(9, lambda nll, _: str(nll))
     shown.sample(4, "to be\n\n  or\x1b[2J\tnot")
     shown.sample(8, "é" * 999)
     lines = capsys.readouterr().out.splitlines()
@@ -44,7 +42,7 @@ def test_a_log_has_one_line_for_a_sample(capsys):
 
 def test_a_terminal_shows_all_lines_of_a_sample(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    shown = progress.Progress(9, str, str)
+    shown = progress.Progress(9, lambda nll, _: str(nll))
     shown.update(3)
     shown.report({"step": 4, "loss": 1.5, "tokens_per_second": 12.8})
     shown.sample(4, "to be\n  or\x07 not\n")

@@ -27,7 +27,13 @@ FLAGS = flags.FLAGS
 
 
 class TrainingRun:
-    """Holds the workdir, `Trainer`, `RunPlan` and `TrainingLoop` of a run."""
+    """Trains a model on a text; a subclass for each kind of model."""
+
+    # A subclass sets `corpus`, `tokenizer`, `splits`, the segments to train on
+    # and the held-out ones `valid` and `test`; how a learning curve names a
+    # token; what a step is, in words; and maybe the mean bytes of a token of
+    # train and valid.
+    bytes_per_token = None
 
     def __init__(self, strategy, stop):
         """Seeds and checks all that needs no text."""
@@ -44,16 +50,43 @@ class TrainingRun:
         self._asked = run_length.keep_plan(self.workdir)
         self.trainer = self.plan = self.loop = None
 
+    def build_model(self):
+        """Builds the model."""
+        raise NotImplementedError
+
+    def evaluate(self, segments):
+        """Returns the scores of segments, or `None` if it was stopped."""
+        raise NotImplementedError
+
+    def describe(self, nll, split):
+        """Returns words for nats per token of a split."""
+        raise NotImplementedError
+
+    def show(self, step):
+        """Shows what the model does after a validation score."""
+
+    def finish(self, step, scores):
+        """Writes what the best weights give; may add to their scores."""
+        raise NotImplementedError
+
+    def describe_results(self):
+        """Returns words for results.json."""
+        raise NotImplementedError
+
+    def settings(self):
+        """Returns the flags that change the result, by name."""
+        return training_flags.result_settings()
+
     def log(self, text):
         """Prints on the chief worker."""
         if strategies.is_chief(self.strategy):
             print(text, flush=True)
 
-    def build_trainer(self, build_model, **options):
+    def build_trainer(self, **options):
         """Builds the model, the optimizer and the `Trainer` of the flags."""
         self.trainer = self.plan = None  # frees those of an earlier call
         with self.strategy.scope():
-            model = build_model()
+            model = self.build_model()
             self.plan = training_flags.build_plan()
             optimizer = training_flags.build_optimizer(self.plan)
         self.trainer = Trainer(
@@ -69,52 +102,55 @@ class TrainingRun:
         )
         return self.trainer
 
-    def complete(
-        self,
-        corpus,
-        tokenizer,
-        splits,
-        segments,
-        settings,
-        *,
-        evaluate,
-        valid,
-        test,
-        describe,
-        describe_valid=None,
-        unit,
-        per_step,
-        finish,
-        describe_results,
-        samples=None,
-        bytes_per_token=None,
-    ):
+    def train(self):
         """Trains and finishes the run; returns False if it was stopped."""
-        # `evaluate` scores the segments `valid` and `test`. `describe` formats
-        # nats per token for the progress line, and `describe_valid` (by default
-        # the same) those of a validation score; `unit` names a token in the
-        # learning curve and `per_step` describes a step. `finish` takes the
-        # best step and its scores, to which it may add, with the best weights
-        # in the model. `samples` are `Samples` to show after each validation,
-        # unless the model cannot write text. `bytes_per_token`: see
-        # `TrainingLoop`.
+        self._claim()
+        step = self._build_loop().restore()
+        run_length.extend(self._asked, self.trainer, self.plan, self.workdir)
+        self.log(self._describe())
+        self.log(f"step {step} of {self.plan.last_step}")
+        if step == self.plan.last_step and self.workdir.is_finished():
+            self.log(
+                "The run is finished. To train it for longer, give more "
+                "--max_steps."
+            )
+            self.log(self.describe_results())
+            return True
+        pace = run_length.Pace(self.plan, self.trainer, self.segments)
+        with self.stop.deferred():
+            is_done = self.loop.run(pace)
+        # Other workers wait until the chief has written everything.
+        strategies.wait_for_all(self.strategy)
+        if not is_done:
+            reached = int(self.trainer.step.numpy())
+            self.log(
+                f"Stopped after step {reached}; run the same command to resume."
+            )
+            return False
+        self.log("Scoring test and finishing with the best weights.")
+        best_step = self.workdir.when_present(
+            lambda: self.workdir.restore_weights(self.trainer.model, "best")
+        )
+        scores = {"valid": self.loop.score_at(best_step)}
+        with self.stop.deferred():
+            scores["test"] = self.evaluate(self.test)
+        if scores["test"] is None:
+            self.log("Stopped; run the same command to score test again.")
+            return False
+        if strategies.is_chief(self.strategy):
+            self.finish(best_step, scores)
+            self.workdir.write_results({"step": best_step, **scores})
+            self.log(self.describe_results())
+        strategies.wait_for_all(self.strategy)
+        return True
+
+    def _build_loop(self):
         workdir = self.workdir
-
-        def on_score(step):
-            path = workdir.file("learning_curve.png")
-            plot_learning_curve(workdir.read_metrics(), path, unit)
-            # At the end there is a sample of the best weights.
-            if samples is not None and step < self.plan.last_step:
-                samples.show(step, loop.progress, loop.tensorboard)
-
-        # `--minutes` may have chosen `max_steps`.
-        profile = Profile(workdir.events, FLAGS.profile_steps, FLAGS.max_steps)
-        self._claim(settings, tokenizer, splits)
         chief = strategies.is_chief(self.strategy)
-        self.loop = loop = TrainingLoop(
+        self.loop = TrainingLoop(
             self.trainer,
-            segments,
-            lambda: evaluate(valid),
+            self.segments,
+            lambda: self.evaluate(self.valid),
             workdir,
             Checkpoints(
                 workdir.checkpoints,
@@ -128,68 +164,41 @@ class TrainingRun:
             eval_every=FLAGS.eval_every,
             checkpoint_every=FLAGS.checkpoint_every,
             steps_per_execution=FLAGS.steps_per_execution,
-            progress=Progress(
-                FLAGS.max_steps,
-                describe,
-                describe_valid or describe,
-                is_shown=chief,
-            ),
+            # `--minutes` may have chosen `max_steps`.
+            progress=Progress(FLAGS.max_steps, self.describe, is_shown=chief),
             tensorboard=TensorBoard(workdir.events if chief else None),
-            profile=profile,
-            on_score=on_score,
-            bytes_per_token=bytes_per_token,
+            profile=Profile(
+                workdir.events, FLAGS.profile_steps, FLAGS.max_steps
+            ),
+            on_score=self._on_score,
+            bytes_per_token=self.bytes_per_token,
         )
-        step = loop.restore()
-        run_length.extend(self._asked, self.trainer, self.plan, workdir)
-        self.log(self._describe(corpus, tokenizer, splits) + per_step)
-        self.log(f"step {step} of {self.plan.last_step}")
-        if step == self.plan.last_step and workdir.is_finished():
-            self.log(
-                "The run is finished. To train it for longer, give more "
-                "--max_steps."
-            )
-            self.log(describe_results())
-            return True
-        pace = run_length.Pace(self.plan, self.trainer, segments)
-        with self.stop.deferred():
-            is_done = loop.run(pace)
-        # Other workers wait until the chief has written everything.
-        strategies.wait_for_all(self.strategy)
-        if not is_done:
-            reached = int(self.trainer.step.numpy())
-            self.log(
-                f"Stopped after step {reached}; run the same command to resume."
-            )
-            return False
-        self.log("Scoring test and finishing with the best weights.")
-        best_step = workdir.when_present(
-            lambda: workdir.restore_weights(self.trainer.model, "best")
-        )
-        scores = {"valid": loop.score_at(best_step)}
-        with self.stop.deferred():
-            scores["test"] = evaluate(test)
-        if scores["test"] is None:
-            self.log("Stopped; run the same command to score test again.")
-            return False
-        if chief:
-            finish(best_step, scores)
-            workdir.write_results({"step": best_step, **scores})
-            self.log(describe_results())
-        strategies.wait_for_all(self.strategy)
-        return True
+        return self.loop
 
-    def _claim(self, settings, tokenizer, splits):
+    def _on_score(self, step):
+        self.plot()
+        # At the end there is a sample of the best weights.
+        if step < self.plan.last_step:
+            self.show(step)
+
+    def plot(self, scores=None):
+        """Draws the learning curve, maybe with the scores of compressors."""
+        path = self.workdir.file("learning_curve.png")
+        metrics = self.workdir.read_metrics()
+        plot_learning_curve(metrics, path, self.unit, scores)
+
+    def _claim(self):
         """Claims the workdir for this run, or checks that this run owns it."""
         config = {
-            "flags": settings,
+            "flags": self.settings(),
             "class_name": type(self.trainer.model).__name__,
             "model": self.trainer.model.get_config(),
-            "tokenizer": tokenizer_hash(tokenizer),
+            "tokenizer": tokenizer_hash(self.tokenizer),
             "corpus": data_flags.corpus_options(),
-            "data": {name: s.fingerprint() for name, s in splits.items()},
+            "data": {name: s.fingerprint() for name, s in self.splits.items()},
         }
         if strategies.is_chief(self.strategy):
-            self.workdir.claim(config, tokenizer)
+            self.workdir.claim(config, self.tokenizer)
         strategies.wait_for_all(self.strategy)
         if not self.workdir.is_claimed():
             raise ValueError(
@@ -200,28 +209,29 @@ class TrainingRun:
         # Checks that the other workers have the same flags and text.
         self.workdir.check_config(config)
 
-    def _describe(self, corpus, tokenizer, splits):
+    def _describe(self):
         """Returns what is trained, and on how many replicas."""
         model = self.trainer.model
         config = model.get_config()["backbone"]["config"]
         cutoffs = config.get("cutoffs")
         tokens = ", ".join(
-            f"{len(split.tokens):,} {name}" for name, split in splits.items()
+            f"{len(split.tokens):,} {name}"
+            for name, split in self.splits.items()
         )
         return (
-            f"{self.workdir.path}: {corpus.name}, {tokens} tokens, a "
-            f"vocabulary of {tokenizer.vocabulary_size:,}"
+            f"{self.workdir.path}: {self.corpus.name}, {tokens} tokens, a "
+            f"vocabulary of {self.tokenizer.vocabulary_size:,}"
             + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
             + f"; {model.count_params():,} weights, {FLAGS.precision}\n"
-            f"{describe_strategy(self.strategy)}; "
+            f"{describe_strategy(self.strategy)}; {self.per_step}"
         )
 
 
-def main(train):
-    """Calls `train(strategy, stop)`; exits with a code if it was stopped."""
+def main(make):
+    """Trains `make(strategy, stop)`; exits with a code if it was stopped."""
     strategy = strategies.create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
     # In a cluster TensorFlow installs its own signal handler, so this one must
     # be installed after the strategy is created.
     with StopRequest() as stop:
-        if not train(strategy, stop):
+        if not make(strategy, stop).train():
             sys.exit(EXIT_CODE)

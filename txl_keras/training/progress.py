@@ -69,10 +69,10 @@ class Progress(ProgressBar):
 
     _lines = "stdout"  # the log of a run
 
-    def __init__(self, max_steps, format_train, format_valid, is_shown=True):
+    def __init__(self, max_steps, describe, is_shown=True):
+        # `describe` formats nats per token of a split, "train" or "valid".
         super().__init__(max_steps, "step", is_shown=is_shown)
-        self._format_train = format_train
-        self._format_valid = format_valid
+        self._describe = describe
 
     def report(self, metrics):
         """Shows `step`, `loss` (`None` if all steps were skipped) and speed."""
@@ -80,7 +80,7 @@ class Progress(ProgressBar):
         loss = metrics["loss"]
         if loss is not None:
             figures["loss"] = f"{loss:.3f}"
-            figures["train"] = self._format_train(loss)
+            figures["train"] = self._describe(loss, "train")
         self.update(metrics["step"], **figures)
 
     def change(self, step, max_steps, words):
@@ -93,7 +93,7 @@ class Progress(ProgressBar):
         if not self._is_shown:  # formatting may compress the text
             return
         best = " (best)" if is_best else ""
-        self._write(f"step {step}: valid {self._format_valid(nll)}{best}")
+        self._write(f"step {step}: valid {self._describe(nll, 'valid')}{best}")
 
     def sample(self, step, text):
         """Shows a text of the model, in a log only its start, in one line."""

@@ -32,6 +32,14 @@ def is_validation(arguments):
     return bool(arguments.get("_use_cached_eval_dataset"))
 
 
+class ModelAsLayer:
+    """Lets a model be a layer of another one that is exported."""
+
+    # For each model inside of the exported one, TensorFlow would trace the
+    # signature that Keras guesses, which takes floats.
+    _default_save_signature = None
+
+
 class IntegerBatches:
     """Lets a model of integers be built under a strategy."""
 

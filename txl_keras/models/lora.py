@@ -13,6 +13,7 @@ from txl_keras.checks import check_list
 from txl_keras.checks import check_number
 from txl_keras.checks import check_path
 from txl_keras.checks import shown
+from txl_keras.keras_internals import ModelAsLayer
 from txl_keras.keras_internals import layers_of
 from txl_keras.layers.sublayers import LORA_MATRICES
 from txl_keras.tensor_files import read_safetensors
@@ -23,7 +24,7 @@ _SUFFIX = ".lora.safetensors"
 _ALPHA = "lora/alpha"
 
 
-class LoraBackbone(keras.Model):
+class LoraBackbone(ModelAsLayer, keras.Model):
     """Base class of backbones that can be fine-tuned by LoRA.
 
     Example:

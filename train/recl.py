@@ -36,6 +36,7 @@ from tqdm import tqdm
 from txl_keras.checks import check_number
 from txl_keras.evaluation.backup import Backup
 from txl_keras.evaluation.backup import weights_hash
+from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.recl import THRESHOLD
@@ -81,7 +82,6 @@ def main(_):
     shares = running.numbers("top_r", float)
     for share in shares:
         check_number("top_r", share, 0, 1, exclusive=True)
-    several_runs.check_different("workdirs", paths, "runs")
     if len(paths) < 2:
         raise ValueError(
             "`workdirs` must be two or more runs: the length is relative to "
@@ -133,7 +133,7 @@ def main(_):
     write_json(written, output)
     backup.remove()
     picture = output.removesuffix(".json") + ".png"
-    plot_recl(models, picture, tokenizer.unit)
+    plot_recl(written, picture)
     print(f"{name}, {FLAGS.split}: RECL in {tokenizer.unit}s")
     width = max(len("model"), *(len(model["label"]) for model in models))
     for name, cells in [
@@ -164,9 +164,9 @@ def _settings(runs, text, context_lengths, positions):
     }
 
 
-def _measure(run, tokens, positions, context_lengths, losses, on_length):
+def _measure(run, tokens, positions, lengths, losses, on_length):
     """Fills the losses of a run."""
-    label = run.facts["label"]
+    label, sizes = run.facts["label"], (*run.sizes, FLAGS.batch_size)
     with progress_bar(losses.size, "reading", label) as show:
 
         def on_progress(done, _):
@@ -174,10 +174,10 @@ def _measure(run, tokens, positions, context_lengths, losses, on_length):
             rows, is_unfinished = divmod(done, len(positions))
             if not is_unfinished:
                 nll = losses[rows - 1].mean(dtype=float)
-                on_length(label, context_lengths[rows - 1], nll)
+                on_length(label, lengths[rows - 1], nll)
 
-        run.context_losses(
-            tokens, positions, context_lengths, on_progress, losses
+        context_losses(
+            run.model, tokens, positions, lengths, *sizes, on_progress, losses
         )
 
 

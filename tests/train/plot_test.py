@@ -217,8 +217,8 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
         "attention": (
             ([one, text, "--layers=1"], ["`layers`", "layers=[1]"]),
             ([two, text, "--heads=0,2"], ["`heads`", "from 0 to 1"]),
-            ([one, "--heads=x"], ["`heads` must be numbers", "=x"]),
-            ([one, "--heads="], ["`heads` must be numbers"]),
+            ([one, text, "--heads=x"], ["`heads` must be numbers", "=x"]),
+            ([one, text, "--heads="], ["`heads` must be numbers"]),
             (
                 [one, text, "--segment_length=9999"],
                 ["`segment_length` and", "9999", "tokens"],

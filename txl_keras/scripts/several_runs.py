@@ -9,7 +9,6 @@ from absl import flags
 from txl_keras.checks import check_integer
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.preparation import tokenizer_hash
-from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
@@ -92,6 +91,7 @@ def labels(may_repeat=False):
     """Returns names of runs: `--labels`, folder names, or paths."""
     # With `may_repeat` runs may share a name of `--labels`.
     received, paths = FLAGS.labels, FLAGS.workdirs
+    check_different("workdirs", paths, "runs")
     if not received:
         folders = [os.path.basename(path.rstrip("/")) for path in paths]
         return folders if len(set(folders)) == len(folders) else paths
@@ -111,23 +111,8 @@ class Run:
 
     model: object
     facts: dict
-    segment_length: int
-    memory_length: int
+    sizes: tuple  # segment length and memory length
     reset_documents: bool
-
-    def context_losses(self, tokens, positions, lengths, on_progress, out=None):
-        """Computes losses by `--batch_size` rows at once."""
-        return context_losses(
-            self.model,
-            tokens,
-            positions,
-            lengths,
-            self.segment_length,
-            self.memory_length,
-            FLAGS.batch_size,
-            on_progress,
-            out,
-        )
 
 
 def open_group(segment_length=None, memory_length=None):
@@ -170,7 +155,7 @@ def open_group(segment_length=None, memory_length=None):
             "memory_length": memory,
         }
         resets = run_flags.get("reset_documents", False)
-        runs.append(Run(model, facts, length, memory, resets))
+        runs.append(Run(model, facts, (length, memory), resets))
     return runs, tokenizers[0], name, text, split
 
 

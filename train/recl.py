@@ -21,7 +21,7 @@ boundaries are ignored.
 The models must share one tokenizer, and one text unless --corpus gives
 another. Writes the JSON file --output and, beside it, a picture of the same
 name that ends with .png. Prints a line for each model and context length, and
-saves what it has measured in a folder beside --output until it is finished:
+saves what it has measured in a file beside --output until it is finished:
 stopped at any time, the same command goes on where it was.
 """
 
@@ -98,15 +98,16 @@ def main(_):
         f"{output.removesuffix('.json')}_state",
         _settings(runs, text, context_lengths, positions),
     )
-    state = backup.restore({"results/losses": shape})
-    losses = np.full(shape, np.nan, np.float32)
+    state = backup.restore()
     if state:
-        losses[:] = state["results/losses"]
+        losses = np.array(state["losses"])  # that can be written to
         print(f"Goes on after {_done(losses)}.", flush=True)
+    else:
+        losses = np.full(shape, np.nan, np.float32)
 
     def on_length(label, length, nll):
         """Saves and prints what was measured with a context length."""
-        backup.save(_num_rows(losses), {"results/losses": losses})
+        backup.save({"losses": losses})
         tqdm.write(
             f"{label}, context of {length:,}: {score(nll, tokenizer)} "
             f"({_done(losses)})"

@@ -194,18 +194,10 @@ def _read():
                 "`numbers` must be the JSON file of a picture of "
                 f"{' or '.join(pictures)}. Received: {path}, of {received}"
             )
-    _check_units("numbers", [numbers["unit"] for numbers in files])
+    units = [numbers["unit"] for numbers in files]
+    several_runs.check_equal("numbers", "unit of tokens", units)
     models = [model for numbers in files for model in numbers["models"]]
     return {**files[0], "models": models}
-
-
-def _check_units(name, units):
-    """Raises `ValueError` if losses of a flag's values cannot be compared."""
-    if len(set(units)) > 1:
-        raise ValueError(
-            f"`{name}` must have one unit of tokens. Received: "
-            + ", ".join(map("{} of {}s".format, FLAGS[name].value, units))
-        )
 
 
 # === Learning curves ===
@@ -216,7 +208,7 @@ def _learning_curves():
     labels = several_runs.labels(may_repeat=True)
     workdirs = [Workdir(path) for path in FLAGS.workdirs]
     units = [_scored_unit(workdir) for workdir in workdirs]
-    _check_units("workdirs", units)
+    several_runs.check_equal("workdirs", "unit of tokens", units)
     models = [
         {"label": label, "workdir": workdir.path, **_learning_curve(workdir)}
         for workdir, label in zip(workdirs, labels, strict=True)

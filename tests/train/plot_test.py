@@ -56,8 +56,8 @@ def test_learning_curves_are_those_of_the_metrics(
         assert f"<!-- {text} -->" in again.read_text("utf-8")
     both = f"--workdirs={run[0]},{words_run[0]}"
     error = fail("plot.py", *flags, both, "--labels=a,b")
-    assert "of bytes" in error
-    assert "of words" in error
+    assert "of byte" in error
+    assert "of word" in error
 
 
 def test_the_test_score_is_the_latest_of_most_tokens(run, succeed, tmp_path):
@@ -105,7 +105,7 @@ def test_runs_of_one_label_are_seeds(succeed, fail, tmp_path):
     words = write("words", 3.0, 3.0, "word")
     fail(
         *flags, f"--numbers={files[0]},{words}",
-        messages=["one unit", "characters", "words"],
+        messages=["one unit", "of character", "of word"],
     )  # fmt: skip
     fail(
         *flags, f"--numbers={files[0]},{files[0]}",

@@ -13,8 +13,8 @@ r"""Draws pictures that compare runs.
 
 All pictures but learning_curves use the text of the runs, or --corpus:
 
-learning_curves  training and validation loss by step. Runs of one label are
-                 seeds, drawn in one colour; prints means and deviations
+learning_curves  training and validation loss by tokens read. Runs of one label
+                 are seeds, drawn in one colour; prints means and deviations
 context_losses   loss of --num_positions tokens, each predicted from exactly c
                  tokens, for each c of --context_lengths
 positions        loss by position in the segment, averaged over groups of
@@ -67,14 +67,13 @@ FLAGS = flags.FLAGS
 class Plot(options.Options, formats=", ".join(plots.FORMATS)):
     """Holds the options of this command.
 
-    picture: The picture to draw: loss by step (learning_curves), by context
-        length (context_losses) or by position in the segment (positions);
-        attention maps (attention), attention by distance
+    picture: The picture to draw: loss by tokens read (learning_curves), by
+        context length (context_losses) or by position in the segment
+        (positions); attention maps (attention), attention by distance
         (attention_by_distance), or effective context lengths (recl).
     output: Picture to write, of type {formats}.
     numbers: JSON file of an earlier picture to draw again, instead of measuring
         --workdirs; of learning_curves also several.
-    x_axis: Unit of the x axis of learning_curves.
     layers: Layers to show in attention and attention_by_distance, counted from
         0. Default: all.
     heads: Heads to show in attention and attention_by_distance, counted from 0.
@@ -94,7 +93,6 @@ class Plot(options.Options, formats=", ".join(plots.FORMATS)):
     ) = options.REQUIRED  # fmt: skip
     output: str = options.REQUIRED
     numbers: list = None
-    x_axis: options.one_of(["steps", "tokens"]) = "steps"
     layers: list = None
     heads: list = None
     segment_length: options.integer(1) = None
@@ -111,7 +109,6 @@ _MEASURED = (
     "learning_curves", "context_losses", "positions", "attention_by_distance",
 )  # fmt: skip
 _ONLY_FOR = {
-    "x_axis": ("learning_curves",),
     "context_lengths": ("context_losses",),
     "num_positions": ("context_losses", "attention_by_distance"),
     "memory_length": ("context_losses", "positions", *_MAPS),
@@ -151,7 +148,7 @@ def main(_):
 def _check_flags():
     """Checks the flags before anything is loaded."""
     running.check_used("picture", _ONLY_FOR)
-    drawing = ("picture", "output", "numbers", "x_axis")
+    drawing = ("picture", "output", "numbers")
     measuring = [
         flag.name
         for flag in options.defined_flags()
@@ -249,7 +246,7 @@ def _learning_curve(workdir):
 
 
 def _draw_learning_curves(numbers, path):
-    plots.plot_learning_curves(numbers, path, FLAGS.x_axis == "tokens")
+    plots.plot_learning_curves(numbers, path)
     # The last loss of valid, and of test, with the spread of runs.
     models = numbers["models"]
     name, convert = report.measure(numbers["unit"])

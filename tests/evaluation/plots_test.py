@@ -35,13 +35,14 @@ def test_the_ending_is_the_kind_of_file(ending, beginning, tmp_path):
 def test_losses_are_in_the_measure_of_the_field(unit, name, tmp_path):
     path = tmp_path / "curves.svg"
     curve = {
+        "tokens_per_step": 4,
         "train": {"steps": [10, 20], "nll": [4.0, 3.0]},
         "valid": {"steps": [20], "nll": [3.5]},
     }
     models = [{"label": name, **curve} for name in ("one", "two", "two")]
     plot_learning_curves({"unit": unit, "models": models}, str(path))
     texts = texts_of(path)
-    assert {name, "step", "one, train", "two, valid"} <= set(texts)
+    assert {name, f"{unit}s read", "one, train", "two, valid"} <= set(texts)
     assert texts.count("two, valid") == 1  # of two seeds
     path = tmp_path / "losses.svg"
     plot_losses(

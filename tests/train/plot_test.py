@@ -50,7 +50,6 @@ def test_learning_curves_are_those_of_the_metrics(
         "--picture=learning_curves",
         f"--output={again}",
         f"--numbers={output.with_suffix('.json')}",
-        "--x_axis=tokens",
     )
     for text in ("one, valid", "bytes read"):
         assert f"<!-- {text} -->" in again.read_text("utf-8")

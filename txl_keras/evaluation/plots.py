@@ -74,17 +74,16 @@ def plot_recl(numbers, path):
     _save(figure, path)
 
 
-def plot_learning_curves(numbers, path, by_tokens=False):
+def plot_learning_curves(numbers, path):
     """Plots the losses of several runs; those of one label have one colour."""
-    # A model has `train` and `valid`, dictionaries of `steps` and `nll`; and,
-    # to plot by tokens, `tokens_per_step`.
+    # A model has `train` and `valid`, dictionaries of `steps` and `nll`; and
+    # `tokens_per_step`.
     models, unit = numbers["models"], numbers["unit"]
     labels = [*dict.fromkeys(model["label"] for model in models)]
     name, convert = report.measure(unit)
-    figure, axes = _figure(f"{unit}s read" if by_tokens else "step", name)
+    figure, axes = _figure(f"{unit}s read", name)
     for model in models:
         style = _style(labels.index(model["label"]))
-        step = model["tokens_per_step"] if by_tokens else 1
         for split, of_split in (
             ("train", {"marker": "", "alpha": 0.5, "linewidth": 1}),
             ("valid", {"markersize": 4}),
@@ -92,7 +91,7 @@ def plot_learning_curves(numbers, path, by_tokens=False):
             if not model[split]["nll"]:
                 continue
             axes.plot(
-                np.multiply(model[split]["steps"], step),
+                np.multiply(model[split]["steps"], model["tokens_per_step"]),
                 [*map(convert, model[split]["nll"])],
                 label=f"{model['label']}, {split}",
                 **style | of_split,

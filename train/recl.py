@@ -94,9 +94,16 @@ def main(_):
         len(split.tokens), FLAGS.num_positions, max(context_lengths)
     )
     shape = len(runs), len(context_lengths), len(positions)
+    facts = {
+        **text,
+        "num_positions": len(positions),
+        "context_lengths": context_lengths,
+    }
+    models = [run.facts for run in runs]
+    weights = [weights_hash(run.model) for run in runs]
     backup = Backup(
         f"{output.removesuffix('.json')}_state",
-        _settings(runs, text, context_lengths, positions),
+        {**facts, "models": models, "weights": weights},
     )
     state = backup.restore()
     if state:
@@ -122,15 +129,9 @@ def main(_):
         found = effective_context_lengths(losses, context_lengths, share)
         for run, result in zip(runs, found, strict=True):
             run.facts["recl"].append({"top_r": share, **result})
-    models = [run.facts for run in runs]
     written = {
-        "picture": "recl",
-        **text,
-        "num_positions": len(positions),
-        "context_lengths": context_lengths,
-        "threshold": THRESHOLD,
-        "models": models,
-    }
+        "picture": "recl", **facts, "threshold": THRESHOLD, "models": models
+    }  # fmt: skip
     write_json(written, output)
     backup.remove()
     picture = output.removesuffix(".json") + ".png"
@@ -143,26 +144,6 @@ def main(_):
     ]:
         print(f"{name:{width}}", *(f"{cell:>10}" for cell in cells))
     print(f"Written to {output}\nWritten to {picture}")
-
-
-def _settings(runs, text, context_lengths, positions):
-    """Returns all that the losses depend on, by names of flags if possible."""
-    facts = {
-        name: [run.facts[key] for run in runs]
-        for name, key in (
-            ("workdirs", "workdir"),
-            ("checkpoint", "step"),
-            ("segment_lengths", "segment_length"),
-            ("memory_lengths", "memory_length"),
-        )
-    }
-    return {
-        **facts,
-        "weights": [weights_hash(run.model) for run in runs],
-        "text": text["fingerprint"],
-        "context_lengths": context_lengths,
-        "num_positions": len(positions),
-    }
 
 
 def _measure(run, tokens, positions, lengths, losses, on_length):
@@ -182,14 +163,10 @@ def _measure(run, tokens, positions, lengths, losses, on_length):
         )
 
 
-def _num_rows(losses):
-    """Returns how many pairs of model and context length are measured."""
-    return int(np.isfinite(losses).all(axis=-1).sum())
-
-
 def _done(losses):
-    num_models, num_lengths, _ = losses.shape
-    return f"{_num_rows(losses)} of {num_models * num_lengths} measured"
+    """Describes how many pairs of model and context length are measured."""
+    is_done = np.isfinite(losses).all(axis=-1)
+    return f"{is_done.sum()} of {is_done.size} measured"
 
 
 if __name__ == "__main__":

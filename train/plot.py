@@ -62,6 +62,8 @@ from txl_keras.workdir import Workdir
 from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
+_MAPS = ("attention", "attention_by_distance")
+_MEASURED = ("learning_curves", "context_losses", "positions", *_MAPS)
 
 
 class Plot(options.Options, formats=", ".join(plots.FORMATS)):
@@ -87,10 +89,7 @@ class Plot(options.Options, formats=", ".join(plots.FORMATS)):
         positions. Default: all.
     """
 
-    picture: options.one_of(
-        ["learning_curves", "context_losses", "positions", "attention",
-         "attention_by_distance", "recl"]
-    ) = options.REQUIRED  # fmt: skip
+    picture: options.one_of([*_MEASURED, "recl"]) = options.REQUIRED
     output: str = options.REQUIRED
     numbers: list = None
     layers: list = None
@@ -104,10 +103,6 @@ several_runs.define_group_flags([2**i for i in range(10)])
 model_flags.Model.define("memory_length", note=" Default: as in training.")
 
 # The pictures that use a flag, unless all do.
-_MAPS = ("attention", "attention_by_distance")
-_MEASURED = (
-    "learning_curves", "context_losses", "positions", "attention_by_distance",
-)  # fmt: skip
 _ONLY_FOR = {
     "context_lengths": ("context_losses",),
     "num_positions": ("context_losses", "attention_by_distance"),
@@ -115,8 +110,8 @@ _ONLY_FOR = {
     "max_eval_tokens": ("positions",),
     "layers": _MAPS,
     "heads": _MAPS,
-    "numbers": (*_MEASURED, "recl"),
-    "workdirs": (*_MEASURED, "attention"),
+    "numbers": [x for x in (*_MEASURED, "recl") if x != "attention"],
+    "workdirs": _MEASURED,
 }
 
 
@@ -135,7 +130,7 @@ def main(_):
             ) from error
     else:
         path = f"{os.path.splitext(output)[0]}.json"
-        several_runs.check_replaces(path, [*_DRAW.keys() - {"recl"}])
+        several_runs.check_replaces(path, _MEASURED)
         of_text = FLAGS.picture != "learning_curves"
         numbers = _measure() if of_text else _learning_curves()
         if FLAGS.picture != "attention":  # maps are too large for JSON

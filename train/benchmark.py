@@ -177,12 +177,10 @@ def _build_model():
 
 def _describe(model):
     """Returns the settings to record with the results."""
-    names = (
-        "experiment", "preset", "precision", "batch_size", "segment_length",
-        "turns", "calls_per_turn",
-    )  # fmt: skip
     return {
-        **{name: FLAGS[name].value for name in names},
+        **Benchmark.values(),
+        "preset": FLAGS.preset,
+        "precision": FLAGS.precision,
         **model.backbone.get_config(),
         "cpus": os.cpu_count(),
         "tensorflow": tf.__version__,
@@ -216,33 +214,24 @@ def _training(model, peer):
         trainer.train(steps, FLAGS.calls_per_turn)
         return [(time.perf_counter() - start) / FLAGS.calls_per_turn]
 
-    contenders = peer(
-        "train", segment_length=length, num_steps=FLAGS.calls_per_turn
-    )
+    count = FLAGS.calls_per_turn
+    contenders = {
+        "txl_keras": train,
+        **peer("train", segment_length=length, num_steps=count),
+    }
     flops = model_flops(model, rows, length, training=True)
-    return _measure(
-        model,
-        {"txl_keras": train, **contenders},
-        "per step",
-        rows * length,
-        flops,
-    )
+    return _measure(model, contenders, "per step", rows * length, flops)
 
 
 def _evaluation(model, peer):
     rows, length = FLAGS.batch_size, FLAGS.segment_length
     segment = _made_up_segment(model, rows, length)
-    scorers = {
-        "txl_keras": _segment_scorer(model, length),
-        "training path": _training_path_scorer(model),
-    }
+    count = FLAGS.calls_per_turn
     contenders = {
-        name: _timed(lambda score=score: score(*segment).numpy())
-        for name, score in scorers.items()
+        "txl_keras": _timed(_segment_scorer(model, length), *segment),
+        "training path": _timed(_training_path_scorer(model), *segment),
+        **peer("evaluate", segment_length=length, num_segments=count),
     }
-    contenders |= peer(
-        "evaluate", segment_length=length, num_segments=FLAGS.calls_per_turn
-    )
     flops = model_flops(model, rows, length)
     return _measure(model, contenders, "per segment", rows * length, flops)
 
@@ -330,7 +319,7 @@ def _training_path_writer(model):
 
     def write():
         state[:] = step(*state)
-        state[0].numpy()
+        return state[0]
 
     return _timed(write)
 
@@ -399,11 +388,9 @@ def _compare(model, sliding, length):
     window = _made_up_segment(model, 1, length)
     seconds = _take_turns(
         {
-            "Transformer-XL": _timed(lambda: score(*segment).numpy()),
+            "Transformer-XL": _timed(score, *segment),
             # One call per turn: it takes very long.
-            "sliding": lambda: _time_items(
-                slide(*window).numpy() for _ in range(1)
-            ),
+            "sliding": _timed(slide, *window, count=1),
         }
     )["seconds"]
     ours = seconds["Transformer-XL"] / (rows * segment_length)
@@ -454,9 +441,10 @@ class _CannotRunError(RuntimeError):
     """Reports that a contender cannot run on this machine."""
 
 
-def _timed(call):
-    """Returns a contender of blocking calls."""
-    return lambda: _time_items(call() for _ in range(FLAGS.calls_per_turn))
+def _timed(call, *arguments, count=None):
+    """Returns a contender of calls that return a tensor."""
+    count = count or FLAGS.calls_per_turn
+    return lambda: _time_items(call(*arguments).numpy() for _ in range(count))
 
 
 def _time_items(items):

@@ -13,8 +13,8 @@ r"""Draws pictures that compare runs.
 
 All pictures but learning_curves use the text of the runs, or --corpus:
 
-learning_curves  training and validation loss by step. Runs of one label are
-                 seeds, drawn in one colour; prints means and deviations
+learning_curves  training and validation loss by tokens read. Runs of one label
+                 are seeds, drawn in one colour; prints means and deviations
 context_losses   loss of --num_positions tokens, each predicted from exactly c
                  tokens, for each c of --context_lengths
 positions        loss by position in the segment, averaged over groups of
@@ -45,14 +45,11 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
+from txl_keras import evaluation
 from txl_keras.data import Segments
 from txl_keras.evaluation import plots
 from txl_keras.evaluation import report
-from txl_keras.evaluation.attention_maps import attention_maps_at
 from txl_keras.evaluation.attention_maps import check_attends
-from txl_keras.evaluation.attention_maps import mean_attention_by_distance
-from txl_keras.evaluation.context_losses import spread_positions
-from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import segments_in_memory
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
@@ -65,19 +62,20 @@ from txl_keras.workdir import Workdir
 from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
+_MAPS = ("attention", "attention_by_distance")
+_MEASURED = ("learning_curves", "context_losses", "positions", *_MAPS)
 
 
 class Plot(options.Options, formats=", ".join(plots.FORMATS)):
     """Holds the options of this command.
 
-    picture: The picture to draw: loss by step (learning_curves), by context
-        length (context_losses) or by position in the segment (positions);
-        attention maps (attention), attention by distance
+    picture: The picture to draw: loss by tokens read (learning_curves), by
+        context length (context_losses) or by position in the segment
+        (positions); attention maps (attention), attention by distance
         (attention_by_distance), or effective context lengths (recl).
     output: Picture to write, of type {formats}.
     numbers: JSON file of an earlier picture to draw again, instead of measuring
         --workdirs; of learning_curves also several.
-    x_axis: Unit of the x axis of learning_curves.
     layers: Layers to show in attention and attention_by_distance, counted from
         0. Default: all.
     heads: Heads to show in attention and attention_by_distance, counted from 0.
@@ -91,13 +89,9 @@ class Plot(options.Options, formats=", ".join(plots.FORMATS)):
         positions. Default: all.
     """
 
-    picture: options.one_of(
-        ["learning_curves", "context_losses", "positions", "attention",
-         "attention_by_distance", "recl"]
-    ) = options.REQUIRED  # fmt: skip
+    picture: options.one_of([*_MEASURED, "recl"]) = options.REQUIRED
     output: str = options.REQUIRED
     numbers: list = None
-    x_axis: options.one_of(["steps", "tokens"]) = "steps"
     layers: list = None
     heads: list = None
     segment_length: options.integer(1) = None
@@ -109,28 +103,23 @@ several_runs.define_group_flags([2**i for i in range(10)])
 model_flags.Model.define("memory_length", note=" Default: as in training.")
 
 # The pictures that use a flag, unless all do.
-_MAPS = ("attention", "attention_by_distance")
-_MEASURED = (
-    "learning_curves", "context_losses", "positions", "attention_by_distance",
-)  # fmt: skip
 _ONLY_FOR = {
-    "x_axis": ("learning_curves",),
     "context_lengths": ("context_losses",),
     "num_positions": ("context_losses", "attention_by_distance"),
     "memory_length": ("context_losses", "positions", *_MAPS),
     "max_eval_tokens": ("positions",),
     "layers": _MAPS,
     "heads": _MAPS,
-    "numbers": (*_MEASURED, "recl"),
-    "workdirs": (*_MEASURED, "attention"),
+    "numbers": [x for x in (*_MEASURED, "recl") if x != "attention"],
+    "workdirs": _MEASURED,
 }
 
 
 def main(_):
     endings = tuple(f".{name}" for name in plots.FORMATS)
     output = several_runs.output_path(endings, "the type of the picture")
-    measure, draw = _PICTURES[FLAGS.picture]
     _check_flags()
+    draw = _DRAW[FLAGS.picture]
     if FLAGS.numbers:
         try:
             draw(_read(), output)
@@ -141,8 +130,9 @@ def main(_):
             ) from error
     else:
         path = f"{os.path.splitext(output)[0]}.json"
-        several_runs.check_replaces(path, [*_PICTURES.keys() - {"recl"}])
-        numbers = measure()
+        several_runs.check_replaces(path, _MEASURED)
+        of_text = FLAGS.picture != "learning_curves"
+        numbers = _measure() if of_text else _learning_curves()
         if FLAGS.picture != "attention":  # maps are too large for JSON
             write_json({"picture": FLAGS.picture, **numbers}, path)
             print(f"Written to {path}")
@@ -153,7 +143,7 @@ def main(_):
 def _check_flags():
     """Checks the flags before anything is loaded."""
     running.check_used("picture", _ONLY_FOR)
-    drawing = ("picture", "output", "numbers", "x_axis")
+    drawing = ("picture", "output", "numbers")
     measuring = [
         flag.name
         for flag in options.defined_flags()
@@ -179,17 +169,6 @@ def _check_flags():
             *given,
         ),
     )
-    if FLAGS.workdirs:
-        several_runs.check_different("workdirs", FLAGS.workdirs, "runs")
-        _labels()
-    for name in ("layers", "heads"):
-        if FLAGS[name].value is not None:
-            running.numbers(name, int)
-
-
-def _labels():
-    """Returns the names of runs; of learning curves some may be the same."""
-    return several_runs.labels(FLAGS.picture == "learning_curves")
 
 
 def _read():
@@ -207,12 +186,8 @@ def _read():
                 "`numbers` must be the JSON file of a picture of "
                 f"{' or '.join(pictures)}. Received: {path}, of {received}"
             )
-        if numbers["unit"] != files[0]["unit"]:
-            raise ValueError(
-                "`numbers` must be files of one unit of tokens. Received: "
-                f"{paths[0]}, of {files[0]['unit']}s, and {path}, of "
-                f"{numbers['unit']}s"
-            )
+    units = [numbers["unit"] for numbers in files]
+    several_runs.check_equal("numbers", "unit of tokens", units)
     models = [model for numbers in files for model in numbers["models"]]
     return {**files[0], "models": models}
 
@@ -220,17 +195,15 @@ def _read():
 # === Learning curves ===
 
 
-def _measure_learning_curves():
+def _learning_curves():
+    """Reads the losses of the runs, which must have one unit of tokens."""
+    labels = several_runs.labels(may_repeat=True)
     workdirs = [Workdir(path) for path in FLAGS.workdirs]
     units = [_scored_unit(workdir) for workdir in workdirs]
-    if len(set(units)) > 1:
-        raise ValueError(
-            "`workdirs` must be runs whose tokens have one unit. Received: "
-            + ", ".join(map("{} of {}s".format, FLAGS.workdirs, units))
-        )
+    several_runs.check_equal("workdirs", "unit of tokens", units)
     models = [
         {"label": label, "workdir": workdir.path, **_learning_curve(workdir)}
-        for workdir, label in zip(workdirs, _labels(), strict=True)
+        for workdir, label in zip(workdirs, labels, strict=True)
     ]
     return {"unit": units[0], "models": models}
 
@@ -252,31 +225,26 @@ def _learning_curve(workdir):
             "`workdirs` must be runs that were trained here. Received: "
             f"{workdir.path}, without {workdir.metrics}"
         )
-    run_flags = workdir.read_config()["flags"]
+    run = workdir.read_config()["flags"]
     scores = workdir.read_evaluations("test")
     if not scores and workdir.is_finished():
         scores = [workdir.read_results()["test"]]
     # That of most tokens, the latest, or of the training.
-    test = max(reversed(scores), key=_num_tokens, default={})
+    test = max(reversed(scores), key=lambda x: x["num_tokens"], default={})
     names = ("nll", "num_tokens", "segment_length", "memory_length", "dynamic")
     return {
-        "seed": run_flags.get("seed"),
-        "tokens_per_step": run_flags["batch_size"]
-        * run_flags["segment_length"],
+        "seed": run.get("seed"),
+        "tokens_per_step": run["batch_size"] * run["segment_length"],
         **report.learning_curve(metrics),
         "test": {name: test[name] for name in names if name in test},
     }
 
 
-def _num_tokens(scores):
-    return scores.get("num_tokens", 0)
-
-
 def _draw_learning_curves(numbers, path):
-    models, unit = numbers["models"], numbers["unit"]
-    plots.plot_learning_curves(models, path, unit, FLAGS.x_axis == "tokens")
+    plots.plot_learning_curves(numbers, path)
     # The last loss of valid, and of test, with the spread of runs.
-    name, convert = report.measure(unit)
+    models = numbers["models"]
+    name, convert = report.measure(numbers["unit"])
     labels = [*dict.fromkeys(model["label"] for model in models)]
     width = max(len("model"), *map(len, labels))
     print(f"{'model':{width}} {'runs':>4} {'valid':>14} {'test':>14}  {name}")
@@ -298,40 +266,40 @@ def _spread(values):
 # === Losses and attention, measured on a text ===
 
 
-def _on_text(measure):
-    """Returns a function of no arguments that returns all numbers."""
-
-    def measure_runs():
-        runs, tokenizer, _, text, split = several_runs.open_group(
-            FLAGS.segment_length, FLAGS.memory_length
-        )
-        if FLAGS.picture in _MAPS:
-            for run in runs:
-                _check_attention(run, len(split.tokens))
-        for run in runs:
-            run.facts |= measure(run, tokenizer, split)
-        return {
-            **text,
-            "num_positions": FLAGS.num_positions,
-            "context_lengths": _context_lengths(),
-            "max_eval_tokens": FLAGS.max_eval_tokens,
-            "models": [run.facts for run in runs],
-        }
-
-    return measure_runs
+def _measure():
+    """Measures the runs on a text."""
+    runs, tokenizer, _, text, split = several_runs.open_group(
+        FLAGS.segment_length, FLAGS.memory_length
+    )
+    for run in runs:
+        run.facts |= _MEASURE[FLAGS.picture](run, tokenizer, split)
+    return {
+        **text,
+        "num_positions": FLAGS.num_positions,
+        "context_lengths": _context_lengths(),
+        "max_eval_tokens": FLAGS.max_eval_tokens,
+        "models": [run.facts for run in runs],
+    }
 
 
 def _context_lengths():
     return sorted(running.numbers("context_lengths", int))
 
 
+def _progress(run, total, unit):
+    return progress_bar(total, unit, run.facts["label"])
+
+
 def _measure_context_losses(run, _, split):
-    lengths = _context_lengths()
-    positions = spread_positions(
-        len(split.tokens), FLAGS.num_positions, max(lengths)
+    tokens, lengths = split.tokens, _context_lengths()
+    positions = evaluation.spread_positions(
+        len(tokens), FLAGS.num_positions, lengths[-1]
     )
+    sizes = *run.sizes, FLAGS.batch_size
     with _progress(run, len(lengths) * len(positions), "reading") as show:
-        losses = run.context_losses(split.tokens, positions, lengths, show)
+        losses = evaluation.context_losses(
+            run.model, tokens, positions, lengths, *sizes, show
+        )
     return {"nll": losses.mean(axis=1, dtype=float).tolist()}
 
 
@@ -342,72 +310,50 @@ def _measure_positions(run, _, split):
     segments = Segments(
         tokens,
         FLAGS.batch_size,
-        run.segment_length,
+        run.sizes[0],
         drop_remainder=False,
         documents=documents,
         reset_documents=run.reset_documents,
-        warmup_segments=_segments_in_memory(run),
+        warmup_segments=segments_in_memory(run.model.backbone, *run.sizes),
     )
-    evaluator = Evaluator(
-        run.model,
-        tf.distribute.get_strategy(),
-        FLAGS.batch_size,
-        run.segment_length,
-        run.memory_length,
+    evaluator = evaluation.Evaluator(
+        run.model, tf.distribute.get_strategy(), FLAGS.batch_size, *run.sizes
     )
     with _progress(run, len(segments), "segment") as show:
         nll = evaluator.token_nll(segments, on_progress=show)
     return report.segment_position_losses(nll, segments)
 
 
-def _check_attention(run, num_tokens):
-    """Checks that a run has the maps, and a place where memory is full."""
-    check_attends(run.model)
-    _layers_and_heads(run)
-    before = run.segment_length * _segments_in_memory(run)
-    first, where = max(1, before), ""
-    if FLAGS.picture == "attention":
-        first, where = num_tokens // 2, ", around its middle"
-    if not before <= first <= num_tokens - run.segment_length:
-        raise ValueError(
-            f"`segment_length` and `memory_length` must fit in the text{where}."
-            f" Received: segment_length={run.segment_length}, memory_length="
-            f"{run.memory_length} and a text of {num_tokens:,} tokens"
-        )
-
-
 def _measure_attention(run, tokenizer, split):
-    start, length = len(split.tokens) // 2, run.segment_length
-    maps = attention_maps_at(
-        run.model, split.tokens, [start], length, run.memory_length
-    )[:, 0]
-    shown = _layers_and_heads(run)
-    context = split.tokens[start - run.memory_length : start + length]
+    shown, tokens = _layers_and_heads(run), split.tokens
+    start, (length, memory_length) = len(tokens) // 2, run.sizes
+    if not _tokens_before(run) <= start <= len(tokens) - length:
+        raise ValueError(
+            "`segment_length` and `memory_length` must fit in the text, around "
+            f"its middle. Received: segment_length={length}, memory_length="
+            f"{memory_length} and a text of {len(tokens):,} tokens"
+        )
+    maps = evaluation.attention_maps_at(run.model, tokens, [start], *run.sizes)
+    context = tokens[start - memory_length : start + length]
     return {
         **shown,
         "tokens": [_token_label(tokenizer, token) for token in context],
-        "maps": maps[np.ix_(*shown.values())],
+        "maps": maps[:, 0][np.ix_(*shown.values())],
     }
 
 
 def _measure_attention_by_distance(run, _, split):
-    length = run.segment_length
-    starts = spread_positions(
+    shown, (length, _) = _layers_and_heads(run), run.sizes
+    starts = evaluation.spread_positions(
         len(split.tokens) - length + 1,
         -(-FLAGS.num_positions // length),
-        max(1, length * _segments_in_memory(run)),
+        max(1, _tokens_before(run)),
     )
+    sizes = *run.sizes, FLAGS.batch_size
     with _progress(run, len(starts), "segment") as show:
-        means = mean_attention_by_distance(
-            run.model,
-            split.tokens,
-            starts,
-            length,
-            run.memory_length,
-            FLAGS.batch_size,
-            show,
+        means = evaluation.mean_attention_by_distance(
+            run.model, split.tokens, starts, *sizes, show
         )
-    shown = _layers_and_heads(run)
     return {
         **shown,
         "num_segments": len(starts),
@@ -415,18 +361,14 @@ def _measure_attention_by_distance(run, _, split):
     }
 
 
-def _progress(run, total, unit):
-    return progress_bar(total, unit, run.facts["label"])
-
-
-def _segments_in_memory(run):
-    return segments_in_memory(
-        run.model.backbone, run.segment_length, run.memory_length
-    )
+def _tokens_before(run):
+    """Returns how many tokens fill the memory, in whole segments."""
+    return run.sizes[0] * segments_in_memory(run.model.backbone, *run.sizes)
 
 
 def _layers_and_heads(run):
     """Returns the numbers of `--layers` and of `--heads`, by default all."""
+    check_attends(run.model)
     found = {}
     for name in ("layers", "heads"):
         size = getattr(run.model.backbone, f"num_{name}")
@@ -449,44 +391,20 @@ def _token_label(tokenizer, token):
     return text.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
 
 
-def _draw_context_losses(numbers, path):
-    x, unit = numbers["context_lengths"], numbers["unit"]
-    curves = {m["label"]: (x, m["nll"]) for m in numbers["models"]}
-    plots.plot_losses(curves, path, f"context length, {unit}s", unit, x)
-
-
-def _draw_positions(numbers, path):
-    models, unit = numbers["models"], numbers["unit"]
-    curves = {m["label"]: report.merge_positions(m) for m in models}
-    count = min(min(model["num_tokens"]) for model in models)
-    x_label = (
-        f"{unit}s before it in the segment\n(means over at least {count:,} "
-        f"{unit}s; bands: two standard errors)"
-    )
-    length = max(len(model["nll"]) for model in models)
-    ticks = [2**i for i in range(length.bit_length())]
-    plots.plot_losses(curves, path, x_label, unit, ticks)
-
-
-def _draw_models(plot):
-    """Returns a function that draws the models of a picture."""
-    return lambda numbers, path: plot(numbers["models"], path, numbers["unit"])
-
-
-# The functions that measure and draw each picture.
-_PICTURES = {
-    "learning_curves": (_measure_learning_curves, _draw_learning_curves),
-    "context_losses": (_on_text(_measure_context_losses), _draw_context_losses),
-    "positions": (_on_text(_measure_positions), _draw_positions),
-    "attention": (
-        _on_text(_measure_attention), _draw_models(plots.plot_attention_maps)
-    ),
-    "attention_by_distance": (
-        _on_text(_measure_attention_by_distance),
-        _draw_models(plots.plot_attention_by_distance),
-    ),
-    "recl": (None, _draw_models(plots.plot_recl)),
-}  # fmt: skip
+_MEASURE = {
+    "context_losses": _measure_context_losses,
+    "positions": _measure_positions,
+    "attention": _measure_attention,
+    "attention_by_distance": _measure_attention_by_distance,
+}
+_DRAW = {
+    "learning_curves": _draw_learning_curves,
+    "context_losses": plots.plot_context_losses,
+    "positions": plots.plot_positions,
+    "attention": plots.plot_attention_maps,
+    "attention_by_distance": plots.plot_attention_by_distance,
+    "recl": plots.plot_recl,
+}
 
 
 if __name__ == "__main__":

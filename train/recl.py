@@ -21,7 +21,7 @@ boundaries are ignored.
 The models must share one tokenizer, and one text unless --corpus gives
 another. Writes the JSON file --output and, beside it, a picture of the same
 name that ends with .png. Prints a line for each model and context length, and
-saves what it has measured in a folder beside --output until it is finished:
+saves what it has measured in a file beside --output until it is finished:
 stopped at any time, the same command goes on where it was.
 """
 
@@ -36,6 +36,7 @@ from tqdm import tqdm
 from txl_keras.checks import check_number
 from txl_keras.evaluation.backup import Backup
 from txl_keras.evaluation.backup import weights_hash
+from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.recl import THRESHOLD
@@ -81,7 +82,6 @@ def main(_):
     shares = running.numbers("top_r", float)
     for share in shares:
         check_number("top_r", share, 0, 1, exclusive=True)
-    several_runs.check_different("workdirs", paths, "runs")
     if len(paths) < 2:
         raise ValueError(
             "`workdirs` must be two or more runs: the length is relative to "
@@ -94,19 +94,27 @@ def main(_):
         len(split.tokens), FLAGS.num_positions, max(context_lengths)
     )
     shape = len(runs), len(context_lengths), len(positions)
+    facts = {
+        **text,
+        "num_positions": len(positions),
+        "context_lengths": context_lengths,
+    }
+    models = [run.facts for run in runs]
+    weights = [weights_hash(run.model) for run in runs]
     backup = Backup(
         f"{output.removesuffix('.json')}_state",
-        _settings(runs, text, context_lengths, positions),
+        {**facts, "models": models, "weights": weights},
     )
-    state = backup.restore({"results/losses": shape})
-    losses = np.full(shape, np.nan, np.float32)
+    state = backup.restore()
     if state:
-        losses[:] = state["results/losses"]
+        losses = np.array(state["losses"])  # that can be written to
         print(f"Goes on after {_done(losses)}.", flush=True)
+    else:
+        losses = np.full(shape, np.nan, np.float32)
 
     def on_length(label, length, nll):
         """Saves and prints what was measured with a context length."""
-        backup.save(_num_rows(losses), {"results/losses": losses})
+        backup.save({"losses": losses})
         tqdm.write(
             f"{label}, context of {length:,}: {score(nll, tokenizer)} "
             f"({_done(losses)})"
@@ -121,19 +129,13 @@ def main(_):
         found = effective_context_lengths(losses, context_lengths, share)
         for run, result in zip(runs, found, strict=True):
             run.facts["recl"].append({"top_r": share, **result})
-    models = [run.facts for run in runs]
     written = {
-        "picture": "recl",
-        **text,
-        "num_positions": len(positions),
-        "context_lengths": context_lengths,
-        "threshold": THRESHOLD,
-        "models": models,
-    }
+        "picture": "recl", **facts, "threshold": THRESHOLD, "models": models
+    }  # fmt: skip
     write_json(written, output)
     backup.remove()
     picture = output.removesuffix(".json") + ".png"
-    plot_recl(models, picture, tokenizer.unit)
+    plot_recl(written, picture)
     print(f"{name}, {FLAGS.split}: RECL in {tokenizer.unit}s")
     width = max(len("model"), *(len(model["label"]) for model in models))
     for name, cells in [
@@ -144,29 +146,9 @@ def main(_):
     print(f"Written to {output}\nWritten to {picture}")
 
 
-def _settings(runs, text, context_lengths, positions):
-    """Returns all that the losses depend on, by names of flags if possible."""
-    facts = {
-        name: [run.facts[key] for run in runs]
-        for name, key in (
-            ("workdirs", "workdir"),
-            ("checkpoint", "step"),
-            ("segment_lengths", "segment_length"),
-            ("memory_lengths", "memory_length"),
-        )
-    }
-    return {
-        **facts,
-        "weights": [weights_hash(run.model) for run in runs],
-        "text": text["fingerprint"],
-        "context_lengths": context_lengths,
-        "num_positions": len(positions),
-    }
-
-
-def _measure(run, tokens, positions, context_lengths, losses, on_length):
+def _measure(run, tokens, positions, lengths, losses, on_length):
     """Fills the losses of a run."""
-    label = run.facts["label"]
+    label, sizes = run.facts["label"], (*run.sizes, FLAGS.batch_size)
     with progress_bar(losses.size, "reading", label) as show:
 
         def on_progress(done, _):
@@ -174,21 +156,17 @@ def _measure(run, tokens, positions, context_lengths, losses, on_length):
             rows, is_unfinished = divmod(done, len(positions))
             if not is_unfinished:
                 nll = losses[rows - 1].mean(dtype=float)
-                on_length(label, context_lengths[rows - 1], nll)
+                on_length(label, lengths[rows - 1], nll)
 
-        run.context_losses(
-            tokens, positions, context_lengths, on_progress, losses
+        context_losses(
+            run.model, tokens, positions, lengths, *sizes, on_progress, losses
         )
 
 
-def _num_rows(losses):
-    """Returns how many pairs of model and context length are measured."""
-    return int(np.isfinite(losses).all(axis=-1).sum())
-
-
 def _done(losses):
-    num_models, num_lengths, _ = losses.shape
-    return f"{_num_rows(losses)} of {num_models * num_lengths} measured"
+    """Describes how many pairs of model and context length are measured."""
+    is_done = np.isfinite(losses).all(axis=-1)
+    return f"{is_done.sum()} of {is_done.size} measured"
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 r"""Compiles the claims of tpu_configs/ and writes their table.
 
     python train/tpu_table.py
-    python train/tpu_table.py --write_only
 
-A claim, one line of tpu_configs/claims.csv, is that an experiment fits on a TPU
-slice. `train/main.py --compile_only` compiles its training step, in minutes for
-a large model; the report is a line of tpu_configs/compiled.jsonl. Reports by
-the installed versions are not compiled again: after a change of the model or
-the training step remove their lines. Exits with code 1 if a claim does not fit
+A claim, the first fields of a line of tpu_configs/compiled.jsonl, is that an
+experiment fits on a TPU slice. `train/main.py --compile_only` compiles its
+training step, in minutes for a large model; its report completes the line.
+Reports by the installed versions are not compiled again: after a change of the
+training step remove all other fields. Exits with code 1 if a claim does not fit
 or compile. It needs `pip install "txl_keras[tpu_compile]"`.
 """
 
-import csv
 import json
 import pathlib
 import re
@@ -21,37 +19,20 @@ import tempfile
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-from absl import flags
-
 from txl_keras.data.corpora.files import write_text
-from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.tpu.compiling import check_compiler
 from txl_keras.tpu.compiling import versions
 
-FLAGS = flags.FLAGS
-_SCRIPTS = pathlib.Path(__file__).parent
-_CONFIGS = _SCRIPTS.parent / "tpu_configs"
-_REPORTS = _CONFIGS / "compiled.jsonl"
-
-
-class Table(options.Options):
-    """Holds the options of this script.
-
-    write_only: Compile nothing; only write the table again.
-    """
-
-    write_only: bool = False
-
-
-Table.define()
+_MAIN = pathlib.Path(__file__).with_name("main.py")
+_REPORTS = _MAIN.parents[1] / "tpu_configs" / "compiled.jsonl"
 # Heading, field of a report, unit, format.
 _COLUMNS = (
     ("slice", "slice", None, "`{}`"),
     ("experiment", "experiment", None, "`{}`"),
     ("rows per replica", "rows", None, "{}"),
     ("`--accumulate_steps`", "accumulate_steps", None, "{}"),
-    ("`--attention_kernel`", "kernel", None, "{}"),
+    ("`--attention_kernel`", "attention_kernel", None, "{}"),
     ("peak, GiB", "peak", 2**30, "{:.1f}"),
     ("of", "usable", 2**30, "{:.1f}"),
     ("code, GiB", "code", 2**30, "{:.1f}"),
@@ -64,45 +45,43 @@ _COLUMNS = (
     ("utilization, at most", "utilization", 1, "{:.0%}"),
     ("compiled in, s", "compile_seconds", 1, "{:.0f}"),
 )
-# The fields of a report that identify its claim.
-_NAMES = ("slice", "experiment", "accumulate_steps", "attention_kernel")
+_CLAIM = ("slice", "experiment", "accumulate_steps", "attention_kernel")
 
 
 def main(_):
-    with (_CONFIGS / "claims.csv").open(newline="") as file:
-        claims = [
-            (x, y, int(steps), kernel == "yes")
-            for x, y, steps, kernel in [*csv.reader(file)][1:]
-        ]
-    found = map(json.loads, _REPORTS.read_text().splitlines())
-    reports = {tuple(map(report.get, _NAMES)): report for report in found}
-    failed = []
-    if not FLAGS.write_only:
-        check_compiler()
-        for claim in claims:
-            if reports.get(claim, {}).get("versions") == versions():
-                continue
-            print(f"--- {' '.join(map(str, claim))}", flush=True)
-            reports[claim] = _compile(*claim)
-            if not reports[claim].get("fits"):
-                failed.append(" ".join(map(str, claim)))
-                del reports[claim]
-            _write(claims, reports)
-    _write(claims, reports)
+    check_compiler()
+    reports = [*map(json.loads, _REPORTS.read_text().splitlines())]
+    for i, report in enumerate(reports):
+        if report.get("versions") != versions():
+            reports[i] = _compile({name: report[name] for name in _CLAIM})
+            lines = [json.dumps(x, separators=(",", ":")) for x in reports]
+            write_text("".join(f"{line}\n" for line in lines), str(_REPORTS))
+    guide = _REPORTS.with_name("README.md")
+    text = re.sub(
+        r"(?<=<!-- tpu_table -->\n).*(?=<!-- end of tpu_table -->)",
+        lambda match: table(reports),
+        guide.read_text("utf-8"),
+        flags=re.DOTALL,
+    )
+    guide.write_text(text, "utf-8")
+    failed = [report for report in reports if not report.get("fits")]
     if failed:
-        raise RuntimeError(f"Does not fit or compile: {'; '.join(failed)}.")
+        names = [" ".join(str(x[name]) for name in _CLAIM) for x in failed]
+        raise RuntimeError(f"Does not fit or compile: {'; '.join(names)}.")
 
 
-def _compile(slice_, experiment, *values):
-    """Compiles a training step; returns its report, `{}` on failure."""
+def _compile(claim):
+    """Returns a claim, completed by the report of its training step."""
+    print("---", *claim.values(), flush=True)
+    slice_, experiment, *values = claim.values()
     with tempfile.TemporaryDirectory() as workdir:
         subprocess.run(
             [
                 sys.executable,
-                _SCRIPTS / "main.py",
+                _MAIN,
                 f"--flagfile={experiment}",
                 f"--flagfile={slice_}",
-                *map("--{}={}".format, _NAMES[2:], values),
+                *map("--{}={}".format, _CLAIM[2:], values),
                 "--compile_only",
                 "--compile_steps=train",
                 f"--workdir={workdir}",
@@ -110,43 +89,29 @@ def _compile(slice_, experiment, *values):
             check=False,
         )
         path = pathlib.Path(workdir, "tpu_compile.json")
-        found = json.loads(path.read_text()) if path.exists() else {"steps": []}
-    return {
-        **dict(zip(_NAMES, (slice_, experiment, *values), strict=True)),
-        **dict(*found.pop("steps")),
-        **{name: found[name] for name in ("date", "versions") if name in found},
-    }
+        if not path.exists():
+            return claim
+        report = json.loads(path.read_text())
+    (step,) = report.pop("steps")
+    return {**claim, **report, **step}
 
 
-def _write(claims, reports):
-    """Writes the reports of all claims, in their order, and their table."""
-    found = [reports[claim] for claim in claims if claim in reports]
-    lines = [json.dumps(x, separators=(",", ":")) + "\n" for x in found]
-    write_text("".join(lines), str(_REPORTS))
-    days = sorted({report["date"] for report in found})
+def table(reports):
+    """Returns the table of the claims that fit, as Markdown."""
+    found = [report for report in reports if report.get("fits")]
     by = ", ".join(f"{k} {v}" for k, v in found[0]["versions"].items())
+    days = sorted(report["date"] for report in found)
     rows = [[column[0] for column in _COLUMNS], ["---"] * len(_COLUMNS)]
-    for report in found:
-        values = {**report, "kernel": "yes" * report["attention_kernel"]}
-        rows.append(
-            [
-                text.format(values[field] / unit if unit else values[field])
-                for _, field, unit, text in _COLUMNS
-            ]
-        )
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    status = (
-        f"Compiled: {len(found)} of {len(claims)} pairs of claims.csv. "
-        f"{days[0]} to {days[-1]}, {by}."
-    )
-    guide = _CONFIGS / "README.md"
-    text = re.sub(
-        r"(?<=<!-- tpu_table -->\n).*(?=<!-- end of tpu_table -->)",
-        lambda match: f"{status}\n\n{table}",
-        guide.read_text("utf-8"),
-        flags=re.DOTALL,
-    )
-    guide.write_text(text, "utf-8")
+    rows += [
+        [
+            text.format(report[field] / unit if unit else report[field])
+            for _, field, unit, text in _COLUMNS
+        ]
+        for report in found
+    ]
+    lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    when = f"{days[0]} to {days[-1]}, {by}"
+    return f"Compiled: {len(found)} of {len(reports)} pairs. {when}.\n\n{lines}"
 
 
 if __name__ == "__main__":

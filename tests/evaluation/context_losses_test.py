@@ -88,23 +88,19 @@ def test_positions_are_spread_over_the_text():
 
 def test_what_cannot_be_scored_is_refused():
     model = small_model(num_layers=1)
-    for positions, received in (
-        ([12, 60], "from 12 to 60"),
-        ([8, 20], "from 8 to 20"),
-        ([], "float64"),
-        ([[12]], r"shape=\(1, 1\)"),
-        ([12.5], "float64"),
+    for tokens, positions, lengths, segment_length, message in (
+        (TEXT, [12, 60], [9], 4, "`positions`.*from 12 to 60"),
+        (TEXT, [8, 20], [9], 4, "`positions`.*from 8 to 20"),
+        (TEXT, [], [9], 4, "`positions`.*float64"),
+        (TEXT, [[12]], [9], 4, r"`positions`.*shape=\(1, 1\)"),
+        (TEXT, [12.5], [9], 4, "`positions`.*float64"),
+        (TEXT, [12], [0, 5], 4, "context_lengths=0"),
+        (TEXT, [12], 5, 4, "`context_lengths` must be a list"),
+        (TEXT + V, [12], [5], 4, r"integers in \[0, 11\)"),
+        (TEXT, [12], [5], 0, "segment_length=0"),
     ):
-        with pytest.raises(ValueError, match=f"`positions`.*{received}"):
-            context_losses(model, TEXT, positions, [9], 4)
-    with pytest.raises(ValueError, match="context_lengths=0"):
-        context_losses(model, TEXT, [12], [0, 5], 4)
-    with pytest.raises(ValueError, match="`context_lengths` must be a list"):
-        context_losses(model, TEXT, [12], 5, 4)
-    with pytest.raises(ValueError, match=r"integers in \[0, 11\)"):
-        context_losses(model, TEXT + V, [12], [5], 4)
-    with pytest.raises(ValueError, match="segment_length=0"):
-        context_losses(model, TEXT, [12], [5], 0)
+        with pytest.raises(ValueError, match=message):
+            context_losses(model, tokens, positions, lengths, segment_length)
     model.softmax.biases[0].assign(np.full(V, np.nan))
     with pytest.raises(FloatingPointError, match="token 12 .* 5 tokens.*nan"):
         context_losses(model, TEXT, [12], [5], 4)

@@ -370,9 +370,7 @@ def test_a_backup_of_another_evaluation_is_refused(
     weight = model.backbone.blocks[0].weights[0]  # one that does not change
     before = weight.numpy()
     weight.assign(weight + 1.0)
-    message = (
-        "state holds .* same learning_rate, .* weights, .*remove the folder"
-    )
+    message = "state holds .* same learning_rate, .* weights, .*remove the file"
     with pytest.raises(ValueError, match=message):
         few.evaluate(segments, **options)
     weight.assign(before)

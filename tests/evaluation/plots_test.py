@@ -35,13 +35,14 @@ def test_the_ending_is_the_kind_of_file(ending, beginning, tmp_path):
 def test_losses_are_in_the_measure_of_the_field(unit, name, tmp_path):
     path = tmp_path / "curves.svg"
     curve = {
+        "tokens_per_step": 4,
         "train": {"steps": [10, 20], "nll": [4.0, 3.0]},
         "valid": {"steps": [20], "nll": [3.5]},
     }
     models = [{"label": name, **curve} for name in ("one", "two", "two")]
-    plot_learning_curves(models, str(path), unit)
+    plot_learning_curves({"unit": unit, "models": models}, str(path))
     texts = texts_of(path)
-    assert {name, "step", "one, train", "two, valid"} <= set(texts)
+    assert {name, f"{unit}s read", "one, train", "two, valid"} <= set(texts)
     assert texts.count("two, valid") == 1  # of two seeds
     path = tmp_path / "losses.svg"
     plot_losses(
@@ -71,7 +72,8 @@ def test_maps_name_heads_layers_and_few_tokens(tmp_path):
         "label": "none", "layers": [3], "heads": [4],
         "maps": np.tril(np.full((1, 1, 50, 50), 0.5)), "tokens": ["q"] * 50,
     }  # fmt: skip
-    plot_attention_maps([remembering, alone], str(path), "byte")
+    numbers = {"unit": "byte", "models": [remembering, alone]}
+    plot_attention_maps(numbers, str(path))
     texts = texts_of(path)
     assert [t for t in texts if t.startswith("head")] == [
         "head 1", "head 7"] * 2 + ["head 4"]  # fmt: skip

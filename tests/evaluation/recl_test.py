@@ -116,25 +116,24 @@ def test_a_gain_that_never_falls_makes_a_lower_bound():
 
 def test_what_is_no_group_or_no_measurement_is_refused():
     one, other = losses_of(4, 3, 3, 3), losses_of(5, 4, 3, 3)
-    refuse = effective_context_lengths
-    with pytest.raises(ValueError, match="two models or more.*Received: 1"):
-        refuse([one], LENGTHS)
-    with pytest.raises(ValueError, match="same shape"):
-        refuse([one, other[:, :3]], LENGTHS)
-    with pytest.raises(ValueError, match="`losses` must have the shape"):
-        refuse([one, other], LENGTHS[:3])
-    with pytest.raises(ValueError, match="finite, and of one token"):
-        refuse([one[:, :0], other[:, :0]], LENGTHS)
-    other[2, 1] = np.nan
-    with pytest.raises(ValueError, match="`losses` must be finite"):
-        refuse([one, other], LENGTHS)
-    for lengths in ([100, 200, 300, 500], [4, 3, 2, 1], [5, 5, 5, 5], [100]):
-        with pytest.raises(ValueError, match="`context_lengths` must be two"):
-            refuse([one, one], lengths)
-    with pytest.raises(ValueError, match="context_lengths=0"):
-        refuse([one, one], [0, 1, 2, 3])
-    for top_r in (0, 1.1, -0.5, math.nan):
-        with pytest.raises(ValueError, match="`top_r` must be"):
-            refuse([one, one], LENGTHS, top_r=top_r)
-    with pytest.raises(ValueError, match="`threshold` must be"):
-        refuse([one, one], LENGTHS, threshold=0)
+    unknown = other.copy()
+    unknown[2, 1] = np.nan
+    for group, lengths, options, message in (
+        ([one], LENGTHS, {}, "two models or more.*Received: 1"),
+        ([one, other[:, :3]], LENGTHS, {}, "same shape"),
+        ([one, other], LENGTHS[:3], {}, "`losses` must have the shape"),
+        ([one[:, :0]] * 2, LENGTHS, {}, "finite, and of one token"),
+        ([one, unknown], LENGTHS, {}, "`losses` must be finite"),
+        *(
+            ([one, one], lengths, {}, "`context_lengths` must be two")
+            for lengths in ([100, 200, 300, 500], [4, 3, 2, 1], [5] * 4, [100])
+        ),
+        ([one, one], [0, 1, 2, 3], {}, "context_lengths=0"),
+        *(
+            ([one, one], LENGTHS, {"top_r": top_r}, "`top_r` must be")
+            for top_r in (0, 1.1, -0.5, math.nan)
+        ),
+        ([one, one], LENGTHS, {"threshold": 0}, "`threshold` must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            effective_context_lengths(group, lengths, **options)

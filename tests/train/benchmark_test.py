@@ -130,34 +130,34 @@ def test_what_is_no_peer_is_named(program, message, fail, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags, message",
+    "flag, message",
     [
-        (["--experiment=training", "--backbone=lstm"], "`backbone` must be"),
+        ("--backbone=lstm", "`backbone` must be"),
         (
-            ["--experiment=training", "--attention_lengths=9"],
+            "--attention_lengths=9",
             "`attention_lengths` can only be given with --experiment=evalua",
         ),
         (
-            ["--experiment=training", "--peer_python=nowhere"],
+            "--peer_python=nowhere",
             "`peer_python` must be the path of an executable Python",
         ),
+        ("--cutoffs=auto", "`cutoffs` must be a list of integers"),
         (
-            ["--experiment=training", "--cutoffs=auto"],
-            "`cutoffs` must be a list of integers",
-        ),
-        (
-            ["--experiment=training", "--output=/proc/no/folder/a.jsonl"],
+            "--output=/proc/no/folder/a.jsonl",
             "`output` must be a folder that can be written to",
-        ),
-        (
-            [
-                "--experiment=training",
-                f"--peer_python={sys.executable}",
-                "--normalize_first",
-            ],
-            "`normalize_first` must be False with --peer_python",
         ),
     ],
 )
-def test_what_cannot_be_timed_is_said(flags, message, fail):
-    fail("benchmark.py", *TINY, *flags, messages=[message])
+def test_what_cannot_be_timed_is_said(flag, message, fail):
+    fail(
+        "benchmark.py", "--experiment=training", *TINY, flag,
+        messages=[message],
+    )  # fmt: skip
+
+
+def test_a_model_that_the_peer_has_not_is_refused(fail):
+    fail(
+        "benchmark.py", "--experiment=training", *TINY, "--normalize_first",
+        f"--peer_python={sys.executable}",
+        messages=["`normalize_first` must be False with --peer_python"],
+    )  # fmt: skip

@@ -50,14 +50,13 @@ def test_learning_curves_are_those_of_the_metrics(
         "--picture=learning_curves",
         f"--output={again}",
         f"--numbers={output.with_suffix('.json')}",
-        "--x_axis=tokens",
     )
     for text in ("one, valid", "bytes read"):
         assert f"<!-- {text} -->" in again.read_text("utf-8")
     both = f"--workdirs={run[0]},{words_run[0]}"
     error = fail("plot.py", *flags, both, "--labels=a,b")
-    assert "of bytes" in error
-    assert "of words" in error
+    assert "of byte" in error
+    assert "of word" in error
 
 
 def test_the_test_score_is_the_latest_of_most_tokens(run, succeed, tmp_path):
@@ -105,7 +104,7 @@ def test_runs_of_one_label_are_seeds(succeed, fail, tmp_path):
     words = write("words", 3.0, 3.0, "word")
     fail(
         *flags, f"--numbers={files[0]},{words}",
-        messages=["one unit", "characters", "words"],
+        messages=["one unit", "of character", "of word"],
     )  # fmt: skip
     fail(
         *flags, f"--numbers={files[0]},{files[0]}",
@@ -217,8 +216,8 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
         "attention": (
             ([one, text, "--layers=1"], ["`layers`", "layers=[1]"]),
             ([two, text, "--heads=0,2"], ["`heads`", "from 0 to 1"]),
-            ([one, "--heads=x"], ["`heads` must be numbers", "=x"]),
-            ([one, "--heads="], ["`heads` must be numbers"]),
+            ([one, text, "--heads=x"], ["`heads` must be numbers", "=x"]),
+            ([one, text, "--heads="], ["`heads` must be numbers"]),
             (
                 [one, text, "--segment_length=9999"],
                 ["`segment_length` and", "9999", "tokens"],

@@ -97,7 +97,7 @@ def test_a_measurement_that_was_stopped_goes_on(
             "recl.py", *flags, changed, f"--output={output}",
             messages=[
                 str(state), "num_positions", "context_lengths",
-                "remove the folder",
+                "remove the file",
             ],
         )  # fmt: skip
     printed = succeed("recl.py", *flags, f"--output={output}")

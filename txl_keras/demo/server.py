@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from txl_keras.evaluation.surprise import fill_template
+from txl_keras.evaluation.surprise import fill_page
 from txl_keras.json_files import parse_json
 
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
@@ -41,14 +41,14 @@ _BUSY = (
 )
 
 
-class DemoServer(http.server.ThreadingHTTPServer):
+class DemoServer(socketserver.ThreadingTCPServer):
     """Serves the page and the answers of a `Playground`.
 
     Listens as soon as it is created, so that a port that is in use is an error
     before a model is loaded. Visitors who come early wait for `serve`.
     """
 
-    daemon_threads = True
+    daemon_threads = allow_reuse_address = True
     request_queue_size = _MAX_CONNECTIONS
 
     def __init__(self, host, port):
@@ -72,14 +72,8 @@ class DemoServer(http.server.ThreadingHTTPServer):
     def serve(self, playground):
         """Answers visitors until `shutdown` is called, or an exception."""
         self.playground = playground
-        self.page = fill_template(
-            _TEMPLATE, "Playground", playground.describe()
-        )
+        self.page = fill_page("Playground", playground.describe(), _TEMPLATE)
         self.serve_forever()
-
-    def server_bind(self):
-        # That of the base class asks a name server for the name of the host.
-        socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request, client_address):
         """Answers a connection in a thread, or refuses it at once."""

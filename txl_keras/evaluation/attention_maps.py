@@ -120,11 +120,11 @@ def attention_by_distance(maps):
             f"maps.shape={maps.shape}"
         )
     # The diagonal with offset k holds the keys j = i + k.
-    diagonals = [
-        np.diagonal(maps, num_memory - distance, -2, -1)
+    means = [
+        np.diagonal(maps, num_memory - distance, -2, -1).mean(axis=-1)
         for distance in range(num_keys)
     ]
-    return np.stack([keys.mean(axis=-1) for keys in diagonals], axis=-1)
+    return np.stack(means, axis=-1)
 
 
 def mean_attention_by_distance(

@@ -1,11 +1,13 @@
-"""Keeps the state of a long measurement in a folder until it is finished."""
+"""Keeps the state of a long measurement in a file until it is finished."""
 
 import hashlib
 import json
 
 import numpy as np
+import safetensors.numpy
+import tensorflow as tf
 
-from txl_keras.training import bundles
+from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.weights import weights_by_name
 
 
@@ -13,39 +15,46 @@ class Backup:
     """Saves arrays by name, and restores them for the same settings only."""
 
     # `settings` is a dictionary that JSON can hold, of all that the state
-    # depends on. Only arrays named `results/...` may hold NaN.
+    # depends on. NumPy's safetensors read no bfloat16.
 
-    def __init__(self, folder, settings):
-        self._folder = folder
+    def __init__(self, path, settings):
+        self._path = path
         self._names = ", ".join(settings)
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-        self._hash = int.from_bytes(digest.digest()[:8], "big", signed=True)
+        settings = json.dumps(settings, sort_keys=True).encode()
+        self._settings = np.frombuffer(settings, np.uint8)
 
-    def save(self, step, state):
+    def save(self, state):
         """Saves a state in place of the one before."""
-        numbers = {"step": np.int64(step), "run": np.int64(self._hash)}
-        bundles.write_checkpoint(
-            self._folder, {**numbers, **state}, max_to_keep=1
-        )
+        data = safetensors.numpy.save({**state, "settings": self._settings})
+        with (
+            renamed_when_complete(self._path) as unfinished,
+            tf.io.gfile.GFile(unfinished, "wb") as file,
+        ):
+            file.write(data)
 
-    def restore(self, shapes):
-        """Returns the saved state, with its `step`; `None` without any."""
-        if not bundles.saved_steps(self._folder):
+    def restore(self):
+        """Returns the saved state; `None` without any."""
+        if not tf.io.gfile.exists(self._path):
             return None
-        shapes = {"step": (), "run": (), **shapes}
+        with tf.io.gfile.GFile(self._path, "rb") as file:
+            data = file.read()
         try:
-            return bundles.read_newest(self._folder, shapes, self._hash)
-        except ValueError as error:
+            state = safetensors.numpy.load(data)
+        except safetensors.SafetensorError:
+            state = {}
+        if not np.array_equal(state.get("settings"), self._settings):
             raise ValueError(
-                f"{self._folder} holds a part of another measurement, or is "
+                f"{self._path} holds a part of another measurement, or is "
                 f"damaged. It goes on only with the same {self._names}: run "
-                "the command that was stopped, or remove the folder to begin "
-                f"again. ({error})"
-            ) from error
+                "the command that was stopped, or remove the file to begin "
+                "again."
+            )
+        return state
 
     def remove(self):
-        """Removes the files, and the folder if it holds nothing else."""
-        bundles.remove_checkpoints(self._folder)
+        """Removes the file, if there is one."""
+        if tf.io.gfile.exists(self._path):
+            tf.io.gfile.remove(self._path)
 
 
 def weights_hash(model):

@@ -152,7 +152,7 @@ class DynamicEvaluator:
                 scored so far and their total number.
             token_nll: Optional float32 array of shape `(P + 1,)`, filled with
                 the nats of every token, as by `Evaluator.evaluate`.
-            backup: Optional string, a folder. The state is saved there every
+            backup: Optional string, a file. The state is saved there every
                 five minutes and when a stop is requested. If it holds the state
                 of the same evaluation, that goes on with the same result. It is
                 removed at the end.
@@ -214,8 +214,7 @@ class DynamicEvaluator:
             if done == len(segments):
                 break  # a stop has come too late
             if backup is not None and (is_stopped or is_due):
-                values = bundles.copies(self._state(memory))
-                backup.save(done, {"results/nll": token_nll, **values})
+                backup.save(self._state(done, token_nll, memory))
                 saved = time.monotonic()
             if is_stopped:
                 return False
@@ -233,12 +232,10 @@ class DynamicEvaluator:
             nll, memory, _ = self._gradients(segments, step, memory)
             positions = segments.target_positions(step)
             is_scored = positions >= 0
-            if step < (first + len(segments)) // 2:
-                continue
-            sums += (
-                np.sum(token_nll[positions[is_scored]], dtype=float),
-                np.sum(nll.numpy()[is_scored], dtype=float),
-            )
+            if step >= (first + len(segments)) // 2:
+                changed = token_nll[positions[is_scored]]
+                pair = changed, nll.numpy()[is_scored]
+                sums += [np.sum(losses, dtype=float) for losses in pair]
         if sums[0] > _ASTRAY * sums[1]:
             logging.warning(
                 "Dynamic evaluation has ruined the weights: at the end of the "
@@ -300,32 +297,31 @@ class DynamicEvaluator:
             ),
         }
 
-    def _state(self, memory):
-        """Returns the weights that change and a memory by names in a backup."""
-        variables = self._gradients.variables
+    def _state(self, done, token_nll, memory):
+        """Returns arrays from which `_restore` goes on."""
+        variables, states = self._gradients.variables, tf.nest.flatten(memory)
+        # Exact for the dtypes of a memory, and arrays that NumPy can save.
+        states = [tf.cast(state, "float32").numpy() for state in states]
         return {
-            **{f"weights/{name}": v for name, v in variables.items()},
-            **{
-                f"memory/{i:03}": state
-                for i, state in enumerate(tf.nest.flatten(memory))
-            },
+            "done": np.array(done),
+            "nll": token_nll,
+            **{f"weights/{name}": v.numpy() for name, v in variables.items()},
+            **{f"memory/{i}": state for i, state in enumerate(states)},
         }
 
     def _restore(self, backup, memory, token_nll):
         """Returns the segments done and the memory, from a backup if any."""
-        state = self._state(memory)
-        shapes = bundles.shapes_of(state)
-        saved = backup.restore({"results/nll": token_nll.shape, **shapes})
+        saved = backup.restore()
         if saved is None:
             return 0, memory
-        states = []
-        for name, value in state.items():
-            if isinstance(value, tf.Variable):
-                value.assign(saved[name])
-            else:
-                states.append(tf.cast(saved[name], value.dtype))
-        token_nll[:] = saved["results/nll"]
-        return int(saved["step"]), tf.nest.pack_sequence_as(memory, states)
+        for name, variable in self._gradients.variables.items():
+            variable.assign(saved[f"weights/{name}"])
+        token_nll[:] = saved["nll"]
+        states = [
+            tf.cast(saved[f"memory/{i}"], state.dtype)
+            for i, state in enumerate(tf.nest.flatten(memory))
+        ]
+        return int(saved["done"]), tf.nest.pack_sequence_as(memory, states)
 
 
 def collect_mean_square(

@@ -1,4 +1,8 @@
-"""Plots of training runs and evaluations."""
+"""Plots of training runs and evaluations.
+
+`numbers` are the content of a JSON file of `txl plot` or `txl recl`, or more of
+it: `unit`, which names a token, and `models`, each with a `label` and results.
+"""
 
 import os
 
@@ -24,160 +28,169 @@ _MAX_MARKS = 48  # points with a marker, or tokens with a label, along an axis
 
 def plot_learning_curve(metrics, path, unit="token", scores=None):
     """Plots bits per token against training steps."""
-    # `metrics` are the lines of metrics.jsonl; bits per byte, if there are any,
-    # are the axis on the right. `scores`, those of valid in results.json, may
-    # have `compressors`, which become lines.
+    # `metrics` are the lines of metrics.jsonl. `scores`, those of valid in
+    # results.json, may have `compressors`, which become lines.
     figure, axes = _figure("step", f"bits per {unit}")
     for label, curve in report.learning_curve(metrics).items():
-        axes.plot(
-            curve["steps"], [*map(bits_per_token, curve["nll"])], label=label
-        )
-    scored = [line.get("valid", line) for line in metrics]
-    sizes = [
-        line["bits_per_token"] / line["bits_per_byte"]
-        for line in (*scored, scores or {})
-        if line.get("bits_per_byte")
-    ]
-    for i, (name, value) in enumerate(
-        ((scores or {}).get("compressors") or {}).items()
-    ):
-        axes.axhline(
-            value * sizes[-1], linestyle="--", color=f"C{i + 2}", label=name
-        )
+        bits = [*map(bits_per_token, curve["nll"])]
+        axes.plot(curve["steps"], bits, label=label)
+    valid = [line["valid"] for line in metrics if "valid" in line]
+    scores = scores or [{}, *valid][-1]
+    if scores.get("bits_per_byte"):
+        size = scores["bits_per_token"] / scores["bits_per_byte"]
+        compressors = scores.get("compressors", {})
+        for i, (name, bits) in enumerate(compressors.items(), 2):
+            axes.axhline(bits * size, ls="--", color=f"C{i}", label=name)
+        if unit != "byte":
+            scales = (lambda bits: bits / size), (lambda bits: bits * size)
+            right = axes.secondary_yaxis("right", functions=scales)
+            right.set_ylabel("bits per byte")
     axes.legend()
-    if sizes and unit != "byte":
-        axes.secondary_yaxis(
-            "right",
-            functions=(lambda x: x / sizes[-1], lambda x: x * sizes[-1]),
-        ).set_ylabel("bits per byte")
     _save(figure, path)
 
 
-def plot_recl(models, path, unit="token"):
+def plot_recl(numbers, path):
     """Plots effective context lengths, one bar per model and r."""
-    # A model has a `label` and `recl`, a list of the results of
-    # `effective_context_lengths`, each with its `top_r`.
+    # `recl` of a model is a list of results of `effective_context_lengths`,
+    # each with its `top_r`.
+    models, unit = numbers["models"], numbers["unit"]
     figure, axes = _figure("", f"relative effective context length, {unit}s")
-    results = [*zip(*(model["recl"] for model in models), strict=True)]
-    width = 0.8 / len(results)
     places = np.arange(len(models))
-    for i, of_share in enumerate(results):
+    width = 0.8 / len(models[0]["recl"])
+    for i, results in enumerate(zip(*(m["recl"] for m in models), strict=True)):
         bars = axes.bar(
-            places + i * width,
-            [result["recl"] for result in of_share],
+            places - 0.4 + i * width,
+            [result["recl"] for result in results],
             width,
-            label=f"r = {of_share[0]['top_r']:g}",
+            align="edge",
+            label=f"r = {results[0]['top_r']:g}",
         )
-        axes.bar_label(bars, map(recl_label, of_share), fontsize="small")
-    axes.set_xticks(
-        places + (len(results) - 1) / 2 * width,
-        [model["label"] for model in models],
-        rotation=20,
-        ha="right",
-    )
+        axes.bar_label(bars, map(recl_label, results), fontsize="small")
+    labels = [model["label"] for model in models]
+    axes.set_xticks(places, labels, rotation=20, ha="right")
     axes.grid(visible=False, axis="x")
     axes.set_axisbelow(True)
     axes.legend()
     _save(figure, path)
 
 
-def plot_learning_curves(models, path, unit="token", by_tokens=False):
+def plot_learning_curves(numbers, path):
     """Plots the losses of several runs; those of one label have one colour."""
-    # A model has a `label`; `train` and `valid`, dictionaries of `steps` and
-    # `nll`; and, to plot by tokens, `tokens_per_step`.
+    # A model has `train` and `valid`, dictionaries of `steps` and `nll`; and
+    # `tokens_per_step`.
+    models, unit = numbers["models"], numbers["unit"]
+    labels = [*dict.fromkeys(model["label"] for model in models)]
     name, convert = report.measure(unit)
-    figure, axes = _figure(f"{unit}s read" if by_tokens else "step", name)
-    indices, losses = {}, {"train": [], "valid": []}
+    figure, axes = _figure(f"{unit}s read", name)
     for model in models:
-        label = model["label"]
-        is_first = label not in indices
-        index = indices.setdefault(label, len(indices))
-        mark = {"marker": _MARKERS[index % len(_MARKERS)], "markersize": 4}
-        for split, style in (
-            ("train", {"alpha": 0.5, "linewidth": 1}), ("valid", mark)
-        ):  # fmt: skip
-            x, nll = model[split]["steps"], model[split]["nll"]
-            if by_tokens:
-                x = np.multiply(x, model["tokens_per_step"])
-            text = f"{label}, {split}" if is_first and nll else None
-            _draw_curve(axes, index, (x, nll), text, convert, **style)
-            losses[split] += map(convert, nll)
+        style = _style(labels.index(model["label"]))
+        for split, of_split in (
+            ("train", {"marker": "", "alpha": 0.5, "linewidth": 1}),
+            ("valid", {"markersize": 4}),
+        ):
+            if not model[split]["nll"]:
+                continue
+            axes.plot(
+                np.multiply(model[split]["steps"], model["tokens_per_step"]),
+                [*map(convert, model[split]["nll"])],
+                label=f"{model['label']}, {split}",
+                **style | of_split,
+            )
+    valid = [nll for model in models for nll in model["valid"]["nll"]]
     if name == "ppl":  # it starts at about the size of the vocabulary
         axes.set_yscale("log")
-    elif losses["valid"]:  # these, and not the first steps, fill the picture
-        lowest = min(losses["train"] + losses["valid"])
-        axes.set_ylim(0.95 * lowest, 1.1 * max(losses["valid"]))
+    elif valid:  # these, and not the first steps, fill the picture
+        axes.set_ylim(top=1.1 * convert(max(valid)))
     axes.xaxis.set_major_formatter(EngFormatter())
-    axes.legend()
+    lines = {line.get_label(): line for line in axes.lines}  # seeds have one
+    axes.legend(handles=lines.values())
     _save(figure, path)
 
 
 def plot_losses(curves, path, x_label, unit, ticks):
     """Plots losses of several models on a logarithmic x axis."""
-    # The values of `curves`: see `_draw_curve`. x is at least 0 and ascending.
+    # The values of `curves` are lists: x, at least 0 and ascending; nats; and
+    # maybe the bounds of a band.
     name, convert = report.measure(unit)
     figure, axes = _figure(x_label, name)
-    for i, (label, curve) in enumerate(curves.items()):
-        has_marks = len(curve[0]) <= _MAX_MARKS
-        marker = _MARKERS[i % len(_MARKERS)] if has_marks else None
-        _draw_curve(axes, i, curve, label, convert, marker=marker)
+    for i, (label, (x, *losses)) in enumerate(curves.items()):
+        nll, *band = ([*map(convert, values)] for values in losses)
+        marker = {} if len(x) <= _MAX_MARKS else {"marker": ""}
+        axes.plot(x, nll, label=label, **_style(i) | marker)
+        if band:
+            color = axes.lines[-1].get_color()
+            axes.fill_between(x, *band, color=color, alpha=0.2, lw=0)
     positive = [n for x, *_ in curves.values() for n in x if n > 0]
-    first = min(positive, default=1)
     # Linear below the smallest positive x, because x may be 0.
-    axes.set_xscale("symlog", base=2, linthresh=first)
+    axes.set_xscale("symlog", base=2, linthresh=min(positive, default=1))
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
     axes.legend()
     _save(figure, path)
 
 
-def plot_attention_maps(models, path, unit="token"):
+def plot_context_losses(numbers, path):
+    """Plots the losses of several models by context length."""
+    x, unit = numbers["context_lengths"], numbers["unit"]
+    curves = {m["label"]: (x, m["nll"]) for m in numbers["models"]}
+    plot_losses(curves, path, f"context length, {unit}s", unit, x)
+
+
+def plot_positions(numbers, path):
+    """Plots the losses of several models by position in the segment."""
+    # A model has the results of `segment_position_losses`.
+    models, unit = numbers["models"], numbers["unit"]
+    curves = {m["label"]: report.merge_positions(m) for m in models}
+    count = min(min(model["num_tokens"]) for model in models)
+    x_label = (
+        f"{unit}s before it in the segment\n(means over at least {count:,} "
+        f"{unit}s; bands: two standard errors)"
+    )
+    length = max(len(model["nll"]) for model in models)
+    ticks = [2**i for i in range(length.bit_length())]
+    plot_losses(curves, path, x_label, unit, ticks)
+
+
+def plot_attention_maps(numbers, path):
     """Plots attention maps, one row per layer and one column per head."""
-    # A model has a `label`; `layers` and `heads`, their numbers; `maps` of
-    # `(layers, heads, T, S)`; and `tokens`, S strings. Grey is a probability of
-    # 0, such as that of a masked key.
-    rows = [(model, i) for model in models for i in range(len(model["layers"]))]
+    # A model has `layers` and `heads`, their numbers; `maps` of `(layers,
+    # heads, T, S)`; and `tokens`, S strings.
+    models, unit = numbers["models"], numbers["unit"]
+    num_rows = [len(model["layers"]) for model in models]
     num_columns = max(len(model["heads"]) for model in models)
     length, num_keys = np.max([m["maps"].shape[-2:] for m in models], axis=0)
     # Up to _MAX_MARKS, each key has a label.
     width = max(8 / num_columns, 0.14 * min(num_keys, _MAX_MARKS))
     height = max(width * length / num_keys, 1.5) + 0.4
-    figure = Figure(
-        figsize=(num_columns * width + 1.5, len(rows) * height + 1),
-        layout="constrained",
-    )
-    grid = figure.subplots(len(rows), num_columns, squeeze=False)
-    for panels, (model, i) in zip(grid, rows, strict=True):
-        for axes in panels[len(model["heads"]) :]:
-            axes.set_axis_off()
-        for axes, head, attention in zip(
-            panels, model["heads"], model["maps"][i], strict=False
-        ):
-            image = _draw_map(axes, attention, model["tokens"])
-            axes.set_title(f"head {head}", fontsize="small")
-            if i == len(model["layers"]) - 1:
-                memory = "memory | " if np.less(*attention.shape) else ""
-                axes.set_xlabel(f"{memory}segment: key ({unit})")
-        label = f"{model['label']}, layer {model['layers'][i]}"
-        panels[0].set_ylabel(f"{label}\nquery ({unit})")
-    figure.colorbar(
-        image, ax=grid, label="attention probability", extend="min",
-        aspect=40, shrink=min(1, 6 / (len(rows) * height)),
-    )  # fmt: skip
+    size = num_columns * width + 1.5, sum(num_rows) * height + 1
+    figure = Figure(figsize=size, layout="constrained")
+    parts = figure.subfigures(len(models), 1, False, height_ratios=num_rows)
+    for part, model in zip(parts[:, 0], models, strict=True):
+        shape = len(model["layers"]), len(model["heads"])
+        grid = part.subplots(*shape, squeeze=False)
+        for (i, j), axes in np.ndenumerate(grid):
+            image = _draw_map(axes, model["maps"][i][j], model["tokens"])
+            axes.set_title(f"head {model['heads'][j]}", fontsize="small")
+        for layer, axes in zip(model["layers"], grid[:, 0], strict=True):
+            label = f"{model['label']}, layer {layer}"
+            axes.set_ylabel(f"{label}\nquery ({unit})")
+        memory = "memory | " if np.less(*model["maps"].shape[-2:]) else ""
+        for axes in grid[-1]:
+            axes.set_xlabel(f"{memory}segment: key ({unit})")
+        part.colorbar(image, ax=grid, label="probability", extend="min")
     _save(figure, path)
 
 
-def plot_attention_by_distance(models, path, unit="token"):
+def plot_attention_by_distance(numbers, path):
     """Plots mean attention by distance, one row per head, as appendix D."""
-    # A model has a `label`; `layers` and `heads`, their numbers; and
-    # `attention` of `(layers, heads, S)`, the nearest key first.
+    # A model has `layers` and `heads`, their numbers; and `attention` of
+    # `(layers, heads, S)`, the nearest key first.
+    models = numbers["models"]
     attention = [np.asarray(m["attention"]) for m in models]
     heights = [max(2, 0.15 * a[..., 0].size) for a in attention]
     figure = Figure(figsize=(8, sum(heights) + 1), layout="constrained")
-    grid = figure.subplots(
-        len(models), squeeze=False, gridspec_kw={"height_ratios": heights}
-    )[:, 0]
-    for axes, model, of_model in zip(grid, models, attention, strict=True):
+    grid = figure.subplots(len(models), squeeze=False, height_ratios=heights)
+    for (axes,), model, of_model in zip(grid, models, attention, strict=True):
         num_layers, num_heads, num_keys = of_model.shape
         image = axes.imshow(
             of_model.reshape(-1, num_keys)[:, ::-1],
@@ -186,11 +199,10 @@ def plot_attention_by_distance(models, path, unit="token"):
             aspect="auto",
             interpolation="nearest",
         )
-        axes.set_yticks(
-            np.arange(num_layers) + 0.5, [f"layer {i}" for i in model["layers"]]
-        )
+        layers = [f"layer {i}" for i in model["layers"]]
+        axes.set_yticks(np.arange(num_layers) + 0.5, layers)
         axes.set_title(f"{model['label']}, {num_heads} heads per layer")
-        axes.set_xlabel(f"key, {unit}s from the query")
+        axes.set_xlabel(f"key, {numbers['unit']}s from the query")
     figure.colorbar(image, ax=grid, label="mean probability", extend="min")
     _save(figure, path)
 
@@ -208,28 +220,20 @@ def plot_statistics(counts, cutoffs, lengths, path):
         xlabel="rank" + "; dotted: cutoffs" * bool(cutoffs),
         ylabel="occurrences",
     )
-    longest = max(sizes.max() for sizes in lengths.values())
-    bins = np.geomspace(1, longest + 1, 50)
     for split, sizes in lengths.items():
-        # Shares, because the splits differ in size.
-        shares = np.full(len(sizes), 1 / len(sizes))
-        documents.hist(
-            sizes, bins, weights=shares, histtype="step", label=split
-        )
+        documents.ecdf(sizes, label=split)
     documents.set(
-        title="Documents", xlabel="tokens", ylabel="share", xscale="log"
+        title="Documents", xlabel="tokens", ylabel="share up to this length"
     )
+    documents.set_xscale("log")
     documents.legend()
     _save(figure, path)
 
 
-def _draw_curve(axes, index, curve, label, convert, **style):
-    """Draws a tuple of lists: x, nats and maybe the bounds of a band."""
-    x, nll, *band = ([*curve[0]], *([*map(convert, y)] for y in curve[1:]))
-    color = _COLORS[index % len(_COLORS)]
-    axes.plot(x, nll, color=color, label=label, **style)
-    if band:
-        axes.fill_between(x, *band, color=color, alpha=0.2, lw=0)
+def _style(index):
+    """Returns the colour and the marker of a curve."""
+    i = index % len(_COLORS)
+    return {"color": _COLORS[i], "marker": _MARKERS[i]}
 
 
 def _draw_map(axes, attention, tokens):
@@ -237,11 +241,11 @@ def _draw_map(axes, attention, tokens):
     length, num_keys = attention.shape
     num_memory = num_keys - length
     image = axes.imshow(
+        # Grey is a probability of 0, such as that of a masked key.
         np.ma.masked_equal(attention, 0),
         # The axes count positions in the segment; memory is negative.
         extent=(-num_memory - 0.5, length - 0.5, length - 0.5, -0.5),
         norm=LogNorm(1e-3, 1),
-        cmap="viridis",
         aspect="auto",
         interpolation="nearest",
     )
@@ -249,9 +253,8 @@ def _draw_map(axes, attention, tokens):
     if num_memory:
         axes.axvline(-0.5, color=_COLORS[1], linewidth=1.5)
     if num_keys <= _MAX_MARKS:
-        # A `$` in a text must not start a formula.
         font = {"fontsize": "x-small", "family": "monospace"}
-        font["parse_math"] = False
+        font["parse_math"] = False  # a `$` in a text starts no formula
         rotation = 90 if max(map(len, tokens)) > 2 else 0
         places = range(-num_memory, length)
         axes.set_xticks(places, tokens, rotation=rotation, **font)

@@ -75,56 +75,46 @@ def effective_context_lengths(
     check_shape("losses", losses, (None, len(context_lengths), None))
     if not (losses.size and np.isfinite(losses).all()):
         raise ValueError("`losses` must be finite, and of one token or more.")
-    by_length = losses.swapaxes(0, 1)  # [C, G, P]
-    steps = [
-        _gains(short, long, top_r)
-        for short, long in zip(by_length[:-1], by_length[1:], strict=True)
-    ]
-    return [
-        {
-            **_search(gains, context_lengths, threshold),
-            "standard_errors": errors,
-        }
-        for gains, errors in np.transpose(steps).tolist()  # [G, 2, C - 1]
-    ]
+    found = []
+    for gains, errors in zip(*_gains(losses, top_r), strict=True):
+        # Steps 1 and 2 of the algorithm.
+        is_small = (gains < threshold).tolist()
+        i = [*is_small, True].index(True)
+        bound = {0: "upper", len(gains): "lower"}.get(i)
+        found.append(
+            {
+                "recl": int(context_lengths[i]),
+                "bound": bound,
+                "gains": gains.tolist(),
+                "standard_errors": errors.tolist(),
+            }
+        )
+    return found
 
 
-def _gains(short, long, top_r):
-    """Returns the relative gains and their standard errors, `(2, G)`.
-
-    With the loss `l_i(c, t)` of model i at token t, given the c tokens before
-    it, appendix C defines
-
-        b(c, t) = min over i of l_i(c, t)                  the baseline
-        f_i(c, c') = mean over t in T of min(b(c, t), l_i(c', t))
-        g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)
-
-    where T are the positions with the largest b(c, t). A loss above the
-    baseline gives no gain, because another model reaches the baseline with
-    less context. `short` and `long`, `(G, P)`, are `l_i(c, t)`, `l_i(c', t)`.
-    """
-    short, long = np.asarray(short, float), np.asarray(long, float)
-    baseline = short.min(axis=0)  # b(c, t), [P]
-    # The top-r positions by b(c, t); ties: first.
-    count = max(1, round(top_r * len(baseline)))
-    hard = np.argsort(-baseline, kind="stable")[:count]
+def _gains(losses, top_r):
+    """Returns relative gains and their standard errors, `(G, C - 1)` each."""
+    # With the loss `l_i(c, t)` of model i at token t, given the c tokens before
+    # it, appendix C defines
+    #
+    #     b(c, t) = min over i of l_i(c, t)                  the baseline
+    #     f_i(c, c') = mean over t in T of min(b(c, t), l_i(c', t))
+    #     g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)
+    #
+    # where T are the positions with the largest b(c, t). A loss above the
+    # baseline gives no gain, because another model reaches the baseline with
+    # less context.
+    baseline = losses.min(axis=0)[:-1]  # b(c, t), [C - 1, P]
     # f_i(c, c) is the mean of b, because no model is below b at c.
-    changes = np.minimum(baseline, long)[:, hard] - baseline[hard]
+    changes = np.minimum(baseline, losses[:, 1:]) - baseline
+    # The top-r positions by b(c, t); ties: first.
+    count = max(1, round(top_r * losses.shape[2]))
+    hard = np.argsort(-baseline, axis=1, kind="stable")[None, :, :count]
+    changes = np.take_along_axis(changes, hard, axis=2)
     # f_i(c, c') - f_i(c, c). The fraction of g_i is reduced by exp(f_i(c, c)),
     # which alone may overflow.
-    factor = np.exp(changes.mean(axis=1))  # [G]
-    error = changes.std(axis=1) / np.sqrt(changes.shape[1])
-    return np.stack([1 - factor, factor * error])
-
-
-def _search(gains, context_lengths, threshold):
-    """Runs steps 1 and 2 of the algorithm of appendix C for one model."""
-    paying = 0
-    while paying < len(gains) and gains[paying] >= threshold:
-        paying += 1
-    bound = {0: "upper", len(gains): "lower"}.get(paying)
-    recl = int(context_lengths[paying])
-    return {"recl": recl, "bound": bound, "gains": gains}
+    factor = np.exp(changes.mean(axis=2))
+    return 1 - factor, factor * changes.std(axis=2) / np.sqrt(count)
 
 
 def recl_label(result):

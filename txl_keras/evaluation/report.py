@@ -72,29 +72,22 @@ def left_out(tokens, all_tokens):
     return {"of_tokens": len(all_tokens) - 1}
 
 
-def score(nll, tokenizer, text=None):
+def score(nll, tokenizer, text=None, over=""):
     """Formats a loss in nats per token in its usual unit: `"1.061 bpc"`."""
     # With `text`, a result of `measure_text`, also in bits per byte, beside
-    # those of compressors.
+    # those of compressors. `over` follows the first score.
     name, convert = measure(tokenizer.unit)
     digits = 2 if convert is perplexity else 3
-    line = f"{convert(nll):.{digits}f} {name}"
+    line = f"{convert(nll):.{digits}f} {name}{over}"
     if text is None:
         return line
-    bits_per_byte = bits_per_token(nll) / text["bytes_per_token"]
-    return line + _in_bits_per_byte(
-        bits_per_byte, text.get("compressors", {}), tokenizer
-    )
-
-
-def _in_bits_per_byte(value, compressors, tokenizer):
-    line = ""
     if tokenizer.unit != "byte":
-        line = f", {value:.3f} bits per byte"
-    others = ", ".join(
-        f"{name} {value:.3f}" for name, value in compressors.items()
-    )
-    return f"{line} ({others})" if others else line
+        bits_per_byte = bits_per_token(nll) / text["bytes_per_token"]
+        line += f", {bits_per_byte:.3f} bits per byte"
+    others = [
+        f"{k} {bits:.3f}" for k, bits in text.get("compressors", {}).items()
+    ]
+    return f"{line} ({', '.join(others)})" if others else line
 
 
 def measure(unit):
@@ -115,12 +108,11 @@ def describe(scores, tokenizer):
     tokens = f"{scores['num_tokens']:,}"
     if scores.get("of_tokens"):
         tokens = f"the first {tokens} of {scores['of_tokens']:,}"
-    line = f"{score(scores['nll'], tokenizer)} over {tokens} tokens"
-    if "bits_per_byte" not in scores:
-        return line
-    return line + _in_bits_per_byte(
-        scores["bits_per_byte"], scores["compressors"], tokenizer
-    )
+    text = None
+    if "bits_per_byte" in scores:
+        size = scores["bits_per_token"] / scores["bits_per_byte"]
+        text = {**scores, "bytes_per_token": size}
+    return score(scores["nll"], tokenizer, text, f" over {tokens} tokens")
 
 
 def learning_curve(metrics):

@@ -73,12 +73,7 @@ def surprise_page(
     return fill_page(title, reader.read(reader.encode(text)))
 
 
-def fill_page(title, data):
-    """Returns the page of what `SurpriseReader.read` found."""
-    return fill_template(_TEMPLATE, title, data)
-
-
-def fill_template(template, title, data):
+def fill_page(title, data, template=_TEMPLATE):
     """Returns the HTML of a template file, with a title and data for it."""
     # Nothing in the data can end the script element that holds it.
     content = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

@@ -38,16 +38,14 @@ def create_token_file(path, num_tokens):
             "`token_nll` must be a local file, because its numbers are "
             f"not written in order. Received: {path}"
         )
-    magic = np.lib.format.MAGIC_PREFIX
-    is_other = False
     if os.path.isfile(path):
+        magic = np.lib.format.MAGIC_PREFIX
         with open(path, "rb") as file:
-            is_other = file.read(len(magic)) != magic
-    if is_other:
-        raise ValueError(
-            "`token_nll` must be a new file, or one of NumPy to replace. "
-            f"Received: {path}, which is another file"
-        )
+            if file.read(len(magic)) != magic:
+                raise ValueError(
+                    "`token_nll` must be a new file, or one of NumPy to "
+                    f"replace. Received: {path}, which is another file"
+                )
     with renamed_when_complete(path) as unfinished:
         try:
             if os.path.isdir(path):

@@ -9,7 +9,6 @@ from absl import flags
 from txl_keras.checks import check_integer
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.preparation import tokenizer_hash
-from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
@@ -88,10 +87,22 @@ def check_different(name, paths, kind):
         )
 
 
+def check_equal(name, kind, facts):
+    """Raises `ValueError` unless the runs or files of a flag share a fact."""
+    facts = [*facts]
+    if len(set(facts)) > 1:
+        received = map("{} of {}".format, FLAGS[name].value, facts)
+        raise ValueError(
+            f"`{name}` must have one {kind}, so that their losses can be "
+            f"compared. Received: {', '.join(received)}"
+        )
+
+
 def labels(may_repeat=False):
     """Returns names of runs: `--labels`, folder names, or paths."""
     # With `may_repeat` runs may share a name of `--labels`.
     received, paths = FLAGS.labels, FLAGS.workdirs
+    check_different("workdirs", paths, "runs")
     if not received:
         folders = [os.path.basename(path.rstrip("/")) for path in paths]
         return folders if len(set(folders)) == len(folders) else paths
@@ -111,23 +122,8 @@ class Run:
 
     model: object
     facts: dict
-    segment_length: int
-    memory_length: int
+    sizes: tuple  # segment length and memory length
     reset_documents: bool
-
-    def context_losses(self, tokens, positions, lengths, on_progress, out=None):
-        """Computes losses by `--batch_size` rows at once."""
-        return context_losses(
-            self.model,
-            tokens,
-            positions,
-            lengths,
-            self.segment_length,
-            self.memory_length,
-            FLAGS.batch_size,
-            on_progress,
-            out,
-        )
 
 
 def open_group(segment_length=None, memory_length=None):
@@ -135,27 +131,18 @@ def open_group(segment_length=None, memory_length=None):
     # Returns the `Run`s, their tokenizer, the name of the text, facts about it
     # to write as JSON, and the `PreparedSplit`. The lengths are by default
     # those of the runs.
-    names, paths = labels(), FLAGS.workdirs
-    workdirs = [Workdir(path) for path in paths]
+    names, workdirs = labels(), [Workdir(path) for path in FLAGS.workdirs]
     for workdir in workdirs:
         workdir.check_model_class()
     tokenizers = [workdir.load_tokenizer() for workdir in workdirs]
-    hashes = [tokenizer_hash(tokenizer) for tokenizer in tokenizers]
-    for path, received in zip(paths, hashes, strict=True):
-        if received != hashes[0]:
-            raise ValueError(
-                "`workdirs` must be runs of one tokenizer, so that their "
-                f"losses can be compared. Received: {paths[0]}, of tokenizer "
-                f"{hashes[0]}, and {path}, of {received}"
-            )
+    check_equal("workdirs", "tokenizer", map(tokenizer_hash, tokenizers))
     configs = [workdir.read_config() for workdir in workdirs]
     name, text, split = _prepare_split(configs, tokenizers[0])
     # Open all runs first, so that errors come before any long computation.
     runs = []
     for label, workdir, config in zip(names, workdirs, configs, strict=True):
         model, step = workdir.load_model(FLAGS.checkpoint)
-        run_flags = config["flags"]
-        length = segment_length or run_flags.get("segment_length")
+        length = segment_length or config["flags"].get("segment_length")
         check_integer("segment_length", length, 1)
         model.backbone.check_positions(length)
         memory = memory_length
@@ -169,8 +156,8 @@ def open_group(segment_length=None, memory_length=None):
             "segment_length": length,
             "memory_length": memory,
         }
-        resets = run_flags.get("reset_documents", False)
-        runs.append(Run(model, facts, length, memory, resets))
+        resets = config["flags"].get("reset_documents", False)
+        runs.append(Run(model, facts, (length, memory), resets))
     return runs, tokenizers[0], name, text, split
 
 

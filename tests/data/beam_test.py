@@ -312,7 +312,7 @@ def test_a_worker_that_dies_is_not_waited_for(tmp_path):
     (tmp_path / "beam").mkdir()
     beam = Beam("DirectRunner", folder=str(tmp_path / "beam"))
     with pytest.raises(RuntimeError, match="return code -9") as error:
-        beam.map("step", dies, {"one": 1})
+        beam.map("step", dies, [1])
     assert "run the same command again" in str(error.value)
 
 
@@ -329,7 +329,7 @@ def test_a_run_whose_worker_was_killed_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     (tmp_path / "beam").mkdir()
     beam = Beam("DirectRunner", PROCESSES, str(tmp_path / "beam"))
-    items = {str(i): str(tmp_path / "marker") for i in range(4)}
+    items = [str(tmp_path / "marker")] * 4
     with pytest.raises(RuntimeError, match="run the same command again"):
         beam.map("step", killed_once, items)
     assert list(beam.map("step", killed_once, items)) == ["marker"] * 4

@@ -88,15 +88,12 @@ def _cut(path, place, end, size, delimiter):
 
 def _find(path, start, stop, delimiter):
     """Returns the end of the first delimiter from `start` on, or None."""
-    rest, offset = b"", start
+    rest, end = b"", start
     for chunk in files.read_bytes(path, start, stop):
-        rest += chunk
-        found = rest.find(delimiter)
-        if found >= 0:
-            return offset + found + len(delimiter)
-        kept = rest[max(0, len(rest) - len(delimiter) + 1) :]
-        offset += len(rest) - len(kept)
-        rest = kept
+        rest = rest[max(0, len(rest) - len(delimiter) + 1) :] + chunk
+        end += len(chunk)
+        if delimiter in rest:
+            return end - len(rest) + rest.find(delimiter) + len(delimiter)
     return None
 
 

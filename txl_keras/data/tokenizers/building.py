@@ -178,23 +178,15 @@ def _count(function, blocks, **options):
 
 def _map(function, corpus, splits, beam, threads=False):
     """Yields `function(blocks)` of each block, or with Beam of each section."""
-    if beam is None:
-        for split in splits:
-            yield from map_blocks(
-                lambda block: function([block]),
-                corpus,
-                split,
-                "Counting",
-                threads,
-            )
+    if beam is not None:
+        sections = [x for split in splits for x in corpus.sections(split)]
+        function = functools.partial(_of_section, function)
+        yield from beam.map("count", function, sections)
         return
-    sections = {
-        f"{split}-{number}": section
-        for split in splits
-        for number, section in enumerate(corpus.sections(split))
-    }
-    function = functools.partial(_of_section, function)
-    yield from beam.map("count", function, sections)
+    for split in splits:
+        yield from map_blocks(
+            lambda block: function([block]), corpus, split, "Counting", threads
+        )
 
 
 def _of_section(function, section):
@@ -246,12 +238,12 @@ def _check_train(corpus):
 
 def _sample_with(beam, corpus):
     """Yields the sample that `sample_sentences` draws, from all workers."""
-    sections = dict(enumerate(corpus.sections("train")))
+    sections = corpus.sections("train")
     sizes = list(beam.map("sentences", _size_of, sections))
     firsts = itertools.accumulate((size[0] for size in sizes), initial=0)
     draw = functools.partial(_drawn_text, sum(size[1] for size in sizes))
-    items = zip(sections.values(), firsts)  # noqa: B905, one more than sections
-    yield from beam.map("sample", draw, dict(enumerate(items)))
+    items = [*zip(sections, firsts, strict=False)]
+    yield from beam.map("sample", draw, items)
 
 
 def _size_of(section):

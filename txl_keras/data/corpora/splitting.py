@@ -65,18 +65,6 @@ def cuts(path, start, stop, size, delimiter=None):
     return sorted({*found} - {start, stop})
 
 
-def grouped(parts, size):
-    """Groups consecutive parts of files until a group has `size` bytes."""
-    groups, filled = [], size
-    for part in parts:
-        if filled >= size or part.continues:
-            groups.append([])
-            filled = 0
-        groups[-1].append(part)
-        filled += part.num_bytes
-    return groups
-
-
 def _cut(path, place, end, size, delimiter):
     """Returns the first byte from `place` on where a split may begin."""
     if delimiter is None:

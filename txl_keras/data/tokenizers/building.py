@@ -62,6 +62,8 @@ OPTIONS = {
     "wordpiece": ("vocabulary", "unknown", "line_end", "lower_case"),
     "ids": ("vocabulary_size",),
 }  # fmt: skip
+# Those that a vocabulary is built with.
+_COUNTED = {"vocabulary_size", "min_count", "model_type", "character_coverage"}
 
 
 def build_tokenizer(name, corpus, beam=None, **options):
@@ -104,6 +106,12 @@ def build_tokenizer(name, corpus, beam=None, **options):
             f"{sorted(extra)}, which are not among its options. Received: "
             + ", ".join(f"{key}={extra[key]!r:.40}" for key in sorted(extra))
         )
+    counted = sorted(_COUNTED & options.keys())
+    if counted and "vocabulary" in options:
+        raise ValueError(
+            f"{counted} must be left out where a `vocabulary` is given, "
+            "because it is used as it is."
+        )
     check_kind(corpus, name == "ids")
     return _BUILDERS[name](corpus, beam, **options)
 
@@ -130,7 +138,6 @@ def _build_characters(corpus, beam, drop_newlines=False):
 def _build_words(corpus, beam, vocabulary=None, **options):
     options = {key: None if v == "" else v for key, v in options.items()}
     if vocabulary is not None:
-        _check_not_counted("min_count", "vocabulary_size", **options)
         return WordTokenizer(vocabulary, **options)
     _check_train(corpus)
     num_kept = options.get("vocabulary_size")
@@ -195,9 +202,6 @@ def _of_section(function, section):
 
 def _build_sentence_piece(corpus, beam, vocabulary=None, **options):
     if vocabulary is not None:
-        _check_not_counted(
-            "vocabulary_size", "model_type", "character_coverage", **options
-        )
         return SentencePieceTokenizer.from_file(vocabulary, **options)
     if options.get("line_end") is not None:
         raise ValueError(
@@ -282,15 +286,6 @@ def _build_ids(corpus, beam, vocabulary_size=None):
 def _largest_id(blocks):
     ids = (ids for block in blocks for ids in block.pieces)
     return max((int(part.max(initial=0)) for part in ids), default=0)
-
-
-def _check_not_counted(*names, **options):
-    given = [name for name in names if options.get(name) is not None]
-    if given:
-        raise ValueError(
-            f"{given} must be left out where a `vocabulary` is given, "
-            "because it is used as it is."
-        )
 
 
 _BUILDERS = {

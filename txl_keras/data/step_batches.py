@@ -66,9 +66,7 @@ class StepBatches:
         Returns:
             A `tf.data.Dataset` of dicts with static shapes.
         """
-        if num_rows is None:
-            num_rows = self.batch_size - first_row
-        return self._dataset(first_step, num_steps, first_row, 1, num_rows)
+        return self._dataset(first_step, num_steps, [(first_row, num_rows)])
 
     def distribute(
         self, strategy, first_step=0, num_steps=None, in_memory=False
@@ -89,32 +87,24 @@ class StepBatches:
         Returns:
             A `tf.distribute.DistributedDataset` of dicts, one element per step.
         """
-        return _distribute(
-            lambda *rows: self._dataset(
-                first_step, num_steps, *rows, in_memory
-            ),
-            self.batch_size,
-            strategy,
-        )
 
-    def _dataset(
-        self,
-        first_step,
-        num_steps,
-        first_row,
-        num_parts,
-        num_rows,
-        in_memory=False,
-    ):
-        """Makes `num_parts` elements per step, for consecutive replicas."""
+        def make_dataset(first, local, rows):
+            parts = [(first + i * rows, rows) for i in range(local)]
+            return self._dataset(first_step, num_steps, parts, in_memory)
+
+        return _distribute(make_dataset, self.batch_size, strategy)
+
+    def _dataset(self, first_step, num_steps, parts, in_memory=False):
+        """Makes an element per step and part, a first row and a number."""
         start, end = check_integer("first_step", first_step, 0), NO_END
+        num_parts = len(parts)
         start *= num_parts
         if num_steps is not None or in_memory:
             end = start + check_integer("num_steps", num_steps, 1) * num_parts
 
         def element(index):
             step, part = divmod(int(index), num_parts)
-            return self.batch(step, first_row + part * num_rows, num_rows)
+            return self.batch(step, *parts[part])
 
         if in_memory:
             batches = list(map(element, range(start, end)))

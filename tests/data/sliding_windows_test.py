@@ -81,11 +81,9 @@ def test_a_text_shorter_than_a_window_is_padded():
 
 def test_rows_can_be_read_alone_and_datasets_have_static_shapes():
     windows = SlidingWindows(TOKENS, 3, 5, 2)
-    for step, element in enumerate(windows.dataset(num_steps=len(windows))):
-        batch = windows.batch(step)
-        assert element.keys() == batch.keys()
-        for key in element:
-            np.testing.assert_array_equal(element[key], batch[key])
+    dataset = windows.dataset(num_steps=len(windows))
+    for step, element in enumerate(dataset.as_numpy_iterator()):
+        np.testing.assert_equal(element, windows.batch(step))
     part = windows.batch(1, first_row=1, num_rows=2)
     assert part["inputs"].tolist() == windows.batch(1)["inputs"][1:].tolist()
     spec = windows.dataset(first_row=1, num_rows=2).element_spec

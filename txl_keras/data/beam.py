@@ -52,14 +52,14 @@ class Beam:
     def map(self, step, function, items):
         """Returns an iterator over `function(item)`, JSON values, in order.
 
-        The names of `step` and items, the keys of a dict, are those of the
-        files with the results. A ValueError of the function is raised here:
-        Beam would repeat the work.
+        The files with the results have the name `step`. A ValueError of the
+        function is raised here: Beam would repeat the work.
         """
         done = {*tf.io.gfile.listdir(self.folder)}
-        names = {name: f"{step}-{name}.json" for name in items}
-        paths = {n: os.path.join(self.folder, names[n]) for n in names}
-        left = [(items[n], paths[n]) for n in names if names[n] not in done]
+        names = [f"{step}-{number}.json" for number in range(len(items))]
+        paths = [os.path.join(self.folder, name) for name in names]
+        tasks = zip(items, paths, names, strict=True)
+        left = [(item, path) for item, path, name in tasks if name not in done]
         if left:
             beam = _import_beam()
             task = functools.partial(_write_result, function)
@@ -76,20 +76,15 @@ class Beam:
                     f"Apache Beam failed: {type(error).__name__}: {error}\n"
                     "What was finished is kept: run the same command again."
                 ) from error
-        return map(_read_result, paths.values())
+        return map(_read_result, paths)
 
     def write_shards(self, corpus, split, tokenizer, paths):
         """Encodes sections of a split to files; yields what they have."""
         tokenizer_path = os.path.join(self.folder, "tokenizer.json")
         save_tokenizer(tokenizer, tokenizer_path)
-        items = {
-            f"{split}-{number}": item
-            for number, item in enumerate(
-                zip(corpus.sections(split), paths, strict=True)
-            )
-        }
+        items = [*zip(corpus.sections(split), paths, strict=True)]
         encode = functools.partial(_encode_section, tokenizer_path)
-        for result in self.map("encode", encode, items):
+        for result in self.map(f"encode-{split}", encode, items):
             if "symbol" in result:
                 raise UnknownSymbolError(**result)
             yield result

@@ -51,7 +51,7 @@ class Sequential:
         """Returns the `Rows` of a step, counted from 0 within its epoch."""
         (length,) = self.lengths
         starts = self._bounds[:-1] + step * length
-        return self._rows(starts, length, np.full_like(self._scored, step == 0))
+        return self._rows(starts, length, step == 0)
 
     def spans(self, epoch, start, stop):
         """Returns the token ranges of `[start, stop)` of the stream."""
@@ -59,6 +59,7 @@ class Sequential:
 
     def _rows(self, starts, length, reset):
         counts = np.full_like(starts, length)
+        reset = np.full_like(self._scored, reset)
         return Rows(starts, counts, self._scored, reset)
 
 
@@ -132,9 +133,8 @@ class VaryingLength(Sequential):
         drawn = draw(self._seed, epoch, cycle, np.arange(len(self._cycle)))
         lengths = self._cycle[np.argsort(drawn)]
         done = cycle * self._cycle.sum() + lengths[:step_of_cycle].sum()
-        reset = np.full_like(self._scored, step == 0)
         starts = self._bounds[:-1] + done
-        return self._rows(starts, lengths[step_of_cycle], reset)
+        return self._rows(starts, lengths[step_of_cycle], step == 0)
 
 
 class Shuffle(Sequential):
@@ -245,9 +245,7 @@ class WholeSegments:
             is_read & ((done == 0) | (segment == self._begin)),
         )
 
-    def spans(self, epoch, start, stop):
-        """Returns the token ranges of `[start, stop)` of the stream."""
-        return [(start, stop)]
+    spans = Sequential.spans
 
 
 def concatenated(sizes, seed=None):

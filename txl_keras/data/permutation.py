@@ -126,36 +126,25 @@ class PermutedSegments(StepBatches):
         """Returns the number of steps per epoch."""
         return len(self.segments) + 1 - self._num_parts
 
-    def batch(self, step, first_row=0, num_rows=None):
-        """Computes the batch of a step, as `Segments.batch` does."""
-        step = check_integer("step", step, 0)
-        num_rows = self._check_rows(first_row, num_rows)
-        # Computes all rows, because `num_targets` counts all targets.
+    def _batch(self, step, rows):
+        # The targets of all rows, because `num_targets` counts them.
         inputs, is_read, reset = self._read(step)
         places = self._target_places(step)  # [B, P]
-        rows = np.arange(self.batch_size)[:, None]
-        targets = inputs[rows, places]
-        is_target = is_read[rows, places]
+        targets = np.take_along_axis(inputs, places, axis=1)
+        is_target = np.take_along_axis(is_read, places, axis=1)
         is_target &= ~np.isin(targets, self.not_predicted)
-        num_targets = is_target.sum()
-        inputs, is_read, reset, places, rows, targets, is_target = (
-            array[first_row : first_row + num_rows]
-            for array in (
-                inputs, is_read, reset, places, rows, targets, is_target
-            )
-        )  # fmt: skip
-        mapping = np.arange(self.segment_length) == places[..., None]
-        mapping &= is_target[..., None]  # [B, P, T]
+        mapping = np.arange(self.segment_length) == places[rows, :, None]
+        mapping &= is_target[rows, :, None]  # [B, P, T]
         return {
-            "inputs": inputs,
+            "inputs": inputs[rows],
             "permutation_mask": self._permutation_mask(
-                step, rows, mapping, is_read
+                step, rows, mapping, is_read[rows]
             ),
             "target_mapping": mapping.astype(np.float32),
-            "targets": np.where(is_target, targets, 0),
-            "weights": is_target.astype(np.float32),
-            "reset": reset,
-            "num_targets": np.float32(num_targets),
+            "targets": np.where(is_target, targets, 0)[rows],
+            "weights": is_target[rows].astype(np.float32),
+            "reset": reset[rows],
+            "num_targets": np.float32(is_target.sum()),
         }
 
     def _read(self, step):
@@ -203,6 +192,7 @@ class PermutedSegments(StepBatches):
         part = index // self.segments.segment_length
         # Order in which tokens become visible: targets at random moments > 0,
         # all other tokens at 0.
+        rows = np.arange(self.batch_size)[rows, None]
         moments = draw(self.seed, step, rows, _MOMENT, index) | np.uint64(1)
         moments = np.where(mapping.any(axis=1), moments, np.uint64(0))
         mask = (moments[:, :, None] > moments[:, None]) | (

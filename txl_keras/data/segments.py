@@ -144,28 +144,14 @@ class Segments(StepBatches):
         """Returns a tuple of the segment lengths: several with `varlen`."""
         return self._layout.lengths
 
-    def batch(self, step, first_row=0, num_rows=None):
-        """Computes the batch of a step, or some of its rows.
-
-        Args:
-            step: Integer, 0 or more. Steps beyond the first epoch are in later
-                epochs.
-            first_row: Integer.
-            num_rows: Optional integer. Defaults to all rows from `first_row`.
-
-        Returns:
-            Dict of arrays with the keys and dtypes listed in the class
-            docstring, for the requested rows.
-        """
-        step = check_integer("step", step, 0)
-        num_rows = self._check_rows(first_row, num_rows)
+    def _batch(self, step, rows):
         epoch, step = divmod(step, self.steps_per_epoch)
-        rows = self._layout.rows(epoch, step)
+        read = self._layout.rows(epoch, step)
         # Inputs before these positions have no target.
-        firsts = rows.counts // 2 if self.half_loss else 0 * rows.counts
-        num_targets = (rows.counts - firsts)[rows.scored].sum()
+        firsts = read.counts // 2 if self.half_loss else 0 * read.counts
+        num_targets = (read.counts - firsts)[read.scored].sum()
         starts, counts, scored, reset, firsts = (
-            array[first_row : first_row + num_rows] for array in (*rows, firsts)
+            array[rows] for array in (*read, firsts)
         )
         tokens = self._read(epoch, starts, counts, self._width)
         index = np.arange(self._width)
@@ -179,7 +165,7 @@ class Segments(StepBatches):
             "num_targets": np.float32(num_targets),
         }
         if self.varlen:
-            bucket = self.segment_lengths.index(rows.counts[0])
+            bucket = self.segment_lengths.index(read.counts[0])
             batch["bucket"] = np.int32(bucket)
         return batch
 
@@ -298,30 +284,24 @@ class Segments(StepBatches):
         wraps_around = self.order == "roll" or self.varlen
         needs_documents = self.order == "shuffle" or self.reset_documents
         is_for_training = reorders or self.half_loss
-        for broken, rule in (
-            (
-                is_for_training and not self.drop_remainder,
-                "`order`, `varlen` and `half_loss` are for training, "
-                "`drop_remainder=True`",
+        rules = {
+            "`order`, `varlen` and `half_loss` are for training, "
+            "`drop_remainder=True`": is_for_training
+            and not self.drop_remainder,
+            "`warmup_segments` is for evaluation, `drop_remainder=False`": (
+                self.warmup_segments and self.drop_remainder
             ),
-            (
-                self.warmup_segments and self.drop_remainder,
-                "`warmup_segments` is for evaluation, `drop_remainder=False`",
+            "`varlen` needs `order='sequential'`": self.varlen
+            and self.order != "sequential",
+            "`reset_documents` excludes `order='roll'` and `varlen`": (
+                self.reset_documents and wraps_around
             ),
-            (
-                self.varlen and self.order != "sequential",
-                "`varlen` needs `order='sequential'`",
+            "`order='shuffle'` and `reset_documents` need `documents`": (
+                needs_documents and documents is None
             ),
-            (
-                self.reset_documents and wraps_around,
-                "`reset_documents` excludes `order='roll'` and `varlen`",
-            ),
-            (
-                needs_documents and documents is None,
-                "`order='shuffle'` and `reset_documents` need `documents`",
-            ),
-        ):
-            if broken:
+        }
+        for rule, is_broken in rules.items():
+            if is_broken:
                 raise ValueError(
                     f"{rule}. Received: {self._describe()}, documents="
                     + ("None" if documents is None else "an array")

@@ -88,11 +88,10 @@ class SlidingWindows(Segments):
         begins = documents[:] if reset_documents else [0]
         self._begins = np.asarray(begins, np.int64)
 
-    def batch(self, step, first_row=0, num_rows=None):
-        batch = super().batch(step, first_row, num_rows)
-        rows = self._layout.rows(0, step % self.steps_per_epoch)
-        last_row = first_row + len(batch["targets"])
-        starts, counts, *_ = (array[first_row:last_row] for array in rows)
+    def _batch(self, step, rows):
+        batch = super()._batch(step, rows)
+        read = self._layout.rows(0, step % self.steps_per_epoch)
+        starts, counts = read.starts[rows], read.counts[rows]
         # The windows end with the inputs of the targets.
         stops = starts + counts
         begin = np.searchsorted(self._begins, starts, "right") - 1

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 
-_NO_END = np.iinfo(np.int64).max
+NO_END = np.iinfo(np.int64).max
 _PREFETCHED_STEPS = 4
 
 
@@ -25,10 +25,33 @@ class StepBatches:
         return self.steps_per_epoch
 
     def batch(self, step, first_row=0, num_rows=None):
-        """Computes some rows of the batch of a step, as a dict; by default all.
+        """Computes the batch of a step, or some of its rows.
 
-        Steps count on through the epochs.
+        Args:
+            step: Integer, 0 or more. Steps beyond the first epoch are in later
+                epochs.
+            first_row: Integer.
+            num_rows: Optional integer. Defaults to all rows from `first_row`.
+
+        Returns:
+            Dict of arrays with the keys and dtypes listed in the class
+            docstring, for the requested rows.
         """
+        step = check_integer("step", step, 0)
+        check_integer("first_row", first_row, 0)
+        if num_rows is None:
+            num_rows = self.batch_size - first_row
+        check_integer("num_rows", num_rows, 1)
+        if first_row + num_rows > self.batch_size:
+            raise ValueError(
+                "`first_row` and `num_rows` must be within the batch. "
+                f"Received: first_row={first_row}, num_rows={num_rows}, "
+                f"batch_size={self.batch_size}"
+            )
+        return self._batch(step, slice(first_row, first_row + num_rows))
+
+    def _batch(self, step, rows):
+        """Computes the rows of a slice, after `batch` has checked it."""
         raise NotImplementedError
 
     def dataset(self, first_step=0, num_steps=None, first_row=0, num_rows=None):
@@ -43,8 +66,7 @@ class StepBatches:
         Returns:
             A `tf.data.Dataset` of dicts with static shapes.
         """
-        num_rows = self._check_rows(first_row, num_rows)
-        return self._dataset(first_step, num_steps, first_row, 1, num_rows)
+        return self._dataset(first_step, num_steps, [(first_row, num_rows)])
 
     def distribute(
         self, strategy, first_step=0, num_steps=None, in_memory=False
@@ -65,36 +87,24 @@ class StepBatches:
         Returns:
             A `tf.distribute.DistributedDataset` of dicts, one element per step.
         """
-        replicas = strategy.num_replicas_in_sync
-        rows = replica_batch_size(self.batch_size, strategy)
 
-        def worker_dataset(context):
-            local = _local_replicas(context, replicas)
-            first_row = context.input_pipeline_id * local * rows
-            return self._dataset(
-                first_step, num_steps, first_row, local, rows, in_memory
-            )
+        def make_dataset(first, local, rows):
+            parts = [(first + i * rows, rows) for i in range(local)]
+            return self._dataset(first_step, num_steps, parts, in_memory)
 
-        return strategy.distribute_datasets_from_function(worker_dataset)
+        return _distribute(make_dataset, self.batch_size, strategy)
 
-    def _dataset(
-        self,
-        first_step,
-        num_steps,
-        first_row,
-        num_parts,
-        num_rows,
-        in_memory=False,
-    ):
-        """Makes `num_parts` elements per step, for consecutive replicas."""
-        start, end = check_integer("first_step", first_step, 0), _NO_END
+    def _dataset(self, first_step, num_steps, parts, in_memory=False):
+        """Makes an element per step and part, a first row and a number."""
+        start, end = check_integer("first_step", first_step, 0), NO_END
+        num_parts = len(parts)
         start *= num_parts
         if num_steps is not None or in_memory:
             end = start + check_integer("num_steps", num_steps, 1) * num_parts
 
         def element(index):
             step, part = divmod(int(index), num_parts)
-            return self.batch(step, first_row + part * num_rows, num_rows)
+            return self.batch(step, *parts[part])
 
         if in_memory:
             batches = list(map(element, range(start, end)))
@@ -122,31 +132,14 @@ class StepBatches:
         options.autotune.enabled = False
         return dataset.with_options(options)
 
-    def _check_rows(self, first_row, num_rows):
-        check_integer("first_row", first_row, 0)
-        if num_rows is None:
-            num_rows = self.batch_size - first_row
-        check_integer("num_rows", num_rows, 1)
-        if first_row + num_rows > self.batch_size:
-            raise ValueError(
-                "`first_row` and `num_rows` must be within the batch. "
-                f"Received: first_row={first_row}, num_rows={num_rows}, "
-                f"batch_size={self.batch_size}"
-            )
-        return num_rows
-
 
 def distribute_rows(dataset, batch_size, strategy):
     """Distributes a dataset of batches as `StepBatches.distribute` does."""
     # Every worker must have all batches and keeps its own rows.
-    rows = replica_batch_size(batch_size, strategy)
     if strategy.num_replicas_in_sync == 1:
         return dataset
 
-    def worker_dataset(context):
-        local = _local_replicas(context, strategy.num_replicas_in_sync)
-        first = context.input_pipeline_id * local * rows
-
+    def make_dataset(first, local, rows):
         def parts(value):
             if value.shape.rank == 0:
                 return tf.fill([local], value)
@@ -159,18 +152,25 @@ def distribute_rows(dataset, batch_size, strategy):
             )
         )
 
+    return _distribute(make_dataset, batch_size, strategy)
+
+
+def _distribute(make_dataset, batch_size, strategy):
+    """Distributes `make_dataset(first_row, num_replicas, rows_per_replica)`."""
+    replicas = strategy.num_replicas_in_sync
+    rows = replica_batch_size(batch_size, strategy)
+
+    def worker_dataset(context):
+        local, rest = divmod(replicas, context.num_input_pipelines)
+        if rest:
+            raise ValueError(
+                "All workers must have the same number of replicas. Received: "
+                f"{replicas} replicas on {context.num_input_pipelines} workers"
+            )
+        first_row = context.input_pipeline_id * local * rows
+        return make_dataset(first_row, local, rows)
+
     return strategy.distribute_datasets_from_function(worker_dataset)
-
-
-def _local_replicas(context, replicas):
-    """Returns the replicas of a worker, which has a part of all `replicas`."""
-    local, rest = divmod(replicas, context.num_input_pipelines)
-    if rest:
-        raise ValueError(
-            "All workers must have the same number of replicas. Received: "
-            f"{replicas} replicas on {context.num_input_pipelines} workers"
-        )
-    return local
 
 
 def replica_batch_size(batch_size, strategy, name="batch_size"):

@@ -4,7 +4,6 @@
 """
 
 import functools
-import itertools
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +13,7 @@ from txl_keras.checks import check_list
 from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_token_ids
 from txl_keras.data.segments import NUM_IDS
+from txl_keras.data.step_batches import NO_END
 
 
 def pad_texts(token_ids, multiple_of=1):
@@ -189,21 +189,17 @@ class TextBatches:
         Returns:
             `tf.data.Dataset`.
         """
+        size = NO_END
         if num_steps is not None:
-            check_integer("num_steps", num_steps, 1)
-
-        def generate():
-            steps = itertools.count() if num_steps is None else range(num_steps)
-            return map(self.batch, steps)
-
+            size = check_integer("num_steps", num_steps, 1)
         row = tf.TensorSpec((None,), tf.int32)
         ids = tf.TensorSpec((None, None), tf.int32)
         dataset = tf.data.Dataset.from_generator(
-            generate,
+            lambda: map(self.batch, range(size)),
             output_signature=({"token_ids": ids, "lengths": row}, row),
         )
-        if num_steps is not None:  # tells Keras the number of steps
-            dataset = dataset.apply(
-                tf.data.experimental.assert_cardinality(num_steps)
-            )
-        return dataset.prefetch(2)
+        # Tells Keras the number of steps.
+        tell = tf.data.experimental.assert_cardinality(
+            tf.data.INFINITE_CARDINALITY if num_steps is None else size
+        )
+        return dataset.apply(tell).prefetch(2)

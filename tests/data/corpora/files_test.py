@@ -10,6 +10,7 @@ from txl_keras.data.corpora.files import read_bytes
 from txl_keras.data.corpora.files import read_text
 from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.data.corpora.files import write_text
+from txl_keras.data.corpora.id_files import read_ids
 
 
 def test_a_file_has_its_name_once_it_is_complete(tmp_path):
@@ -37,8 +38,14 @@ def test_what_is_not_completed_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.csv", "a.tsv.gz"])
-def test_only_files_are_read(name, kind, tmp_path):
+@pytest.mark.parametrize(
+    "name, read",
+    [
+        *(("a.txt", read_bytes), ("a.txt.gz", read_bytes), ("a.npy", read_ids)),
+        *(("a.csv", read_labelled_texts), ("a.tsv.gz", read_labelled_texts)),
+    ],
+)
+def test_only_files_are_read(name, read, kind, tmp_path):
     path = tmp_path / name
     if kind == "pipe":
         os.mkfifo(path)  # would be waited for
@@ -47,10 +54,7 @@ def test_only_files_are_read(name, kind, tmp_path):
     else:
         path.mkdir()
     with pytest.raises((ValueError, OSError), match=f"must be a file.*{kind}"):
-        if ".txt" in name:
-            list(read_bytes(str(path)))
-        else:
-            read_labelled_texts(path)
+        list(read(str(path)))
 
 
 def test_a_file_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):

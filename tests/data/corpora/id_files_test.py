@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import os
 import pathlib
 import zipfile
 
@@ -276,12 +275,6 @@ def test_more_documents_than_memory_may_hold_are_refused(
     np.savez(path, **arrays)
     if "documents" in arrays:  # as many as bytes in the file
         assert len(document_starts(path)) == 10**6
-
-
-def test_a_pipe_of_ids_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "a.npy")
-    with pytest.raises(ValueError, match=r"a\.npy must be a file.*pipe"):
-        next(read_ids(str(tmp_path / "a.npy")))
 
 
 class _Touch:

@@ -12,13 +12,14 @@ import zipfile
 
 import pytest
 import tensorflow as tf
+from text_files_test import texts_of
 
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora import load_corpus
 from txl_keras.data.corpora import published
+from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.published import split_articles
 
-SPLITS = ("train", "valid", "test")
 BYTES = {
     "enwik8": bytes(range(256)) * 40,
     "text8": b" anarchism originated as a term of abuse" * 20,
@@ -64,10 +65,6 @@ def small(monkeypatch):
     for name, (_, counts) in WORDS.items():
         change(name, tokens=dict(zip(SPLITS, counts, strict=True)))
     return change
-
-
-def texts_of(corpus):
-    return {split: corpus.read(split) for split in SPLITS}
 
 
 def parts_of(text):

@@ -66,15 +66,10 @@ def test_characters_of_all_planes_are_kept(lossless):
     assert lossless.decode(lossless.encode(text)) == text
 
 
-def test_bytes_and_strings_are_the_same_text(lossless):
+def test_a_text_is_fewer_ids_of_the_smallest_dtype(lossless):
     ids = lossless.encode(TEXT)
-    assert ids.dtype == np.uint16 and ids.shape == (len(ids),)
+    assert ids.dtype == np.uint16 and len(ids) < len(TEXT) * 2 / 3
     assert build("like XLNet").encode(TEXT).dtype == np.uint8
-    np.testing.assert_array_equal(lossless.encode(TEXT.encode()), ids)
-    assert len(ids) < len(TEXT) * 2 / 3
-    for empty in ("", b""):
-        assert lossless.encode(empty).shape == (0,)
-    assert lossless.decode([]) == ""
 
 
 def test_the_first_pieces_are_unknown_newline_and_bytes(lossless):
@@ -95,15 +90,11 @@ def test_text_can_be_cut_after_newlines(tokenizer):
 
 
 def test_text_can_be_cut_before_a_single_space(lossless):
-    ids = np.concatenate(
-        [
-            lossless.encode("The cat sat"),
-            lossless.encode(" on\nthe mat.", begins_line=False),
-        ]
-    )
-    np.testing.assert_array_equal(
-        ids, lossless.encode("The cat sat on\nthe mat.")
-    )
+    ids = [
+        *lossless.encode("The cat sat"),
+        *lossless.encode(" on\nthe mat.", begins_line=False),
+    ]
+    assert ids == lossless.encode("The cat sat on\nthe mat.").tolist()
 
 
 def test_a_published_model_has_a_piece_for_newlines():

@@ -135,7 +135,8 @@ class _Text(Text):
     def __iter__(self):
         source = self._found.sources[self._split]
         if self._found.published.has_articles:
-            yield from split_articles(read_lines(source))
+            lines = files.split_chunks(read_chunks(source), b"\n", source[0])
+            yield from split_articles(line + b"\n" for line in lines)
         else:
             yield read_chunks(source, *self._bounds)
 
@@ -248,12 +249,6 @@ def read_chunks(source, start=0, stop=None):
     """Yields bytes `[start, stop)` of a text in chunks up to 1 MiB."""
     with _open_source(*source) as file:
         yield from files.chunks_of(file, start, stop)
-
-
-def read_lines(source):
-    """Yields the lines of a text, as `bytes` with their newlines."""
-    for line in files.split_chunks(read_chunks(source), b"\n", source[0]):
-        yield line + b"\n"
 
 
 @contextlib.contextmanager

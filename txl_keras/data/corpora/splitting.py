@@ -65,18 +65,6 @@ def cuts(path, start, stop, size, delimiter=None):
     return sorted({*found} - {start, stop})
 
 
-def grouped(parts, size):
-    """Groups consecutive parts of files until a group has `size` bytes."""
-    groups, filled = [], size
-    for part in parts:
-        if filled >= size or part.continues:
-            groups.append([])
-            filled = 0
-        groups[-1].append(part)
-        filled += part.num_bytes
-    return groups
-
-
 def _cut(path, place, end, size, delimiter):
     """Returns the first byte from `place` on where a split may begin."""
     if delimiter is None:
@@ -88,15 +76,12 @@ def _cut(path, place, end, size, delimiter):
 
 def _find(path, start, stop, delimiter):
     """Returns the end of the first delimiter from `start` on, or None."""
-    rest, offset = b"", start
+    rest, end = b"", start
     for chunk in files.read_bytes(path, start, stop):
-        rest += chunk
-        found = rest.find(delimiter)
-        if found >= 0:
-            return offset + found + len(delimiter)
-        kept = rest[max(0, len(rest) - len(delimiter) + 1) :]
-        offset += len(rest) - len(kept)
-        rest = kept
+        rest = rest[max(0, len(rest) - len(delimiter) + 1) :] + chunk
+        end += len(chunk)
+        if delimiter in rest:
+            return end - len(rest) + rest.find(delimiter) + len(delimiter)
     return None
 
 

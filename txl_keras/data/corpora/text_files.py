@@ -114,15 +114,14 @@ class TextFiles(corpus.Text):
 
     def sections(self, size):
         """Returns `TextFiles` of about `size` bytes; cuts at line ends."""
-        # Neither `.gz` files nor JSON lines nor texts between separators are
-        # cut.
-        parts = [
-            piece for part in self.parts for piece in self._cut(part, size)
-        ]
-        return [
-            dataclasses.replace(self, parts=tuple(group))
-            for group in splitting.grouped(parts, size)
-        ]
+        groups, filled = [], size
+        for piece in itertools.chain(*(self._cut(p, size) for p in self.parts)):
+            if filled >= size or piece.continues:
+                groups.append([])
+                filled = 0
+            groups[-1].append(piece)
+            filled += piece.num_bytes
+        return [dataclasses.replace(self, parts=tuple(g)) for g in groups]
 
     def __iter__(self):
         for part in self.parts:
@@ -165,20 +164,21 @@ class TextFiles(corpus.Text):
     def _cut(self, part, size):
         """Yields the pieces of a part, each of about `size` bytes."""
         delimiter = _delimiter(part.path, self.separator)
-        begins = []
-        if not part.path.lower().endswith(".gz"):
+        begins = []  # what is packed is not cut
+        if not part.path.lower().endswith((".gz", *id_files.SUFFIXES)):
             stop = part.start + part.num_bytes
             begins = splitting.cuts(
                 part.path, part.start, stop, size, delimiter
             )
+        inside = {*begins} if delimiter is None else ()  # of a document
         bounds = [part.start, *begins, part.stop]
-        for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        for start, stop in itertools.pairwise(bounds):
             yield dataclasses.replace(
                 part,
                 start=start,
                 stop=stop,
-                continues=delimiter is None and number > 0,
-                continued=delimiter is None and number < len(begins),
+                continues=start in inside,
+                continued=stop in inside,
             )
 
 
@@ -186,9 +186,6 @@ class IdFiles(TextFiles):
     """Reads the token ids of some files; pieces of a block are arrays."""
 
     num_bytes = None  # those of `.npz` files are unknown
-
-    def _cut(self, part, size):
-        return [part]
 
     def describe_unknown(self, symbol, position):
         for part in self.parts:
@@ -237,7 +234,8 @@ def _split(path, separator, whole):
         )
 
     def parts(names):
-        return [_part(os.path.join(root, name)) for name in sorted(names)]
+        paths = [os.path.join(root, name) for name in sorted(names)]
+        return [Part(path, files.version_of(path)) for path in paths]
 
     if whole:
         return {corpus.WHOLE: parts(distinct(sizes))}, ""
@@ -251,7 +249,7 @@ def _split(path, separator, whole):
         if len(kept) < len(corpus.SPLITS):
             each = "each of " * (len(kept) > 1)
             return (
-                _cut([os.path.join(root, name) for name in kept], separator),
+                _cut(parts(kept), separator),
                 f"valid and test are the last tenth of {each}{listed(kept)}",
             )
         chosen, how = splitting.split_groups(kept), "by a hash of the names"
@@ -264,23 +262,21 @@ def _split(path, separator, whole):
     )
 
 
-def _cut(paths, separator):
+def _cut(parts, separator):
     """Cuts each of some files into splits; returns a dict to `Part`s."""
     splits = {split: [] for split in corpus.SPLITS}
-    for file in paths:
-        if id_files.is_id_file(file):
-            ends = id_files.split_ids(file)
+    for part in parts:
+        if id_files.is_id_file(part.path):
+            ends = id_files.split_ids(part.path)
         else:
-            ends = splitting.split_file(file, _delimiter(file, separator))
-        starts = [0, *ends[:-1]]
-        for split, start, stop in zip(splits, starts, ends, strict=True):
+            delimiter = _delimiter(part.path, separator)
+            ends = splitting.split_file(part.path, delimiter)
+        bounds = itertools.pairwise([0, *ends])
+        for split, (start, stop) in zip(splits, bounds, strict=True):
             if start < stop:
-                splits[split].append(_part(file, start, stop))
+                piece = dataclasses.replace(part, start=start, stop=stop)
+                splits[split].append(piece)
     return splits
-
-
-def _part(path, start=0, stop=None):
-    return Part(path, files.version_of(path), start, stop)
 
 
 def _find_files(path):

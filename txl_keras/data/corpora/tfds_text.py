@@ -138,11 +138,16 @@ def _open(name, data_dir=None, manual_dir=None):
 
 
 def _text_feature(builder, text_key):
-    features = builder.info.features
-    texts = [key for key in features if _is_string(features[key])]
+    texts = _features(builder, _is_string)
     if text_key is None and ("text" in texts or len(texts) == 1):
         return "text" if "text" in texts else texts[0]
     return check_one_of("text_key", text_key, texts)
+
+
+def _features(builder, is_kind):
+    """Returns the names of a dataset's features of a kind."""
+    features = builder.info.features
+    return [key for key in features if is_kind(features[key])]
 
 
 def _is_string(feature):
@@ -182,12 +187,10 @@ def load_labelled_texts(
 ):
     """Returns `LabelledTexts` of train, valid and test of a TFDS dataset."""
     builder = _open(name, data_dir)
-    features = builder.info.features
-    texts = [key for key in features if _is_string(features[key])]
-    check_one_of("text_column", text_column, texts)
-    labels = [key for key in features if _is_label(features[key])]
-    check_one_of("label_column", label_column, labels)
-    name_of = getattr(features[label_column], "int2str", _as_text)
+    check_one_of("text_column", text_column, _features(builder, _is_string))
+    check_one_of("label_column", label_column, _features(builder, _is_label))
+    label = builder.info.features[label_column]
+    name_of = getattr(label, "int2str", _as_text)
     splits = {}
     for split, split_name in _find_splits(builder).items():
         pairs = [

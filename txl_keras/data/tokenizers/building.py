@@ -62,6 +62,8 @@ OPTIONS = {
     "wordpiece": ("vocabulary", "unknown", "line_end", "lower_case"),
     "ids": ("vocabulary_size",),
 }  # fmt: skip
+# Those that a vocabulary is built with.
+_COUNTED = {"vocabulary_size", "min_count", "model_type", "character_coverage"}
 
 
 def build_tokenizer(name, corpus, beam=None, **options):
@@ -104,6 +106,12 @@ def build_tokenizer(name, corpus, beam=None, **options):
             f"{sorted(extra)}, which are not among its options. Received: "
             + ", ".join(f"{key}={extra[key]!r:.40}" for key in sorted(extra))
         )
+    counted = sorted(_COUNTED & options.keys())
+    if counted and "vocabulary" in options:
+        raise ValueError(
+            f"{counted} must be left out where a `vocabulary` is given, "
+            "because it is used as it is."
+        )
     check_kind(corpus, name == "ids")
     return _BUILDERS[name](corpus, beam, **options)
 
@@ -130,7 +138,6 @@ def _build_characters(corpus, beam, drop_newlines=False):
 def _build_words(corpus, beam, vocabulary=None, **options):
     options = {key: None if v == "" else v for key, v in options.items()}
     if vocabulary is not None:
-        _check_not_counted("min_count", "vocabulary_size", **options)
         return WordTokenizer(vocabulary, **options)
     _check_train(corpus)
     num_kept = options.get("vocabulary_size")
@@ -178,23 +185,15 @@ def _count(function, blocks, **options):
 
 def _map(function, corpus, splits, beam, threads=False):
     """Yields `function(blocks)` of each block, or with Beam of each section."""
-    if beam is None:
-        for split in splits:
-            yield from map_blocks(
-                lambda block: function([block]),
-                corpus,
-                split,
-                "Counting",
-                threads,
-            )
+    if beam is not None:
+        sections = [x for split in splits for x in corpus.sections(split)]
+        function = functools.partial(_of_section, function)
+        yield from beam.map("count", function, sections)
         return
-    sections = {
-        f"{split}-{number}": section
-        for split in splits
-        for number, section in enumerate(corpus.sections(split))
-    }
-    function = functools.partial(_of_section, function)
-    yield from beam.map("count", function, sections)
+    for split in splits:
+        yield from map_blocks(
+            lambda block: function([block]), corpus, split, "Counting", threads
+        )
 
 
 def _of_section(function, section):
@@ -203,9 +202,6 @@ def _of_section(function, section):
 
 def _build_sentence_piece(corpus, beam, vocabulary=None, **options):
     if vocabulary is not None:
-        _check_not_counted(
-            "vocabulary_size", "model_type", "character_coverage", **options
-        )
         return SentencePieceTokenizer.from_file(vocabulary, **options)
     if options.get("line_end") is not None:
         raise ValueError(
@@ -246,12 +242,12 @@ def _check_train(corpus):
 
 def _sample_with(beam, corpus):
     """Yields the sample that `sample_sentences` draws, from all workers."""
-    sections = dict(enumerate(corpus.sections("train")))
+    sections = corpus.sections("train")
     sizes = list(beam.map("sentences", _size_of, sections))
     firsts = itertools.accumulate((size[0] for size in sizes), initial=0)
     draw = functools.partial(_drawn_text, sum(size[1] for size in sizes))
-    items = zip(sections.values(), firsts)  # noqa: B905, one more than sections
-    yield from beam.map("sample", draw, dict(enumerate(items)))
+    items = [*zip(sections, firsts, strict=False)]
+    yield from beam.map("sample", draw, items)
 
 
 def _size_of(section):
@@ -290,15 +286,6 @@ def _build_ids(corpus, beam, vocabulary_size=None):
 def _largest_id(blocks):
     ids = (ids for block in blocks for ids in block.pieces)
     return max((int(part.max(initial=0)) for part in ids), default=0)
-
-
-def _check_not_counted(*names, **options):
-    given = [name for name in names if options.get(name) is not None]
-    if given:
-        raise ValueError(
-            f"{given} must be left out where a `vocabulary` is given, "
-            "because it is used as it is."
-        )
 
 
 _BUILDERS = {

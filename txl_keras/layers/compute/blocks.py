@@ -9,7 +9,7 @@ head size; `t` queries of a block, `s` keys up to the last visible one, `r`
 distances.
 """
 
-import itertools
+import dataclasses
 import typing
 
 import numpy as np
@@ -89,11 +89,13 @@ def supports(problem, target):
 
 def attend(problem):
     """Computes attention `(B, T, N, H)`, without returning probabilities."""
+    if problem.batch_first:
+        parts = [[_heads_first(*x) for x in zip(*problem.parts, strict=True)]]
+        problem = dataclasses.replace(problem, parts=parts, batch_first=False)
     blocks = split_queries(problem)
     extra_mask = problem.visible.extra_mask(0, problem.visible.num_keys)
     extra_masks = [_slice_mask(extra_mask, block) for block in blocks]
-    attended = _attend_to_cache if problem.batch_first else _attend
-    return problem.for_output(attended(problem, blocks, extra_masks))
+    return problem.for_output(_attend(problem, blocks, extra_masks))
 
 
 def split_queries(problem):
@@ -135,6 +137,12 @@ def _position_operands(problem):
     num_distances = problem.visible.num_keys - problem.visible.nearest
     rows = [_pad_rows(x, num_distances) for x in positions.rows]
     return positions.scores, (problem.position_query(),), rows
+
+
+@fused
+def _heads_first(*parts):
+    """Joins cached keys or values `(B, N, S_i, H)` to `(N, B, S, H)`."""
+    return tf.transpose(tf.concat(parts, axis=2), (1, 0, 2, 3))
 
 
 def _attend(problem, blocks, extra_masks):
@@ -184,37 +192,6 @@ def _attend(problem, blocks, extra_masks):
     return attended(
         values, keys, problem.content_query(), *position_query, *rows
     )
-
-
-def _attend_to_cache(problem, blocks, extra_masks):
-    """Computes attention `(B, N, T, H)` to cached keys, for inference only."""
-    query, parts = problem.content_query(), problem.parts
-    *memory, segment = parts
-    distance_scores, position_query, rows = _position_operands(problem)
-    outputs = []
-    for block, extra_mask in zip(blocks, extra_masks, strict=True):
-        end = block.num_keys - block.num_memory
-        visible_parts = [*memory, [x[:, :, :end] for x in segment]]
-        zero = tf.cast(_zero_depending_on_all(outputs[-1:]), query.dtype)
-        block_query, *block_positions = (
-            x[:, :, block.first : block.end] + zero
-            for x in (query, *position_query)
-        )
-        content = [
-            tf.matmul(block_query, keys, transpose_b=True)
-            for keys, _ in visible_parts
-        ]
-        position_scores = []
-        if distance_scores is not None:
-            nearest = [x[:, -block.num_distances - 1 :] for x in rows]
-            position_scores = [distance_scores(*block_positions, *nearest)]
-        weights, total = _weights_of_parts(
-            content, position_scores, extra_mask, block
-        )
-        values = [part_values for _, part_values in visible_parts]
-        weighted_sum = tf.add_n(list(map(tf.matmul, weights, values)))
-        outputs.append(_normalize(weighted_sum, total, 0.0))
-    return tf.concat(outputs, axis=2)
 
 
 def _pad_rows(positions, num_distances):
@@ -357,30 +334,6 @@ def _weights(scores, extra_mask, seeds, block):
     else:
         kept = None
     return weights, kept, total
-
-
-@fused
-def _weights_of_parts(content, position_scores, extra_mask, block):
-    """Computes exponentials `(B, N, t, S_i)` and their sum `(B, N, t, 1)`.
-
-    `content` has a tensor `(B, N, t, S_i)` per part of the keys, and
-    `position_scores` has `(N, B, t, r + 1)` by distance or is empty.
-    """
-    mask = tf.transpose(block.mask() & extra_mask, (1, 0, 2, 3))
-    shifted = [
-        tf.transpose(_shift(x, block.num_keys), (1, 0, 2, 3))
-        for x in position_scores
-    ]
-    lengths = [part.shape[-1] for part in content]
-    masked_scores = []
-    for end, part in zip(itertools.accumulate(lengths), content, strict=True):
-        keys = slice(end - part.shape[-1], end)
-        total = tf.cast(part, tf.float32)
-        for scores in shifted:
-            total += tf.cast(scores[..., keys], tf.float32)
-        masked_scores.append(tf.where(mask[..., keys], total, MASKED_SCORE))
-    exponentials, _, total = exponentials_of_parts(masked_scores)
-    return [tf.cast(part, content[0].dtype) for part in exponentials], total
 
 
 @fused

@@ -14,7 +14,8 @@ from txl_keras.checks import check_mask
 from txl_keras.checks import check_shape
 from txl_keras.layers import compute
 from txl_keras.layers.attention.heads import HeadsAttention
-from txl_keras.layers.attention.heads import check_memory_mask
+from txl_keras.layers.attention.heads import check_memory
+from txl_keras.layers.attention.heads import key_mask
 from txl_keras.layers.attention.position_encoding import (
     RelativePositionEncoding,
 )
@@ -150,9 +151,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
                     "its targets to positions. Received: query=None"
                 )
             num_targets = query.shape[1]
-        check_memory_mask(memory, memory_mask)
-        if memory is None:
-            memory = content[:, :0]
+        memory, memory_mask = check_memory(memory, memory_mask, content)
         num_memory = ops.shape(memory)[1]
         num_distances = num_memory + 2 * length
         for name, tensor, expected in (
@@ -162,7 +161,6 @@ class TwoStreamRelativeAttention(HeadsAttention):
                 target_mapping,
                 (batch_size, num_targets, length),
             ),
-            ("memory", memory, (batch_size, None, hidden_dim)),
             ("token_type_ids", token_type_ids, (batch_size, length)),
             (
                 "position_encoding",
@@ -177,9 +175,6 @@ class TwoStreamRelativeAttention(HeadsAttention):
         content_mask = check_mask(
             "content_mask", content_mask, (batch_size, length)
         )
-        memory_mask = check_mask(
-            "memory_mask", memory_mask, (batch_size, num_memory)
-        )
         permutation_mask = check_mask(
             "permutation_mask", permutation_mask, (batch_size, length, length)
         )
@@ -188,11 +183,14 @@ class TwoStreamRelativeAttention(HeadsAttention):
         context = ops.concatenate([memory, content], axis=1)  # [B, S, D]
         projected = project_heads(context, self._key_dense, self._value_dense)
         keys = hidden_by_key(*projected)
-        position_encoding = ops.cast(position_encoding, self.compute_dtype)
-        positions = self._position_dense(position_encoding)
-        positions = ops.transpose(positions, (1, 0, 2))  # [N, S + T, H]
+        positions = Positions(
+            self._project_encoding(position_encoding),
+            self._scaled(self.positional_attention_bias),
+        )
         content_stream_mask, query_stream_mask = _masks(
-            content, memory, content_mask, memory_mask, permutation_mask
+            key_mask(memory, content, memory_mask, content_mask),
+            length,
+            permutation_mask,
         )
 
         def attend(states, mask, site, target_mapping=None):
@@ -207,10 +205,8 @@ class TwoStreamRelativeAttention(HeadsAttention):
                 Visible(
                     num_memory, length, look_ahead=None, attention_mask=mask
                 ),
-                content_bias=self._bias(self.content_attention_bias),
-                positions=Positions(
-                    (positions,), self._bias(self.positional_attention_bias)
-                ),
+                content_bias=self._scaled(self.content_attention_bias),
+                positions=positions,
                 score_bias=self._segment_scores(query, token_type_ids, memory),
                 **self._call_dropout(
                     content, training, fold_in(dropout_seed, site)
@@ -229,9 +225,6 @@ class TwoStreamRelativeAttention(HeadsAttention):
             attended = ops.einsum("btnh,bpt->bpnh", attended, target_mapping)
         return outputs, self._output_dense(attended)
 
-    def _bias(self, weight):
-        return self._scaled(ops.cast(weight, self.compute_dtype))
-
     def _segment_scores(self, query, token_type_ids, memory):
         """Returns the scores of segments `(N, B, T, S)`, or `None`."""
         if token_type_ids is None:
@@ -239,7 +232,8 @@ class TwoStreamRelativeAttention(HeadsAttention):
         of_memory = ops.zeros(ops.shape(memory)[:2], token_type_ids.dtype)
         of_keys = ops.concatenate([of_memory, token_type_ids], axis=1)
         is_other = token_type_ids[:, :, None] != of_keys[:, None]
-        query = query + self._bias(self.segment_attention_bias)[:, None, None]
+        bias = self._scaled(self.segment_attention_bias)
+        query = query + bias[:, None, None]
         segments = ops.cast(self.segment_embeddings, self.compute_dtype)
         same, other = ops.split(
             ops.einsum("nbth,cnh->nbtc", query, segments), 2, axis=-1
@@ -262,7 +256,7 @@ def targets_mask(content_mask, target_mapping):
     return ops.any(target_mapping != 0, axis=-1)
 
 
-def _masks(content, memory, content_mask, memory_mask, permutation_mask):
+def _masks(of_keys, length, permutation_mask):
     """Returns the attention masks `(B, T, S)` of the content and query stream.
 
     For T = 3, M = 2 and no other masks (1 is visible). Keys marked `h` are
@@ -273,17 +267,11 @@ def _masks(content, memory, content_mask, memory_mask, permutation_mask):
         i=1   1  1  |  1  h  1
         i=2   1  1  |  1  1  h
     """
-    batch_size, length, _ = ops.shape(content)
-    diagonal = ops.arange(length)[:, None] == ops.arange(length)
-    off_diagonal = ops.broadcast_to(~diagonal, (batch_size, length, length))
+    batch_size, num_keys = ops.shape(of_keys)
+    num_memory = num_keys - length
+    own = num_memory + ops.arange(length)[:, None] == ops.arange(num_keys)
+    query_stream = of_keys[:, None] & ~own
     if permutation_mask is not None:
-        off_diagonal = ops.logical_and(off_diagonal, permutation_mask)
-    if content_mask is not None:
-        off_diagonal = ops.logical_and(off_diagonal, content_mask[:, None])
-    memory_part = ops.ones((batch_size, length, ops.shape(memory)[1]), "bool")
-    if memory_mask is not None:
-        memory_part = ops.logical_and(memory_part, memory_mask[:, None])
-    return [
-        ops.concatenate([memory_part, mask], axis=-1)
-        for mask in (ops.logical_or(off_diagonal, diagonal), off_diagonal)
-    ]
+        of_memory = ops.ones((batch_size, length, num_memory), "bool")
+        query_stream &= ops.concatenate([of_memory, permutation_mask], axis=-1)
+    return query_stream | own, query_stream

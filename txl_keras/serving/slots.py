@@ -8,11 +8,11 @@ import math
 
 import tensorflow as tf
 
+from txl_keras.checks import check_shape_in_graph
+from txl_keras.checks import checked
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.memory.ring_buffer import RingWrite
 from txl_keras.serving.graph_checks import check_range
-from txl_keras.serving.graph_checks import check_shape
-from txl_keras.serving.graph_checks import checked
 from txl_keras.serving.graph_writer import write_in_place
 
 
@@ -79,7 +79,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
 
     def step(self, ids, slots):
         """Reads a segment in slots and predicts the token after its last."""
-        slots = check_shape("slots", slots, [tf.shape(ids)[0]])
+        slots = check_shape_in_graph("slots", slots, [tf.shape(ids)[0]])
         slots, ids = self._checked(slots), self._served.check_segment(ids)
         # All checks come before anything is written.
         with tf.control_dependencies([ids]):

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from txl_keras.layers.compute.dropout import keep_mask
 from txl_keras.layers.compute.problem import MASKED_SCORE
+from txl_keras.layers.compute.relative_shift import shear
 from txl_keras.layers.compute.softmax import exponentials_of_parts
 from txl_keras.layers.compute.softmax import softmax_delta
 from txl_keras.layers.compute.softmax import zero_depending_on
@@ -129,16 +130,6 @@ def _slice_mask(mask, block):
     return mask[None]
 
 
-def _position_operands(problem):
-    """Returns the position scoring function with its queries and rows."""
-    positions = problem.positions
-    if positions is None:
-        return None, (), []
-    num_distances = problem.visible.num_keys - problem.visible.nearest
-    rows = [_pad_rows(x, num_distances) for x in positions.rows]
-    return positions.scores, (problem.position_query(),), rows
-
-
 @fused
 def _heads_first(*parts):
     """Joins cached keys or values `(B, N, S_i, H)` to `(N, B, S, H)`."""
@@ -152,7 +143,12 @@ def _attend(problem, blocks, extra_masks):
         for parts in zip(*problem.parts, strict=True)
     )
     seeds = problem.seeds
-    distance_scores, position_query, rows = _position_operands(problem)
+    distance_scores, position_query, rows = None, (), []
+    if problem.positions is not None:
+        distance_scores = problem.positions.scores
+        position_query = (problem.position_query(),)
+        num_distances = problem.visible.num_keys - problem.visible.nearest
+        rows = [_pad_rows(x, num_distances) for x in problem.positions.rows]
 
     @tf.custom_gradient
     def attended(values, *tensors):
@@ -195,7 +191,7 @@ def _attend(problem, blocks, extra_masks):
 
 
 def _pad_rows(positions, num_distances):
-    """Pads or slices `(N, R, ...)` to all distances and one for `_shift`."""
+    """Pads or slices `(N, R, ...)` to all distances and one for `shear`."""
     positions = positions[:, -num_distances:]
     missing = num_distances + 1 - positions.shape[1]
     copies = [1, missing] + [1] * (positions.shape.rank - 2)
@@ -382,36 +378,12 @@ def _mask_scores(scores, mask, block):
     """Returns the summed and masked scores `(N, B, t, s)`."""
     total = tf.cast(scores[0], tf.float32)
     if len(scores) > 1:
-        total += tf.cast(_shift(scores[1], block.num_keys), tf.float32)
+        total += tf.cast(shear(scores[1])[..., : block.num_keys], tf.float32)
     return tf.where(mask, total, MASKED_SCORE)
 
 
-def _shift(scores, num_keys):
-    """Shifts `(N, B, t, r + 1)` by distance to `(N, B, t, s)` by key.
-
-    This is `relative_shift` with the padding already in column 0. In row-major
-    order, leaving out the first t numbers aligns every row with its keys. For
-    t = 3 and r = s = 5, where numbers are distances, `-` is padding, and `x`
-    marks keys after the query:
-
-        - 4 3 2 1 0
-        - 4 3 2 1 0   ->   (- 4 3) 2 1 0 - 4   ->   2 1 0 x x
-        - 4 3 2 1 0        3 2 1 0 - 4 3 2 1 0      3 2 1 0 x
-                                                    4 3 2 1 0
-
-    With look-ahead there are negative distances too. Those of the last query
-    may be of keys beyond the segment, which are cut off.
-    """
-    heads, batch, length, columns = scores.shape
-    flat = tf.reshape(scores, (heads, batch, length * columns))
-    by_key = tf.reshape(
-        flat[:, :, length:], (heads, batch, length, columns - 1)
-    )
-    return by_key[..., :num_keys]
-
-
 def _unshift(scores, num_distances):
-    """Computes the gradient of `_shift`."""
+    """Computes the gradient of `shear`, cut to the first keys."""
     heads, batch, length, num_keys = scores.shape
     # Not `tf.pad`, into which XLA would fuse a recomputation of the scores.
     if num_distances > num_keys:

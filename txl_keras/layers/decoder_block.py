@@ -15,14 +15,12 @@ from txl_keras.layers.attention.causal import CausalMultiHeadAttention
 from txl_keras.layers.attention.heads import check_steps_mask
 from txl_keras.layers.attention.relative import RelativeMultiHeadAttention
 from txl_keras.layers.attention.shaw import ShawMultiHeadAttention
-from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.gate import GATES
 from txl_keras.layers.gate import Gate
 from txl_keras.layers.sublayers import Block
-from txl_keras.layers.sublayers import normalized_sum
 from txl_keras.layers.sublayers import sublayer
 
 # Position encodings. Absolute positions do not allow memory, whose positions
@@ -233,7 +231,6 @@ class DecoderBlock(Block):
         scores = []
         if return_attention_scores:
             attended, *scores = attended
-        attended = self._drop(attended, training, dropout_seed, site=1)
         outputs = self._transform(inputs, attended, training, dropout_seed)
         return (outputs, *scores) if return_attention_scores else outputs
 
@@ -376,28 +373,22 @@ class DecoderBlock(Block):
     def _transform(self, inputs, attended, training=False, dropout_seed=None):
         """Computes the equations above, given what attention returned."""
 
+        if not self.normalize_first:
+            return self._post_norm(
+                inputs, attended, training, dropout_seed, first_site=1
+            )
+
         def feed_forward(x):
+            x = self._feed_forward_norm(x)
             return self._feed_forward(x, training, dropout_seed, first_site=2)
 
-        def normalize(norm, x, residual):
-            if target.current().is_cpu:
-                # Variables are read here, outside of the custom gradient, so
-                # that the tape sees them.
-                gamma, beta = map(tf.convert_to_tensor, (norm.gamma, norm.beta))
-                return normalized_sum(x, residual, gamma, beta, norm.epsilon)
-            return norm(x + residual)
-
-        if not self.normalize_first:
-            x = normalize(self._attention_norm, inputs, attended)
-            return normalize(self._feed_forward_norm, x, feed_forward(x))
+        attended = self._drop(attended, training, dropout_seed, site=1)
         if self._gates:
             attention_gate, feed_forward_gate = self._gates
             x = attention_gate(inputs, tf.nn.relu(attended))
-            return feed_forward_gate(
-                x, feed_forward(self._feed_forward_norm(x))
-            )
+            return feed_forward_gate(x, feed_forward(x))
         x = inputs + attended
-        return x + feed_forward(self._feed_forward_norm(x))
+        return x + feed_forward(x)
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape

@@ -11,6 +11,9 @@ from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_shape
+from txl_keras.layers.attention.position_encoding import (
+    RelativePositionEncoding,
+)
 from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import heads_dense
@@ -45,6 +48,15 @@ class HeadsAttention(ConfiguredLayer):
         self._key_dense = heads_dense(self, "bsd,dnh->bsnh", "key")
         self._value_dense = heads_dense(self, "bsd,dnh->bsnh", "value")
         self._output_dense = None  # created in `build`, which knows D
+
+    def _add_positions(self, clamp_length, **config):
+        """Creates the sinusoids of distances and their projection `W_k,R`."""
+        self.clamp_length = clamp_length
+        self._encode_positions = RelativePositionEncoding(
+            clamp_length, name="position_encoding", **config
+        )
+        # "r" is the axis of the distances, which has no batch.
+        self._position_dense = heads_dense(self, "rd,dnh->rnh", "position")
 
     def _build_projections(self, hidden_dim, output_equation):
         self._output_dense = heads_dense(

@@ -9,11 +9,7 @@ from keras import ops
 
 from txl_keras.checks import check_shape
 from txl_keras.layers.attention.causal import CausalMultiHeadAttention
-from txl_keras.layers.attention.position_encoding import (
-    RelativePositionEncoding,
-)
 from txl_keras.layers.compute.problem import Positions
-from txl_keras.layers.sublayers import heads_dense
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -86,13 +82,8 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         **kwargs,
     ):
         super().__init__(num_heads, key_dim, **kwargs)
-        self.clamp_length = clamp_length
         self.tie_attention_biases = tie_attention_biases
-        self._encode_positions = RelativePositionEncoding(
-            clamp_length, look_ahead=self.look_ahead, name="position_encoding"
-        )
-        # "r" is the axis of the distances, which has no batch.
-        self._position_dense = heads_dense(self, "rd,dnh->rnh", "position")
+        self._add_positions(clamp_length, look_ahead=self.look_ahead)
 
     def build(self, query_shape):
         super().build(query_shape)

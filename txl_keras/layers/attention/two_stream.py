@@ -16,9 +16,6 @@ from txl_keras.layers import compute
 from txl_keras.layers.attention.heads import HeadsAttention
 from txl_keras.layers.attention.heads import check_memory
 from txl_keras.layers.attention.heads import key_mask
-from txl_keras.layers.attention.position_encoding import (
-    RelativePositionEncoding,
-)
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Problem
@@ -26,7 +23,6 @@ from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.compute.problem import hidden_by_key
 from txl_keras.layers.compute.problem import zero_masked
-from txl_keras.layers.sublayers import heads_dense
 from txl_keras.layers.sublayers import project_heads
 
 
@@ -109,12 +105,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
 
     def __init__(self, num_heads, key_dim, clamp_length=None, **kwargs):
         super().__init__(num_heads, key_dim, **kwargs)
-        self.clamp_length = clamp_length
-        self._encode_positions = RelativePositionEncoding(
-            clamp_length, bidirectional=True, name="position_encoding"
-        )
-        # "r" is the axis of distances, which has no batch.
-        self._position_dense = heads_dense(self, "rd,dnh->rnh", "position")
+        self._add_positions(clamp_length, bidirectional=True)
 
     def build(self, content_shape):
         hidden_dim = content_shape[-1]

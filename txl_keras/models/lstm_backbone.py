@@ -4,7 +4,6 @@ Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `L` layers.
 """
 
 import collections
-import functools
 
 import keras
 import tensorflow as tf
@@ -212,8 +211,7 @@ class _States(collections.namedtuple("_States", ["states"])):
     __slots__ = ()
 
     def reset_rows(self, reset, empty):
-        choose = functools.partial(choose_rows, reset)
-        return _States(tuple(map(choose, empty.states, self.states)))
+        return choose_rows(reset, empty, self)
 
     def append(self, states, lengths=None):
         """Keeps, of states `(B, T, D)`, those at the last real token."""

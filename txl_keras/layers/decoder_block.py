@@ -147,7 +147,18 @@ class DecoderBlock(Block):
                 )
         self.gate = gate
         self.supports_masking = True
-        self.attention = self._attention()
+        kind, options = CausalMultiHeadAttention, {}
+        if attention_type in ("relative", "shaw"):
+            options["clamp_length"] = clamp_length
+        if attention_type == "relative":
+            kind = RelativeMultiHeadAttention
+            options["tie_attention_biases"] = tie_attention_biases
+        elif attention_type == "shaw":
+            kind = ShawMultiHeadAttention
+            options["max_positions"] = max_positions
+        self._add_attention(
+            kind, same_length=same_length, look_ahead=look_ahead, **options
+        )
         self._add_feed_forward("relu", "relu" if gate else None)
         self._gates = []
         if gate is not None:
@@ -155,28 +166,6 @@ class DecoderBlock(Block):
                 sublayer(self, Gate, gate, name=name)
                 for name in ("attention_gate", "feed_forward_gate")
             ]
-
-    def _attention(self):
-        kind, options = CausalMultiHeadAttention, {}
-        if self.attention_type in ("relative", "shaw"):
-            options["clamp_length"] = self.clamp_length
-        if self.attention_type == "relative":
-            kind = RelativeMultiHeadAttention
-            options["tie_attention_biases"] = self.tie_attention_biases
-        elif self.attention_type == "shaw":
-            kind = ShawMultiHeadAttention
-            options["max_positions"] = self.max_positions
-        return sublayer(
-            self,
-            kind,
-            self.num_heads,
-            self.head_dim,
-            dropout=self.attention_dropout,
-            same_length=self.same_length,
-            look_ahead=self.look_ahead,
-            name="attention",
-            **options,
-        )
 
     def build(self, inputs_shape):
         super().build(inputs_shape)

@@ -163,7 +163,7 @@ def project_heads(states, *layers):
 class Block(ConfiguredLayer):
     """Base class of blocks: attention, feed-forward network and their norms.
 
-    A subclass has arguments of these names, creates `attention`, then calls
+    A subclass has arguments of these names, and calls `_add_attention`, then
     `_add_feed_forward`.
     """
 
@@ -190,6 +190,17 @@ class Block(ConfiguredLayer):
         )
         self.layer_norm_epsilon = layer_norm_epsilon
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
+
+    def _add_attention(self, layer_class, **options):
+        self.attention = sublayer(
+            self,
+            layer_class,
+            self.num_heads,
+            self.head_dim,
+            dropout=self.attention_dropout,
+            name="attention",
+            **options,
+        )
 
     def _add_feed_forward(self, activation, output_activation=None):
         self._attention_norm = layer_norm(self, "attention_norm")

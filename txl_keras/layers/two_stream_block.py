@@ -13,7 +13,6 @@ from txl_keras.layers.attention.two_stream import targets_mask
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.sublayers import Block
-from txl_keras.layers.sublayers import sublayer
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -77,14 +76,8 @@ class TwoStreamBlock(Block):
             **kwargs,
         )
         self.clamp_length = clamp_length
-        self.attention = sublayer(
-            self,
-            TwoStreamRelativeAttention,
-            num_heads,
-            head_dim,
-            dropout=self.attention_dropout,
-            clamp_length=clamp_length,
-            name="attention",
+        self._add_attention(
+            TwoStreamRelativeAttention, clamp_length=clamp_length
         )
         self._add_feed_forward("gelu")
 

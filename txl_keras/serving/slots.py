@@ -36,7 +36,9 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         self._served = served
         self._num_slots = num_slots
         self._memory = tf.nest.map_structure(
-            lambda value: _without_rows(value.shape[1:], value.dtype),
+            lambda value: tf.Variable(
+                value[:0], trainable=False, shape=(None, *value.shape[1:])
+            ),
             self._empty(1),
         )
 
@@ -163,11 +165,3 @@ def _scatter(counts, slots, written):
     with tf.control_dependencies(written):
         for variable, values in counts:
             variable.scatter_nd_update(slots[:, None], values)
-
-
-def _without_rows(row_shape, dtype):
-    return tf.Variable(
-        tf.zeros((0, *row_shape), dtype),
-        trainable=False,
-        shape=(None, *row_shape),
-    )

@@ -222,7 +222,7 @@ def check_shape_in_graph(name, tensor, expected, broadcasts=False, remedy=""):
     limits = [-1 if size is None else size for size in expected]
     expects = [f"`{name}` must have the shape", tf.stack(limits)]
     message = [*expects, "Received:", sizes, *filter(None, [remedy])]
-    return _checked(tensor, tf.reduce_all(fits), message)
+    return checked(tensor, tf.reduce_all(fits), *message)
 
 
 def _runtime_shape(tensor):
@@ -237,9 +237,9 @@ def _runtime_shape(tensor):
     return tf.shape(empty)[:-1]
 
 
-def _checked(tensor, condition, message):
+def checked(tensor, condition, *message):
     """Returns the tensor, with a control dependency on an assertion."""
-    check = tf.debugging.Assert(condition, message)
+    check = tf.debugging.Assert(condition, message, summarize=8)
     with tf.control_dependencies([check]):
         return tf.identity(tensor)
 
@@ -317,10 +317,12 @@ def _check_range(tensor, first, limit, message, remedy):
     if tf.is_tensor(limit):
         limit = tf.cast(limit, tf.int64)
         received += ["with a limit of", limit]
-    return _checked(
+    return checked(
         tensor,
         tf.reduce_all((values >= first) & (values < limit)),
-        [f"{message} Received: from", *received, *filter(None, [remedy])],
+        f"{message} Received: from",
+        *received,
+        *filter(None, [remedy]),
     )
 
 

@@ -5,40 +5,41 @@ import inspect
 import keras
 
 
-def config_of(cls, *objects):
-    """Returns the arguments of a class by name, as JSON may hold them.
+def argument_names(cls, base):
+    """Yields the names of the arguments of a class and its bases below one."""
+    for parent in cls.__mro__[: cls.__mro__.index(base)]:
+        for name, parameter in inspect.signature(parent).parameters.items():
+            if parameter.kind != parameter.VAR_KEYWORD:
+                yield name
 
-    The value of each is the attribute of that name of the first object that has
-    it; its default, if an object that may have it is `None`. The class is
-    named, because subclasses may have other arguments.
+
+def add_arguments(config, base, layer, *others):
+    """Adds arguments to a configuration, from the first object that has each.
+
+    They are those of the layer's class and of its bases below one.
     """
-    config = {}
-    for name, parameter in inspect.signature(cls).parameters.items():
-        if parameter.kind == parameter.VAR_KEYWORD:
-            continue
-        owner = next((x for x in objects if hasattr(x, name)), objects[-1])
-        value = parameter.default if owner is None else getattr(owner, name)
-        config[name] = _stored(value)
+    for name in argument_names(type(layer), base):
+        # Subclasses of users may have arguments that are no attributes.
+        owner = next((x for x in (layer, *others) if hasattr(x, name)), None)
+        if owner is not None and name not in config:
+            value = getattr(owner, name)
+            if isinstance(value, tuple):
+                value = list(value)
+            elif callable(value):  # initializers and layers
+                value = keras.saving.serialize_keras_object(value)
+            config[name] = value
     return config
 
 
 class ConfiguredLayer(keras.layers.Layer):
     """Base class of layers that keep each argument as an attribute."""
 
+    @classmethod
+    def of(cls, owner, **kwargs):
+        """Creates a layer whose other arguments are attributes of its owner."""
+        names = {*argument_names(cls, ConfiguredLayer)} - {*kwargs}
+        owned = {name: getattr(owner, name) for name in names}
+        return cls(dtype=owner.dtype_policy, **owned, **kwargs)
+
     def get_config(self):
-        config = super().get_config()
-        for cls in type(self).__mro__:
-            if cls is ConfiguredLayer:
-                return config
-            # Subclasses of users may have arguments that are no attributes.
-            for name in inspect.signature(cls).parameters:
-                if name not in config and hasattr(self, name):
-                    config[name] = _stored(getattr(self, name))
-
-
-def _stored(value):
-    if isinstance(value, tuple):
-        return list(value)
-    if callable(value):  # initializers and layers
-        return keras.saving.serialize_keras_object(value)
-    return value
+        return add_arguments(super().get_config(), ConfiguredLayer, self)

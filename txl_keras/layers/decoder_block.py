@@ -15,14 +15,12 @@ from txl_keras.layers.attention.causal import CausalMultiHeadAttention
 from txl_keras.layers.attention.heads import check_steps_mask
 from txl_keras.layers.attention.relative import RelativeMultiHeadAttention
 from txl_keras.layers.attention.shaw import ShawMultiHeadAttention
-from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.gate import GATES
 from txl_keras.layers.gate import Gate
 from txl_keras.layers.sublayers import Block
-from txl_keras.layers.sublayers import normalized_sum
 from txl_keras.layers.sublayers import sublayer
 
 # Position encodings. Absolute positions do not allow memory, whose positions
@@ -149,7 +147,18 @@ class DecoderBlock(Block):
                 )
         self.gate = gate
         self.supports_masking = True
-        self.attention = self._attention()
+        kind, options = CausalMultiHeadAttention, {}
+        if attention_type in ("relative", "shaw"):
+            options["clamp_length"] = clamp_length
+        if attention_type == "relative":
+            kind = RelativeMultiHeadAttention
+            options["tie_attention_biases"] = tie_attention_biases
+        elif attention_type == "shaw":
+            kind = ShawMultiHeadAttention
+            options["max_positions"] = max_positions
+        self._add_attention(
+            kind, same_length=same_length, look_ahead=look_ahead, **options
+        )
         self._add_feed_forward("relu", "relu" if gate else None)
         self._gates = []
         if gate is not None:
@@ -157,28 +166,6 @@ class DecoderBlock(Block):
                 sublayer(self, Gate, gate, name=name)
                 for name in ("attention_gate", "feed_forward_gate")
             ]
-
-    def _attention(self):
-        kind, options = CausalMultiHeadAttention, {}
-        if self.attention_type in ("relative", "shaw"):
-            options["clamp_length"] = self.clamp_length
-        if self.attention_type == "relative":
-            kind = RelativeMultiHeadAttention
-            options["tie_attention_biases"] = self.tie_attention_biases
-        elif self.attention_type == "shaw":
-            kind = ShawMultiHeadAttention
-            options["max_positions"] = self.max_positions
-        return sublayer(
-            self,
-            kind,
-            self.num_heads,
-            self.head_dim,
-            dropout=self.attention_dropout,
-            same_length=self.same_length,
-            look_ahead=self.look_ahead,
-            name="attention",
-            **options,
-        )
 
     def build(self, inputs_shape):
         super().build(inputs_shape)
@@ -233,7 +220,6 @@ class DecoderBlock(Block):
         scores = []
         if return_attention_scores:
             attended, *scores = attended
-        attended = self._drop(attended, training, dropout_seed, site=1)
         outputs = self._transform(inputs, attended, training, dropout_seed)
         return (outputs, *scores) if return_attention_scores else outputs
 
@@ -376,28 +362,22 @@ class DecoderBlock(Block):
     def _transform(self, inputs, attended, training=False, dropout_seed=None):
         """Computes the equations above, given what attention returned."""
 
+        if not self.normalize_first:
+            return self._post_norm(
+                inputs, attended, training, dropout_seed, first_site=1
+            )
+
         def feed_forward(x):
+            x = self._feed_forward_norm(x)
             return self._feed_forward(x, training, dropout_seed, first_site=2)
 
-        def normalize(norm, x, residual):
-            if target.current().is_cpu:
-                # Variables are read here, outside of the custom gradient, so
-                # that the tape sees them.
-                gamma, beta = map(tf.convert_to_tensor, (norm.gamma, norm.beta))
-                return normalized_sum(x, residual, gamma, beta, norm.epsilon)
-            return norm(x + residual)
-
-        if not self.normalize_first:
-            x = normalize(self._attention_norm, inputs, attended)
-            return normalize(self._feed_forward_norm, x, feed_forward(x))
+        attended = self._drop(attended, training, dropout_seed, site=1)
         if self._gates:
             attention_gate, feed_forward_gate = self._gates
             x = attention_gate(inputs, tf.nn.relu(attended))
-            return feed_forward_gate(
-                x, feed_forward(self._feed_forward_norm(x))
-            )
+            return feed_forward_gate(x, feed_forward(x))
         x = inputs + attended
-        return x + feed_forward(self._feed_forward_norm(x))
+        return x + feed_forward(x)
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape

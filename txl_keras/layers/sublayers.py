@@ -163,7 +163,7 @@ def project_heads(states, *layers):
 class Block(ConfiguredLayer):
     """Base class of blocks: attention, feed-forward network and their norms.
 
-    A subclass has arguments of these names, creates `attention`, then calls
+    A subclass has arguments of these names, and calls `_add_attention`, then
     `_add_feed_forward`.
     """
 
@@ -190,6 +190,17 @@ class Block(ConfiguredLayer):
         )
         self.layer_norm_epsilon = layer_norm_epsilon
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
+
+    def _add_attention(self, layer_class, **options):
+        self.attention = sublayer(
+            self,
+            layer_class,
+            self.num_heads,
+            self.head_dim,
+            dropout=self.attention_dropout,
+            name="attention",
+            **options,
+        )
 
     def _add_feed_forward(self, activation, output_activation=None):
         self._attention_norm = layer_norm(self, "attention_norm")
@@ -230,6 +241,13 @@ class Block(ConfiguredLayer):
         x = self._output_dense(x)
         return self._drop(x, training, dropout_seed, first_site + 1)
 
+    def _post_norm(self, x, attended, training, dropout_seed, first_site):
+        """Computes a post-norm block, given what attention returned."""
+        attended = self._drop(attended, training, dropout_seed, first_site)
+        x = _normalized_sum(self._attention_norm, x, attended)
+        update = self._feed_forward(x, training, dropout_seed, first_site + 1)
+        return _normalized_sum(self._feed_forward_norm, x, update)
+
     def _drop(self, x, training, dropout_seed, site):
         seed = fold_in(dropout_seed, site)
         return self._dropout(x, training=training, dropout_seed=seed)
@@ -243,13 +261,15 @@ def layer_norm(layer, name):
     )
 
 
-def normalized_sum(x, residual, gamma, beta, epsilon):
-    """Computes `LayerNorm(x + residual)` with fused forward and backward."""
+def _normalized_sum(norm, x, residual):
+    """Computes `norm(x + residual)`, fused on CPUs."""
+    if not target.current().is_cpu:
+        return norm(x + residual)
 
     @tf.custom_gradient
     def normalized(x, residual, gamma, beta):
         output, total, mean, inverse_deviation = _normalize(
-            x, residual, gamma, beta, epsilon
+            x, residual, gamma, beta, norm.epsilon
         )
 
         def gradient(output_gradient):
@@ -260,6 +280,9 @@ def normalized_sum(x, residual, gamma, beta, epsilon):
 
         return output, gradient
 
+    # Variables are read here, outside of the custom gradient, so that the tape
+    # sees them.
+    gamma, beta = map(tf.convert_to_tensor, (norm.gamma, norm.beta))
     return normalized(x, residual, gamma, beta)
 
 

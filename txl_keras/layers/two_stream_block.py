@@ -13,7 +13,6 @@ from txl_keras.layers.attention.two_stream import targets_mask
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.sublayers import Block
-from txl_keras.layers.sublayers import sublayer
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -77,14 +76,8 @@ class TwoStreamBlock(Block):
             **kwargs,
         )
         self.clamp_length = clamp_length
-        self.attention = sublayer(
-            self,
-            TwoStreamRelativeAttention,
-            num_heads,
-            head_dim,
-            dropout=self.attention_dropout,
-            clamp_length=clamp_length,
-            name="attention",
+        self._add_attention(
+            TwoStreamRelativeAttention, clamp_length=clamp_length
         )
         self._add_feed_forward("gelu")
 
@@ -115,25 +108,21 @@ class TwoStreamBlock(Block):
             training=training,
             dropout_seed=fold_in(dropout_seed, 0),
         )
-        content_seed, query_seed = (fold_in(dropout_seed, i) for i in (1, 2))
         content_mask = check_mask(
             "content_mask", content_mask, ops.shape(content)[:2]
         )
         content = finite_masked(content, content_mask)
-        if query is None:
-            return self._transform(content, attended, training, content_seed)
-        query = finite_masked(query, targets_mask(content_mask, target_mapping))
-        return (
-            self._transform(content, attended[0], training, content_seed),
-            self._transform(query, attended[1], training, query_seed),
-        )
 
-    def _transform(self, x, attended, training, dropout_seed):
-        """Computes the equations above for one stream."""
-        attended = self._drop(attended, training, dropout_seed, site=0)
-        x = self._attention_norm(x + attended)
-        update = self._feed_forward(x, training, dropout_seed, first_site=1)
-        return self._feed_forward_norm(x + update)
+        def transform(x, attended, site):
+            seed = fold_in(dropout_seed, site)
+            return self._post_norm(x, attended, training, seed, first_site=0)
+
+        if query is None:
+            return transform(content, attended, 1)
+        query = finite_masked(query, targets_mask(content_mask, target_mapping))
+        return transform(content, attended[0], 1), transform(
+            query, attended[1], 2
+        )
 
     def compute_output_spec(self, content, query=None, **kwargs):
         return self.attention.compute_output_spec(content, query)

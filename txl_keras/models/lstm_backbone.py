@@ -4,15 +4,12 @@ Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `L` layers.
 """
 
 import collections
-import functools
 
 import keras
 import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_integer
-from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.config import config_of
 from txl_keras.layers.memory.projected_memory import choose_rows
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.models.presets import PRESETS
@@ -154,7 +151,7 @@ class LSTMBackbone(RecurrentBackbone):
     ):
         token_ids, memory = self._begin(token_ids, memory, reset)
         batch_size = ops.shape(token_ids)[0]
-        seeds = fold_in(dropout_seed, self._rows(first_row, batch_size))
+        seeds = self._row_seeds(dropout_seed, first_row, batch_size)
         x, states = self._all_states(token_ids, memory.states, training, seeds)
         last = tuple(
             tf.stop_gradient(state[:, -1:]) for state in states
@@ -163,19 +160,14 @@ class LSTMBackbone(RecurrentBackbone):
 
     def _all_states(self, token_ids, initial, training=False, row_seeds=None):
         """Returns the hidden states, and all layers' states at every token."""
-
-        def drop(x, site):
-            return self._dropout(
-                x, training=training, dropout_seed=fold_in(row_seeds, site)
-            )
-
-        x = drop(self.token_embedding(token_ids) * self.hidden_dim**0.5, 0)
+        x = self.token_embedding(token_ids) * self.hidden_dim**0.5
+        x = self._drop(x, 0, training, row_seeds)
         states = []
         for i, layer in enumerate(self.layers_of_cells):
             state = [s[:, 0] for s in initial[2 * i : 2 * i + 2]]
             outputs = layer(x, initial_state=state)  # [B, T, 2 D]
             states += ops.split(outputs, 2, axis=-1)
-            x = drop(states[-2], i + 1)
+            x = self._drop(states[-2], i + 1, training, row_seeds)
         return x, tuple(states)
 
     def project_memory(self, memory):
@@ -200,11 +192,6 @@ class LSTMBackbone(RecurrentBackbone):
         """
         return self._all_states(token_ids, memory.states)
 
-    def get_config(self):
-        return super().get_config() | config_of(
-            LSTMBackbone, self, self.token_embedding
-        )
-
 
 class _States(collections.namedtuple("_States", ["states"])):
     """Holds 2 L states `(B, 1, D)` behind the `ProjectedMemory` interface."""
@@ -212,8 +199,7 @@ class _States(collections.namedtuple("_States", ["states"])):
     __slots__ = ()
 
     def reset_rows(self, reset, empty):
-        choose = functools.partial(choose_rows, reset)
-        return _States(tuple(map(choose, empty.states, self.states)))
+        return choose_rows(reset, empty, self)
 
     def append(self, states, lengths=None):
         """Keeps, of states `(B, T, D)`, those at the last real token."""

@@ -15,8 +15,10 @@ from txl_keras.checks import check_number
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
+from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import prefers_tensorflow_matmul
+from txl_keras.layers.config import add_arguments
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import check_memory_length
@@ -153,6 +155,12 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
             + 2 * matmuls * segment_length * num_keys * width
         )
 
+    def get_config(self):
+        # The embedding has the arguments about it.
+        return add_arguments(
+            super().get_config(), RecurrentBackbone, self, self.token_embedding
+        )
+
     @property
     def num_states(self):
         """Returns the number of tensors `(B, M, D)` in a memory."""
@@ -169,9 +177,17 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
 
     def check_remembers(self, memory_length):
         """Raises `ValueError` if the model cannot have such a memory."""
+        check_memory_length(memory_length)
 
     def check_positions(self, segment_length):
-        """Raises `ValueError` if a segment is longer than the model allows."""
+        """Raises `ValueError` if a segment is longer than `max_positions`."""
+        limit = self.max_segment_length
+        if limit is not None and segment_length > limit:
+            raise ValueError(
+                "`segment_length` must be at most `max_positions` with "
+                f"attention_type=al_rfou. Received: "
+                f"segment_length={segment_length}, max_positions={limit}"
+            )
 
     def initial_memory(self, batch_size, memory_length=None):
         """Returns the memory of a cold start.
@@ -271,11 +287,16 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
             encoding[None], training=training, dropout_seed=seed
         )[0]
 
-    def _rows(self, first_row, batch_size):
-        """Returns the row numbers of a call's batch, int32 `(B,)`."""
+    def _row_seeds(self, dropout_seed, first_row, batch_size):
+        """Returns the dropout seeds of a call's rows, uint32 `(B,)`."""
         if not tf.is_tensor(first_row):
             check_integer("first_row", first_row, 0)
-        return first_row + tf.range(batch_size)
+        return fold_in(dropout_seed, first_row + tf.range(batch_size))
+
+    def _drop(self, x, site, training, row_seeds):
+        """Drops elements of `x` with a mask of its own for each site."""
+        seeds = fold_in(row_seeds, site)
+        return self._dropout(x, training=training, dropout_seed=seeds)
 
     def _begin(self, token_ids, memory, reset):
         """Checks the inputs of a call and returns ids and initial memory."""

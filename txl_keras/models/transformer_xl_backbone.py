@@ -21,10 +21,8 @@ from txl_keras.layers.attention.position_encoding import (
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import zero_masked
-from txl_keras.layers.config import config_of
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.decoder_block import DecoderBlock
-from txl_keras.layers.decoder_block import check_attention_type
 from txl_keras.layers.decoder_block import check_remembers
 from txl_keras.layers.gate import num_kernels
 from txl_keras.layers.memory.compression import Compression
@@ -33,10 +31,10 @@ from txl_keras.layers.memory.compressive import extend_compressed
 from txl_keras.layers.memory.memory_stack import COLD_STARTS
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
+from txl_keras.layers.padding import Padding
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.models.episodes import Episodes
-from txl_keras.models.padding import Padding
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
@@ -258,7 +256,6 @@ class TransformerXLBackbone(RecurrentBackbone):
                 0,
             )
         check_one_of("memory_source", memory_source, MEMORY_SOURCES)
-        check_attention_type(attention_type, max_positions, same_length)
         self.attention_type = attention_type
         self.compression = compression
         self.compression_rate = compression_rate
@@ -293,7 +290,14 @@ class TransformerXLBackbone(RecurrentBackbone):
             look_ahead=look_ahead if attention_type == "relative" else 0,
             name="position_encoding",
         )
-        self.blocks = [self._block(i) for i in range(num_layers)]
+        self.blocks = [
+            DecoderBlock.of(
+                self,
+                kernel_initializer=self.kernel_initializer(),
+                name=f"block_{i}",
+            )
+            for i in range(num_layers)
+        ]
         self.compressions = []
         if compression is not None:
             self.compressions = [
@@ -322,27 +326,6 @@ class TransformerXLBackbone(RecurrentBackbone):
             return normal_initializer(stddev)
         return keras.initializers.VarianceScaling(
             mode="fan_in", distribution="untruncated_normal"
-        )
-
-    def _block(self, index):
-        return DecoderBlock(
-            self.num_heads,
-            self.head_dim,
-            self.intermediate_dim,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            normalize_first=self.normalize_first,
-            layer_norm_epsilon=self.layer_norm_epsilon,
-            attention_type=self.attention_type,
-            max_positions=self.max_positions,
-            clamp_length=self.clamp_length,
-            same_length=self.same_length,
-            look_ahead=self.look_ahead,
-            tie_attention_biases=self.tie_attention_biases,
-            gate=self.gate,
-            kernel_initializer=self.kernel_initializer(),
-            dtype=self.dtype_policy,
-            name=f"block_{index}",
         )
 
     def build(self, token_ids_shape):
@@ -446,16 +429,6 @@ class TransformerXLBackbone(RecurrentBackbone):
         kernels = 2 * num_kernels(self.gate)  # two gates
         return flops + 2 * kernels * segment_length * self.hidden_dim**2
 
-    def check_positions(self, segment_length):
-        """Raises `ValueError` if a segment is longer than `max_positions`."""
-        limit = self.max_segment_length
-        if limit is not None and segment_length > limit:
-            raise ValueError(
-                "`segment_length` must be at most `max_positions` with "
-                f"attention_type=al_rfou. Received: "
-                f"segment_length={segment_length}, max_positions={limit}"
-            )
-
     def call(
         self,
         token_ids=None,
@@ -492,13 +465,10 @@ class TransformerXLBackbone(RecurrentBackbone):
             # Unused hashes of seeds would be a seventh of the operations in a
             # small model's training step, and take seconds to compile.
             dropout_seed = None
-        row_seeds = fold_in(dropout_seed, self._rows(first_row, batch_size))
+        row_seeds = self._row_seeds(dropout_seed, first_row, batch_size)
 
-        x = self._dropout(
-            zero_masked(self._embed(inputs), mask),
-            training=training,
-            dropout_seed=fold_in(row_seeds, 0),
-        )
+        x = zero_masked(self._embed(inputs), mask)
+        x = self._drop(x, 0, training, row_seeds)
         positions = {}
         if self.attention_type == "relative":
             positions = {
@@ -534,11 +504,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         def finish(x):
             if self._output_norm is not None:
                 x = self._output_norm(x)
-            x = self._dropout(
-                x,
-                training=training,
-                dropout_seed=fold_in(row_seeds, self.num_layers + 1),
-            )
+            x = self._drop(x, self.num_layers + 1, training, row_seeds)
             return x if padding is None else padding.in_place(x)
 
         hidden = finish(x)
@@ -757,11 +723,6 @@ class TransformerXLBackbone(RecurrentBackbone):
         if not self._shares_attention_biases:
             return None
         return self.content_attention_bias, self.positional_attention_bias
-
-    def get_config(self):
-        return super().get_config() | config_of(
-            TransformerXLBackbone, self, self.token_embedding
-        )
 
 
 def _usage(scores, mask):

@@ -4,6 +4,8 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `P` targets,
 `D` hidden size, `N` heads, `H` head size, `V` vocabulary, `L` layers.
 """
 
+import functools
+
 import keras
 from keras import ops
 
@@ -15,7 +17,6 @@ from txl_keras.layers.attention.position_encoding import (
     RelativePositionEncoding,
 )
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.config import config_of
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.two_stream_block import TwoStreamBlock
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
@@ -146,25 +147,18 @@ class XLNetBackbone(RecurrentBackbone):
         self._position_encoding = RelativePositionEncoding(
             clamp_length, bidirectional=True, name="position_encoding"
         )
-        self.blocks = [self._block(i) for i in range(num_layers)]
+        self.blocks = [
+            TwoStreamBlock.of(
+                self,
+                kernel_initializer=self.kernel_initializer(),
+                name=f"block_{i}",
+            )
+            for i in range(num_layers)
+        ]
         self._dropout = RowDropout(
             dropout, dtype=self.dtype_policy, name="dropout"
         )
         self.build((None, None))
-
-    def _block(self, index):
-        return TwoStreamBlock(
-            self.num_heads,
-            self.head_dim,
-            self.intermediate_dim,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            layer_norm_epsilon=self.layer_norm_epsilon,
-            clamp_length=self.clamp_length,
-            kernel_initializer=self.kernel_initializer(),
-            dtype=self.dtype_policy,
-            name=f"block_{index}",
-        )
 
     def build(self, token_ids_shape):
         self.token_embedding.build(token_ids_shape)
@@ -198,16 +192,13 @@ class XLNetBackbone(RecurrentBackbone):
         permutation_mask = check_mask(
             "permutation_mask", permutation_mask, (batch_size, length, length)
         )
-        if token_type_ids is not None:
-            check_shape("token_type_ids", token_type_ids, (batch_size, length))
         if target_mapping is not None:
             expected = (batch_size, None, length)
             check_shape("target_mapping", target_mapping, expected)
-        row_seeds = fold_in(dropout_seed, self._rows(first_row, batch_size))
-
-        def drop(x, site):
-            seeds = fold_in(row_seeds, site)
-            return self._dropout(x, training=training, dropout_seed=seeds)
+        row_seeds = self._row_seeds(dropout_seed, first_row, batch_size)
+        drop = functools.partial(
+            self._drop, training=training, row_seeds=row_seeds
+        )
 
         h = drop(self.token_embedding(token_ids), 0)  # [B, T, D]
         g = None
@@ -248,9 +239,6 @@ class XLNetBackbone(RecurrentBackbone):
         if permutation_mask is None:
             return causal
         return ops.logical_and(causal, permutation_mask)
-
-    def get_config(self):
-        return super().get_config() | config_of(XLNetBackbone, self)
 
 
 def causal_mask(batch_size, length):

@@ -234,12 +234,12 @@ class Sampler:
     def _is_off(self, *names):
         """Returns whether these have no effect, as a boolean or a tensor."""
         values = {name: self._value(name) for name in names}
-        values = {name: v for name, v in values.items() if v is not None}
-        if not all(tf.is_tensor(value) for value in values.values()):
-            return False
         is_off = True
         for name, value in values.items():
-            is_off &= value == NO_EFFECT[name]
+            if tf.is_tensor(value):
+                is_off &= value == NO_EFFECT[name]
+            elif value is not None:
+                return False
         return is_off
 
     @property

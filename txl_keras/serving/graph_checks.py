@@ -9,12 +9,7 @@ import inspect
 import keras
 import tensorflow as tf
 
-
-def checked(value, condition, *message):
-    """Checks a scalar condition; `message` holds strings and tensors."""
-    check = tf.debugging.Assert(condition, message, summarize=8)
-    with tf.control_dependencies([check]):
-        return tf.identity(value)
+from txl_keras.checks import checked
 
 
 def check_range(name, values, low, high):
@@ -24,13 +19,6 @@ def check_range(name, values, low, high):
     received = ["Received: numbers from", least, "to", most]
     is_inside = tf.reduce_all((values >= low) & (values <= high))
     return checked(values, is_inside, *expected, *received)
-
-
-def check_shape(name, value, shape):
-    """Checks the shape of a tensor."""
-    expected = [f"`{name}` must have the shape", tf.convert_to_tensor(shape)]
-    is_equal = tf.reduce_all(tf.equal(tf.shape(value), shape))
-    return checked(value, is_equal, *expected, "Received:", tf.shape(value))
 
 
 def check_not_empty(name, lengths):

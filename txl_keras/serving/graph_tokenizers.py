@@ -14,9 +14,9 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.checks import checked
 from txl_keras.data import tokenizers
 from txl_keras.data.vocabulary import NUM_CODE_POINTS
-from txl_keras.serving.graph_checks import checked
 
 # TensorFlow has strings only on the CPU. An accelerator would only add copies.
 _CPU = "CPU:0"

@@ -6,10 +6,10 @@ generate.
 
 import tensorflow as tf
 
+from txl_keras.checks import checked
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.models.generation.generator import row_seeds
 from txl_keras.models.generation.token_reader import PROMPT_SEGMENT
-from txl_keras.serving.graph_checks import checked
 
 
 def write_tokens(

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
+from txl_keras.checks import check_shape_in_graph
+from txl_keras.checks import checked
 from txl_keras.layers.memory.compressive import CompressiveCache
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.serving.graph_checks import check_range
-from txl_keras.serving.graph_checks import check_shape
-from txl_keras.serving.graph_checks import checked
 
 # Default limits of one request.
 MAX_BATCH_SIZE = 128
@@ -205,8 +205,8 @@ class ServedModel:
     def check_memory(self, batch_size, tensors):
         """Checks the memory of `batch_size` rows that a client passed."""
         tensors = {
-            name: check_shape(
-                name, value, tf.stack([batch_size, *self._shapes[name]])
+            name: check_shape_in_graph(
+                name, value, [batch_size, *self._shapes[name]]
             )
             for name, value in zip(self._shapes, tensors, strict=True)
         }

@@ -6,12 +6,12 @@ hidden size, `N` heads, `H` head size, `L` layers, `V` vocabulary.
 
 import tensorflow as tf
 
+from txl_keras.checks import check_shape_in_graph
+from txl_keras.checks import checked
 from txl_keras.samplers.sampler import NO_EFFECT
 from txl_keras.samplers.sampler import Sampler
 from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_checks import check_range
-from txl_keras.serving.graph_checks import check_shape
-from txl_keras.serving.graph_checks import checked
 from txl_keras.serving.graph_writer import read_segments
 from txl_keras.serving.graph_writer import write_tokens
 
@@ -86,7 +86,9 @@ class Signatures:
 
     def score(self, ids, targets, *memory):
         """Computes the negative log-likelihood of every target."""
-        targets = check_shape("targets", targets, tf.shape(ids))
+        targets = check_shape_in_graph(
+            "targets", targets, tf.unstack(tf.shape(ids))
+        )
         targets = self._served.check_ids("targets", targets)
         hidden, memory = self._read(ids, memory)
         return {"nll": self._softmax(hidden, targets), **memory}
@@ -116,7 +118,7 @@ class Signatures:
             "Received:",
             tf.shape(prompt_ids),
         )
-        prompt_length = check_shape(
+        prompt_length = check_shape_in_graph(
             "prompt_length", prompt_length, [batch_size]
         )
         prompt_length = check_range("prompt_length", prompt_length, 1, size)

@@ -8,11 +8,11 @@ import math
 
 import tensorflow as tf
 
+from txl_keras.checks import check_shape_in_graph
+from txl_keras.checks import checked
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.memory.ring_buffer import RingWrite
 from txl_keras.serving.graph_checks import check_range
-from txl_keras.serving.graph_checks import check_shape
-from txl_keras.serving.graph_checks import checked
 from txl_keras.serving.graph_writer import write_in_place
 
 
@@ -36,7 +36,9 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         self._served = served
         self._num_slots = num_slots
         self._memory = tf.nest.map_structure(
-            lambda value: _without_rows(value.shape[1:], value.dtype),
+            lambda value: tf.Variable(
+                value[:0], trainable=False, shape=(None, *value.shape[1:])
+            ),
             self._empty(1),
         )
 
@@ -79,7 +81,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
 
     def step(self, ids, slots):
         """Reads a segment in slots and predicts the token after its last."""
-        slots = check_shape("slots", slots, [tf.shape(ids)[0]])
+        slots = check_shape_in_graph("slots", slots, [tf.shape(ids)[0]])
         slots, ids = self._checked(slots), self._served.check_segment(ids)
         # All checks come before anything is written.
         with tf.control_dependencies([ids]):
@@ -163,11 +165,3 @@ def _scatter(counts, slots, written):
     with tf.control_dependencies(written):
         for variable, values in counts:
             variable.scatter_nd_update(slots[:, None], values)
-
-
-def _without_rows(row_shape, dtype):
-    return tf.Variable(
-        tf.zeros((0, *row_shape), dtype),
-        trainable=False,
-        shape=(None, *row_shape),
-    )

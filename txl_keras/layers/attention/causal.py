@@ -14,8 +14,9 @@ from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.layers import compute
 from txl_keras.layers.attention.heads import HeadsAttention
-from txl_keras.layers.attention.heads import check_memory_mask
+from txl_keras.layers.attention.heads import check_memory
 from txl_keras.layers.attention.heads import check_steps_mask
+from txl_keras.layers.attention.heads import key_mask
 from txl_keras.layers.compute import definition
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
@@ -119,18 +120,22 @@ class CausalMultiHeadAttention(HeadsAttention):
         return_attention_scores=False,
     ):
         check_shape("query", query, (None, None, self._hidden_dim))
-        num_memory = 0
-        if memory is not None:
-            expected = (query.shape[0], None, self._hidden_dim)
-            check_shape("memory", memory, expected)
-            num_memory = ops.shape(memory)[1]
-        query_mask, memory_mask, attention_mask = self._check_masks(
-            query, memory, num_memory, query_mask, memory_mask, attention_mask
+        if memory is None and self.same_length:
+            raise ValueError(
+                "`same_length` needs a memory, whose length limits how far "
+                "back a query attends. Pass `memory` or set "
+                "`same_length=False`. Received: memory=None"
+            )
+        query_mask = check_steps_mask("query_mask", query_mask, query)
+        memory, memory_mask = check_memory(memory, memory_mask, query)
+        batch_size, length, _ = ops.shape(query)
+        num_memory = ops.shape(memory)[1]
+        attention_mask = _check_attention_mask(
+            attention_mask, (batch_size, length, num_memory + length)
         )
         # A copy without the Keras mask, which is handled here. The projections
         # would warn that they discard it.
         query = tf.identity(query)
-        positions = self._positions(query, memory, position_encoding)
         projected, *segment = project_heads(
             finite_masked(query, query_mask),
             self._query_dense,
@@ -139,7 +144,7 @@ class CausalMultiHeadAttention(HeadsAttention):
         )
         # Finite states may have infinite keys.
         parts = [[zero_masked(x, query_mask) for x in segment]]
-        if memory is not None and memory.shape[1] != 0:
+        if memory.shape[1] != 0:
             memory = zero_masked(memory, memory_mask)
             memory_part = project_heads(
                 memory, self._key_dense, self._value_dense
@@ -147,17 +152,18 @@ class CausalMultiHeadAttention(HeadsAttention):
             parts = [memory_part, *parts]
         if attention_mask is not None:
             parts = [hidden_by_key(*part) for part in parts]
-        key_mask = None
+        of_keys = None
         if query_mask is not None or memory_mask is not None:
-            key_mask = _key_mask(query, memory, query_mask, memory_mask)
+            of_keys = key_mask(memory, query, memory_mask, query_mask)
         visible = Visible(
             num_memory,
-            ops.shape(query)[1],
+            length,
             look_ahead=self.look_ahead,
             max_distance=self._max_distance(num_memory),
-            key_mask=key_mask,
+            key_mask=of_keys,
             attention_mask=attention_mask,
         )
+        positions = self._positions(query, memory, visible, position_encoding)
         problem = Problem(
             self._scaled(projected),
             parts,
@@ -168,7 +174,7 @@ class CausalMultiHeadAttention(HeadsAttention):
         output, *scores = self._solve(problem, return_attention_scores)
         return (output, *scores) if scores else output
 
-    def _positions(self, query, memory, position_encoding):
+    def _positions(self, query, memory, visible, position_encoding):
         """Projects the positions of a call, as `project_positions` does."""
         return ()
 
@@ -182,33 +188,6 @@ class CausalMultiHeadAttention(HeadsAttention):
         else:
             attended, scores = compute.attend(problem), []
         return self._output_dense(attended), *scores
-
-    def _check_masks(
-        self, query, memory, num_memory, query_mask, memory_mask, attention_mask
-    ):
-        """Checks the masks of a call; returns boolean tensors."""
-        query_mask = check_steps_mask("query_mask", query_mask, query)
-        check_memory_mask(memory, memory_mask)
-        if memory is None and self.same_length:
-            raise ValueError(
-                "`same_length` needs a memory, whose length limits how far "
-                "back a query attends. Pass `memory` or set "
-                "`same_length=False`. Received: memory=None"
-            )
-        batch_size, length, _ = ops.shape(query)
-        shape = (batch_size, length, num_memory + length)
-        memory_mask = check_mask(
-            "memory_mask", memory_mask, (batch_size, num_memory)
-        )
-        attention_mask = check_mask(
-            "attention_mask", attention_mask, shape, broadcasts=True
-        )
-        if attention_mask is not None and attention_mask.shape[-1] is None:
-            # The last axis may turn out to be 1, and is sliced by keys later.
-            attention_mask = tf.broadcast_to(
-                attention_mask, (*ops.shape(attention_mask)[:-1], shape[-1])
-            )
-        return query_mask, memory_mask, attention_mask
 
     def attend_by_content(self, query, states, mask):
         """Computes attention of a segment to states, without positions.
@@ -290,7 +269,7 @@ class CausalMultiHeadAttention(HeadsAttention):
             num_memory,
             ops.shape(query)[1],
             max_distance=self._max_distance(num_memory),
-            key_mask=_key_mask(query, past.mask, None, past.mask),
+            key_mask=key_mask(past.mask, query, past.mask, None),
         )
         problem = Problem(
             self._scaled(projected),
@@ -351,12 +330,10 @@ class CausalMultiHeadAttention(HeadsAttention):
         return output, scores
 
 
-def _key_mask(query, memory, query_mask, memory_mask):
-    """Returns the mask `(B, S)` of memory and segment, real without a mask."""
-    if query_mask is None:
-        query_mask = ops.ones(ops.shape(query)[:2], "bool")
-    if memory is None:
-        return query_mask
-    if memory_mask is None:
-        memory_mask = ops.ones(ops.shape(memory)[:2], "bool")
-    return ops.concatenate([memory_mask, query_mask], axis=1)
+def _check_attention_mask(mask, shape):
+    """Returns the boolean mask of pairs, whose last axis is 1 or known."""
+    mask = check_mask("attention_mask", mask, shape, broadcasts=True)
+    if mask is not None and mask.shape[-1] is None:
+        # The last axis may turn out to be 1, and is sliced by keys later.
+        mask = tf.broadcast_to(mask, (*ops.shape(mask)[:-1], shape[-1]))
+    return mask

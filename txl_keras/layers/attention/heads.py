@@ -10,6 +10,10 @@ from keras import ops
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
+from txl_keras.checks import check_shape
+from txl_keras.layers.attention.position_encoding import (
+    RelativePositionEncoding,
+)
 from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import heads_dense
@@ -45,6 +49,15 @@ class HeadsAttention(ConfiguredLayer):
         self._value_dense = heads_dense(self, "bsd,dnh->bsnh", "value")
         self._output_dense = None  # created in `build`, which knows D
 
+    def _add_positions(self, clamp_length, **config):
+        """Creates the sinusoids of distances and their projection `W_k,R`."""
+        self.clamp_length = clamp_length
+        self._encode_positions = RelativePositionEncoding(
+            clamp_length, name="position_encoding", **config
+        )
+        # "r" is the axis of the distances, which has no batch.
+        self._position_dense = heads_dense(self, "rd,dnh->rnh", "position")
+
     def _build_projections(self, hidden_dim, output_equation):
         self._output_dense = heads_dense(
             self, output_equation, "output", output_shape=[None, hidden_dim]
@@ -68,7 +81,12 @@ class HeadsAttention(ConfiguredLayer):
 
     def _scaled(self, x):
         # Scaling queries takes T N H multiplications, scaling scores T S N.
-        return x * self.key_dim**-0.5
+        return ops.cast(x, self.compute_dtype) * self.key_dim**-0.5
+
+    def _project_encoding(self, encoding):
+        """Computes `R W_k,R`, as a tuple of one tensor `(N, R, H)`."""
+        position = self._position_dense(ops.cast(encoding, self.compute_dtype))
+        return (ops.transpose(position, (1, 0, 2)),)
 
     def _call_dropout(self, states, training, dropout_seed):
         """Returns the arguments of the `Problem` of a call about dropout."""
@@ -86,10 +104,25 @@ def check_steps_mask(name, mask, states):
     return check_mask(name, mask, ops.shape(states)[:2])
 
 
-def check_memory_mask(memory, memory_mask):
-    """Raises `ValueError` if there is a mask of a memory that is not there."""
-    if memory is None and memory_mask is not None:
-        raise ValueError(
-            "`memory` must be passed with `memory_mask`, which marks its real "
-            "entries. Received: memory=None"
-        )
+def check_memory(memory, memory_mask, states):
+    """Returns the memory before states, by default none, and its mask."""
+    batch_size, _, hidden_dim = ops.shape(states)
+    if memory is None:
+        if memory_mask is not None:
+            raise ValueError(
+                "`memory` must be passed with `memory_mask`, which marks its "
+                "real entries. Received: memory=None"
+            )
+        return states[:, :0], None
+    check_shape("memory", memory, (batch_size, None, hidden_dim))
+    expected = (batch_size, ops.shape(memory)[1])
+    return memory, check_mask("memory_mask", memory_mask, expected)
+
+
+def key_mask(memory, states, memory_mask, states_mask):
+    """Returns the mask `(B, S)` of memory and segment, real without a mask."""
+    masks = (
+        ops.ones(ops.shape(x)[:2], "bool") if mask is None else mask
+        for x, mask in ((memory, memory_mask), (states, states_mask))
+    )
+    return ops.concatenate([*masks], axis=1)

@@ -9,12 +9,7 @@ from keras import ops
 
 from txl_keras.checks import check_shape
 from txl_keras.layers.attention.causal import CausalMultiHeadAttention
-from txl_keras.layers.attention.position_encoding import (
-    RelativePositionEncoding,
-)
 from txl_keras.layers.compute.problem import Positions
-from txl_keras.layers.compute.problem import Visible
-from txl_keras.layers.sublayers import heads_dense
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -87,13 +82,8 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         **kwargs,
     ):
         super().__init__(num_heads, key_dim, **kwargs)
-        self.clamp_length = clamp_length
         self.tie_attention_biases = tie_attention_biases
-        self._encode_positions = RelativePositionEncoding(
-            clamp_length, look_ahead=self.look_ahead, name="position_encoding"
-        )
-        # "r" is the axis of the distances, which has no batch.
-        self._position_dense = heads_dense(self, "rd,dnh->rnh", "position")
+        self._add_positions(clamp_length, look_ahead=self.look_ahead)
 
     def build(self, query_shape):
         super().build(query_shape)
@@ -101,21 +91,13 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         if not self.tie_attention_biases:
             self._add_biases("content", "positional")
 
-    def _positions(self, query, memory, position_encoding):
+    def _positions(self, query, memory, visible, position_encoding):
         if position_encoding is None:
-            encoding = self._encode_positions(query, memory)
-            return self._project_encoding(encoding)
-        num_memory = 0 if memory is None else ops.shape(memory)[1]
-        visible = Visible(num_memory, ops.shape(query)[1], self.look_ahead)
+            position_encoding = self._encode_positions(query, memory)
         num_rows = visible.num_keys - visible.nearest
         expected = (num_rows, query.shape[-1])
         check_shape("position_encoding", position_encoding, expected)
         return self._project_encoding(position_encoding)
-
-    def _project_encoding(self, encoding):
-        """Computes `R W_k,R`, as a tuple of one tensor `(N, R, H)`."""
-        position = self._position_dense(ops.cast(encoding, self.compute_dtype))
-        return (ops.transpose(position, (1, 0, 2)),)
 
     def project_positions(self, num_distances):
         if self.clamp_length is not None:
@@ -145,4 +127,4 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             for bias in (u, v):
                 expected = (self.num_heads, self.key_dim)
                 check_shape("attention_biases", bias, expected)
-        return [self._scaled(ops.cast(x, self.compute_dtype)) for x in (u, v)]
+        return self._scaled(u), self._scaled(v)

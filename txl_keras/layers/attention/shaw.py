@@ -10,7 +10,6 @@ from keras import ops
 from txl_keras.checks import check_integer
 from txl_keras.layers.attention.causal import CausalMultiHeadAttention
 from txl_keras.layers.compute.problem import Positions
-from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import dot_product
 
 
@@ -75,9 +74,7 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
             "position_biases", num_rows, heads
         )
 
-    def _positions(self, query, memory, position_encoding):
-        num_memory = 0 if memory is None else ops.shape(memory)[1]
-        visible = Visible(num_memory, ops.shape(query)[1], self.look_ahead)
+    def _positions(self, query, memory, visible, position_encoding):
         return self._rows(visible.num_keys, visible.nearest)
 
     def _position_terms(self, positions, attention_biases):
@@ -85,9 +82,8 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
             biases = self._scaled(biases)[:, None, None, :]
             return dot_product(query, keys) + biases
 
-        bias = ops.cast(self.content_attention_bias, self.compute_dtype)
         return {
-            "content_bias": self._scaled(bias),
+            "content_bias": self._scaled(self.content_attention_bias),
             "positions": Positions(positions, scores=scores),
         }
 

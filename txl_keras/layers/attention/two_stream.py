@@ -14,10 +14,8 @@ from txl_keras.checks import check_mask
 from txl_keras.checks import check_shape
 from txl_keras.layers import compute
 from txl_keras.layers.attention.heads import HeadsAttention
-from txl_keras.layers.attention.heads import check_memory_mask
-from txl_keras.layers.attention.position_encoding import (
-    RelativePositionEncoding,
-)
+from txl_keras.layers.attention.heads import check_memory
+from txl_keras.layers.attention.heads import key_mask
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Problem
@@ -25,7 +23,6 @@ from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.compute.problem import hidden_by_key
 from txl_keras.layers.compute.problem import zero_masked
-from txl_keras.layers.sublayers import heads_dense
 from txl_keras.layers.sublayers import project_heads
 
 
@@ -108,12 +105,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
 
     def __init__(self, num_heads, key_dim, clamp_length=None, **kwargs):
         super().__init__(num_heads, key_dim, **kwargs)
-        self.clamp_length = clamp_length
-        self._encode_positions = RelativePositionEncoding(
-            clamp_length, bidirectional=True, name="position_encoding"
-        )
-        # "r" is the axis of distances, which has no batch.
-        self._position_dense = heads_dense(self, "rd,dnh->rnh", "position")
+        self._add_positions(clamp_length, bidirectional=True)
 
     def build(self, content_shape):
         hidden_dim = content_shape[-1]
@@ -150,9 +142,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
                     "its targets to positions. Received: query=None"
                 )
             num_targets = query.shape[1]
-        check_memory_mask(memory, memory_mask)
-        if memory is None:
-            memory = content[:, :0]
+        memory, memory_mask = check_memory(memory, memory_mask, content)
         num_memory = ops.shape(memory)[1]
         num_distances = num_memory + 2 * length
         for name, tensor, expected in (
@@ -162,7 +152,6 @@ class TwoStreamRelativeAttention(HeadsAttention):
                 target_mapping,
                 (batch_size, num_targets, length),
             ),
-            ("memory", memory, (batch_size, None, hidden_dim)),
             ("token_type_ids", token_type_ids, (batch_size, length)),
             (
                 "position_encoding",
@@ -177,9 +166,6 @@ class TwoStreamRelativeAttention(HeadsAttention):
         content_mask = check_mask(
             "content_mask", content_mask, (batch_size, length)
         )
-        memory_mask = check_mask(
-            "memory_mask", memory_mask, (batch_size, num_memory)
-        )
         permutation_mask = check_mask(
             "permutation_mask", permutation_mask, (batch_size, length, length)
         )
@@ -188,11 +174,14 @@ class TwoStreamRelativeAttention(HeadsAttention):
         context = ops.concatenate([memory, content], axis=1)  # [B, S, D]
         projected = project_heads(context, self._key_dense, self._value_dense)
         keys = hidden_by_key(*projected)
-        position_encoding = ops.cast(position_encoding, self.compute_dtype)
-        positions = self._position_dense(position_encoding)
-        positions = ops.transpose(positions, (1, 0, 2))  # [N, S + T, H]
+        positions = Positions(
+            self._project_encoding(position_encoding),
+            self._scaled(self.positional_attention_bias),
+        )
         content_stream_mask, query_stream_mask = _masks(
-            content, memory, content_mask, memory_mask, permutation_mask
+            key_mask(memory, content, memory_mask, content_mask),
+            length,
+            permutation_mask,
         )
 
         def attend(states, mask, site, target_mapping=None):
@@ -207,10 +196,8 @@ class TwoStreamRelativeAttention(HeadsAttention):
                 Visible(
                     num_memory, length, look_ahead=None, attention_mask=mask
                 ),
-                content_bias=self._bias(self.content_attention_bias),
-                positions=Positions(
-                    (positions,), self._bias(self.positional_attention_bias)
-                ),
+                content_bias=self._scaled(self.content_attention_bias),
+                positions=positions,
                 score_bias=self._segment_scores(query, token_type_ids, memory),
                 **self._call_dropout(
                     content, training, fold_in(dropout_seed, site)
@@ -229,9 +216,6 @@ class TwoStreamRelativeAttention(HeadsAttention):
             attended = ops.einsum("btnh,bpt->bpnh", attended, target_mapping)
         return outputs, self._output_dense(attended)
 
-    def _bias(self, weight):
-        return self._scaled(ops.cast(weight, self.compute_dtype))
-
     def _segment_scores(self, query, token_type_ids, memory):
         """Returns the scores of segments `(N, B, T, S)`, or `None`."""
         if token_type_ids is None:
@@ -239,7 +223,8 @@ class TwoStreamRelativeAttention(HeadsAttention):
         of_memory = ops.zeros(ops.shape(memory)[:2], token_type_ids.dtype)
         of_keys = ops.concatenate([of_memory, token_type_ids], axis=1)
         is_other = token_type_ids[:, :, None] != of_keys[:, None]
-        query = query + self._bias(self.segment_attention_bias)[:, None, None]
+        bias = self._scaled(self.segment_attention_bias)
+        query = query + bias[:, None, None]
         segments = ops.cast(self.segment_embeddings, self.compute_dtype)
         same, other = ops.split(
             ops.einsum("nbth,cnh->nbtc", query, segments), 2, axis=-1
@@ -262,7 +247,7 @@ def targets_mask(content_mask, target_mapping):
     return ops.any(target_mapping != 0, axis=-1)
 
 
-def _masks(content, memory, content_mask, memory_mask, permutation_mask):
+def _masks(of_keys, length, permutation_mask):
     """Returns the attention masks `(B, T, S)` of the content and query stream.
 
     For T = 3, M = 2 and no other masks (1 is visible). Keys marked `h` are
@@ -273,17 +258,11 @@ def _masks(content, memory, content_mask, memory_mask, permutation_mask):
         i=1   1  1  |  1  h  1
         i=2   1  1  |  1  1  h
     """
-    batch_size, length, _ = ops.shape(content)
-    diagonal = ops.arange(length)[:, None] == ops.arange(length)
-    off_diagonal = ops.broadcast_to(~diagonal, (batch_size, length, length))
+    batch_size, num_keys = ops.shape(of_keys)
+    num_memory = num_keys - length
+    own = num_memory + ops.arange(length)[:, None] == ops.arange(num_keys)
+    query_stream = of_keys[:, None] & ~own
     if permutation_mask is not None:
-        off_diagonal = ops.logical_and(off_diagonal, permutation_mask)
-    if content_mask is not None:
-        off_diagonal = ops.logical_and(off_diagonal, content_mask[:, None])
-    memory_part = ops.ones((batch_size, length, ops.shape(memory)[1]), "bool")
-    if memory_mask is not None:
-        memory_part = ops.logical_and(memory_part, memory_mask[:, None])
-    return [
-        ops.concatenate([memory_part, mask], axis=-1)
-        for mask in (ops.logical_or(off_diagonal, diagonal), off_diagonal)
-    ]
+        of_memory = ops.ones((batch_size, length, num_memory), "bool")
+        query_stream &= ops.concatenate([of_memory, permutation_mask], axis=-1)
+    return query_stream | own, query_stream

@@ -14,9 +14,9 @@ probabilities, which `attend` does not.
 
 Each aligns the scores by distance with the keys (the shift of appendix B) in
 the form that is fastest there: `definition` gathers by index, `tiles` reshapes
-(`_tiles_by_key`) or calls `shift_to_keys`, `blocks._shift` uses padding that it
-has anyway, and `pallas_kernels._shift` rotates registers. `relative_shift` is
-the trick as the paper prints it, for layers of your own.
+(`_tiles_by_key`) or calls `shift_to_keys`, `blocks` shears padding that it has
+anyway, and `pallas_kernels._shift` rotates registers. `relative_shift` is the
+trick as the paper prints it, for layers of your own.
 """
 
 from txl_keras.layers.compute import blocks

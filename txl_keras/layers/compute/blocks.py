@@ -9,7 +9,7 @@ head size; `t` queries of a block, `s` keys up to the last visible one, `r`
 distances.
 """
 
-import itertools
+import dataclasses
 import typing
 
 import numpy as np
@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from txl_keras.layers.compute.dropout import keep_mask
 from txl_keras.layers.compute.problem import MASKED_SCORE
+from txl_keras.layers.compute.relative_shift import shear
 from txl_keras.layers.compute.softmax import exponentials_of_parts
 from txl_keras.layers.compute.softmax import softmax_delta
 from txl_keras.layers.compute.softmax import zero_depending_on
@@ -89,11 +90,13 @@ def supports(problem, target):
 
 def attend(problem):
     """Computes attention `(B, T, N, H)`, without returning probabilities."""
+    if problem.batch_first:
+        parts = [[_heads_first(*x) for x in zip(*problem.parts, strict=True)]]
+        problem = dataclasses.replace(problem, parts=parts, batch_first=False)
     blocks = split_queries(problem)
     extra_mask = problem.visible.extra_mask(0, problem.visible.num_keys)
     extra_masks = [_slice_mask(extra_mask, block) for block in blocks]
-    attended = _attend_to_cache if problem.batch_first else _attend
-    return problem.for_output(attended(problem, blocks, extra_masks))
+    return problem.for_output(_attend(problem, blocks, extra_masks))
 
 
 def split_queries(problem):
@@ -127,14 +130,10 @@ def _slice_mask(mask, block):
     return mask[None]
 
 
-def _position_operands(problem):
-    """Returns the position scoring function with its queries and rows."""
-    positions = problem.positions
-    if positions is None:
-        return None, (), []
-    num_distances = problem.visible.num_keys - problem.visible.nearest
-    rows = [_pad_rows(x, num_distances) for x in positions.rows]
-    return positions.scores, (problem.position_query(),), rows
+@fused
+def _heads_first(*parts):
+    """Joins cached keys or values `(B, N, S_i, H)` to `(N, B, S, H)`."""
+    return tf.transpose(tf.concat(parts, axis=2), (1, 0, 2, 3))
 
 
 def _attend(problem, blocks, extra_masks):
@@ -144,7 +143,12 @@ def _attend(problem, blocks, extra_masks):
         for parts in zip(*problem.parts, strict=True)
     )
     seeds = problem.seeds
-    distance_scores, position_query, rows = _position_operands(problem)
+    distance_scores, position_query, rows = None, (), []
+    if problem.positions is not None:
+        distance_scores = problem.positions.scores
+        position_query = (problem.position_query(),)
+        num_distances = problem.visible.num_keys - problem.visible.nearest
+        rows = [_pad_rows(x, num_distances) for x in problem.positions.rows]
 
     @tf.custom_gradient
     def attended(values, *tensors):
@@ -186,39 +190,8 @@ def _attend(problem, blocks, extra_masks):
     )
 
 
-def _attend_to_cache(problem, blocks, extra_masks):
-    """Computes attention `(B, N, T, H)` to cached keys, for inference only."""
-    query, parts = problem.content_query(), problem.parts
-    *memory, segment = parts
-    distance_scores, position_query, rows = _position_operands(problem)
-    outputs = []
-    for block, extra_mask in zip(blocks, extra_masks, strict=True):
-        end = block.num_keys - block.num_memory
-        visible_parts = [*memory, [x[:, :, :end] for x in segment]]
-        zero = tf.cast(_zero_depending_on_all(outputs[-1:]), query.dtype)
-        block_query, *block_positions = (
-            x[:, :, block.first : block.end] + zero
-            for x in (query, *position_query)
-        )
-        content = [
-            tf.matmul(block_query, keys, transpose_b=True)
-            for keys, _ in visible_parts
-        ]
-        position_scores = []
-        if distance_scores is not None:
-            nearest = [x[:, -block.num_distances - 1 :] for x in rows]
-            position_scores = [distance_scores(*block_positions, *nearest)]
-        weights, total = _weights_of_parts(
-            content, position_scores, extra_mask, block
-        )
-        values = [part_values for _, part_values in visible_parts]
-        weighted_sum = tf.add_n(list(map(tf.matmul, weights, values)))
-        outputs.append(_normalize(weighted_sum, total, 0.0))
-    return tf.concat(outputs, axis=2)
-
-
 def _pad_rows(positions, num_distances):
-    """Pads or slices `(N, R, ...)` to all distances and one for `_shift`."""
+    """Pads or slices `(N, R, ...)` to all distances and one for `shear`."""
     positions = positions[:, -num_distances:]
     missing = num_distances + 1 - positions.shape[1]
     copies = [1, missing] + [1] * (positions.shape.rank - 2)
@@ -360,30 +333,6 @@ def _weights(scores, extra_mask, seeds, block):
 
 
 @fused
-def _weights_of_parts(content, position_scores, extra_mask, block):
-    """Computes exponentials `(B, N, t, S_i)` and their sum `(B, N, t, 1)`.
-
-    `content` has a tensor `(B, N, t, S_i)` per part of the keys, and
-    `position_scores` has `(N, B, t, r + 1)` by distance or is empty.
-    """
-    mask = tf.transpose(block.mask() & extra_mask, (1, 0, 2, 3))
-    shifted = [
-        tf.transpose(_shift(x, block.num_keys), (1, 0, 2, 3))
-        for x in position_scores
-    ]
-    lengths = [part.shape[-1] for part in content]
-    masked_scores = []
-    for end, part in zip(itertools.accumulate(lengths), content, strict=True):
-        keys = slice(end - part.shape[-1], end)
-        total = tf.cast(part, tf.float32)
-        for scores in shifted:
-            total += tf.cast(scores[..., keys], tf.float32)
-        masked_scores.append(tf.where(mask[..., keys], total, MASKED_SCORE))
-    exponentials, _, total = exponentials_of_parts(masked_scores)
-    return [tf.cast(part, content[0].dtype) for part in exponentials], total
-
-
-@fused
 def _normalize(weighted_sum, total, rate):
     """Divides by the sum of exponentials, and by `1 - rate` for dropout."""
     output = tf.cast(weighted_sum, tf.float32) / (total * (1 - rate))
@@ -429,36 +378,12 @@ def _mask_scores(scores, mask, block):
     """Returns the summed and masked scores `(N, B, t, s)`."""
     total = tf.cast(scores[0], tf.float32)
     if len(scores) > 1:
-        total += tf.cast(_shift(scores[1], block.num_keys), tf.float32)
+        total += tf.cast(shear(scores[1])[..., : block.num_keys], tf.float32)
     return tf.where(mask, total, MASKED_SCORE)
 
 
-def _shift(scores, num_keys):
-    """Shifts `(N, B, t, r + 1)` by distance to `(N, B, t, s)` by key.
-
-    This is `relative_shift` with the padding already in column 0. In row-major
-    order, leaving out the first t numbers aligns every row with its keys. For
-    t = 3 and r = s = 5, where numbers are distances, `-` is padding, and `x`
-    marks keys after the query:
-
-        - 4 3 2 1 0
-        - 4 3 2 1 0   ->   (- 4 3) 2 1 0 - 4   ->   2 1 0 x x
-        - 4 3 2 1 0        3 2 1 0 - 4 3 2 1 0      3 2 1 0 x
-                                                    4 3 2 1 0
-
-    With look-ahead there are negative distances too. Those of the last query
-    may be of keys beyond the segment, which are cut off.
-    """
-    heads, batch, length, columns = scores.shape
-    flat = tf.reshape(scores, (heads, batch, length * columns))
-    by_key = tf.reshape(
-        flat[:, :, length:], (heads, batch, length, columns - 1)
-    )
-    return by_key[..., :num_keys]
-
-
 def _unshift(scores, num_distances):
-    """Computes the gradient of `_shift`."""
+    """Computes the gradient of `shear`, cut to the first keys."""
     heads, batch, length, num_keys = scores.shape
     # Not `tf.pad`, into which XLA would fuse a recomputation of the scores.
     if num_distances > num_keys:

@@ -28,18 +28,15 @@ def attend(problem):
     The probabilities are float32 and before dropout.
     """
     keys, values = _heads_first(problem)
-    query = problem.query
-    u = v = tf.zeros((), query.dtype)
-    if problem.content_bias is not None:
-        u = problem.content_bias[:, None, None]
+    query = problem.in_key_layout(problem.content_query())
     # (a) and (c): (q_i + u) . k_j
-    scores = ops.einsum("nbth,nbsh->nbts", query + u, keys)
+    scores = ops.einsum("nbth,nbsh->nbts", query, keys)
     if problem.positions is not None:
         positions = problem.positions
-        if positions.bias is not None:
-            v = positions.bias[:, None, None]
         # (b) and (d): (q_i + v) . r_{i-j}
-        by_distance = positions.scores(query + v, *positions.rows)
+        by_distance = positions.scores(
+            problem.position_query(), *positions.rows
+        )
         scores += _gather_by_key(by_distance, problem)
     if problem.score_bias is not None:
         scores += problem.score_bias

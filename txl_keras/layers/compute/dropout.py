@@ -5,6 +5,7 @@ Letters: `B` batch.
 
 import math
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -15,22 +16,22 @@ def fold_in(seed, data):
     """
     if seed is None:
         return None
-    # `_mix` maps zero to zero. Without an offset, small seeds and data would
+    # `mix` maps zero to zero. Without an offset, small seeds and data would
     # collide: folding 0, then 1 into seed 0 would equal folding 0 twice into
     # seed 1. The offset is 2**32 divided by the golden ratio.
     offset = tf.constant(0x9E3779B9, tf.uint32)
-    return _mix(_mix(tf.cast(data, tf.uint32) + offset) + seed)
+    return mix(mix(tf.cast(data, tf.uint32) + offset) + seed)
 
 
-def _mix(x):
+def mix(x, shift_right=tf.bitwise.right_shift):
     """Hashes uint32 bijectively, by xor-shift and multiplication.
 
     The constants are those of `lowbias32`
     (https://nullprogram.com/blog/2018/07/31/).
     """
-    x = (x ^ tf.bitwise.right_shift(x, 16)) * 0x7FEB352D
-    x = (x ^ tf.bitwise.right_shift(x, 15)) * 0x846CA68B
-    return x ^ tf.bitwise.right_shift(x, 16)
+    x = (x ^ shift_right(x, 16)) * np.uint32(0x7FEB352D)
+    x = (x ^ shift_right(x, 15)) * np.uint32(0x846CA68B)
+    return x ^ shift_right(x, 16)
 
 
 def keep_mask(rate, seeds, sizes, indices, batch_axis=0):
@@ -61,4 +62,4 @@ def keep_mask(rate, seeds, sizes, indices, batch_axis=0):
             [-1 if other == axis else 1 for other in range(rank)],
         )
         counter = counter + stride * units * index
-    return _mix(counter) >= tf.constant(int(rate * 2**32), tf.uint32)
+    return mix(counter) >= tf.constant(int(rate * 2**32), tf.uint32)

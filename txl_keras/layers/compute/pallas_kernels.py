@@ -22,6 +22,7 @@ from jax.experimental.layout import Layout
 from jax.experimental.layout import with_layout_constraint
 from jax.experimental.pallas import tpu as pltpu
 
+from txl_keras.layers.compute.dropout import mix
 from txl_keras.layers.compute.pallas import TILE_QUERIES
 from txl_keras.layers.compute.problem import MASKED_SCORE
 
@@ -210,7 +211,7 @@ class _Tile:
             ]
         )
         threshold = jnp.uint32(int(self._shape.rate * 2**32))
-        return jnp.where(_mix(counter) >= threshold, x, 0.0)
+        return jnp.where(mix(counter, _shift_right) >= threshold, x, 0.0)
 
 
 class _Block:
@@ -407,13 +408,6 @@ def _steps():
 
 def _has_bit(step):
     return _iota((1, TILE_QUERIES), 1) & step != 0
-
-
-def _mix(x):
-    """Hashes uint32 like `dropout._mix`."""
-    x = (x ^ _shift_right(x, 16)) * jnp.uint32(0x7FEB352D)
-    x = (x ^ _shift_right(x, 15)) * jnp.uint32(0x846CA68B)
-    return x ^ _shift_right(x, 16)
 
 
 def _shift_right(x, bits):

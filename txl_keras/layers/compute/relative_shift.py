@@ -37,7 +37,7 @@ def relative_shift(scores):
     >>> shifted[0, 0, 0, :3].numpy().tolist()
     [2, 1, 0]
     """
-    return _shear(ops.pad(scores, [[0, 0], [0, 0], [0, 0], [1, 0]]))
+    return shear(ops.pad(scores, [[0, 0], [0, 0], [0, 0], [1, 0]]))
 
 
 def shift_to_keys(scores, num_keys, nearest=0):
@@ -60,12 +60,12 @@ def shift_to_keys(scores, num_keys, nearest=0):
     # Not `ops.broadcast_to`, which does not accept a tensor as a size.
     repeated = tf.broadcast_to(scores[..., :1], (*batch, at_least(missing, 0)))
     scores = scores[..., at_least(-missing, 0) :]
-    shifted = _shear(ops.concatenate([repeated, scores], axis=-1))
+    shifted = shear(ops.concatenate([repeated, scores], axis=-1))
     is_causal = isinstance(nearest, int) and nearest == 0
     return shifted if is_causal else shifted[..., :num_keys]
 
 
-def _shear(padded):
+def shear(padded):
     """Shifts row `i` of `(B, N, T, 1 + R)` left by `T - 1 - i`."""
     _, heads, length, num_columns = ops.shape(padded)
     reshaped = ops.reshape(padded, (-1, heads, num_columns, length))

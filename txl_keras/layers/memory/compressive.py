@@ -157,8 +157,7 @@ class CompressiveCache(
 
     def reset_rows(self, reset, empty):
         """Clears rows, as `ProjectedMemory.reset_rows` does."""
-        choose = functools.partial(choose_rows, reset)
-        return tf.nest.map_structure(choose, empty, self)
+        return choose_rows(reset, empty, self)
 
     def append(
         self,

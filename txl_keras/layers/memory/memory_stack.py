@@ -18,6 +18,7 @@ from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.config import ConfiguredLayer
+from txl_keras.layers.padding import Padding
 
 COLD_STARTS = ("masked", "zeros")
 
@@ -133,10 +134,8 @@ def initial_memory(
     num_pending=None,
 ):
     """Returns the `Memory` of a cold start: see `MemoryStack`."""
-    check_one_of("cold_start", cold_start, COLD_STARTS)
     if not tf.is_tensor(batch_size):
         check_integer("batch_size", batch_size, 0)
-    check_memory_length(memory_length)
     zeros = tf.zeros((batch_size, memory_length, hidden_dim), dtype)
     valid_length = memory_length if cold_start == "zeros" else 0
     memory = Memory((zeros,) * num_layers, tf.fill((batch_size,), valid_length))
@@ -261,16 +260,22 @@ class MemoryStack(ConfiguredLayer):
                 f"{self.num_pending}"
             )
         layer = self._checked_layer(layer)
-        check_shape("inputs", inputs, (None, None, self.hidden_dim))
         self.check_batches()
-        inputs = self._check_batch_size(inputs)
+        inputs = check_shape_in_graph(
+            "inputs",
+            inputs,
+            (self.batch_size, None, self.hidden_dim),
+            remedy=_remedy(self.batch_size) if self.batch_size else "",
+        )
         rows = tf.shape(inputs)[0] if self.batch_size is None else None
         # Memory is read and written only after the check of `inputs`.
         with tf.control_dependencies([inputs]):
             before = self._read_layer(layer, rows)
         lengths = None
         if mask is not None:
-            inputs, lengths = _real_steps(inputs, mask)
+            mask = check_mask("mask", mask, ops.shape(inputs)[:2])
+            padding = Padding(mask)
+            inputs, lengths = padding.at_the_end(inputs), padding.lengths
         self._write_layer(layer, before.extend([inputs], lengths), rows)
         return before.states[0], before.mask()
 
@@ -336,19 +341,6 @@ class MemoryStack(ConfiguredLayer):
             self.num_pending,
         )
 
-    def _check_batch_size(self, inputs):
-        if self.batch_size is None:
-            return inputs
-        remedy = _remedy(self.batch_size)
-        if inputs.shape[0] not in (None, self.batch_size):
-            raise ValueError(
-                "`inputs` must have the batch size of the memory, "
-                f"{self.batch_size}. Received: inputs.shape="
-                f"{inputs.shape}. {remedy}"
-            )
-        expected = (self.batch_size, None, self.hidden_dim)
-        return check_shape_in_graph("inputs", inputs, expected, remedy=remedy)
-
     def _read_layer(self, layer, rows):
         memory = read_variables(self._holder.layers[layer], self.compute_dtype)
         if self.batch_size is None and rows is not None:
@@ -381,15 +373,6 @@ class MemoryStack(ConfiguredLayer):
             (*shape, self.hidden_dim), dtype=self.compute_dtype
         )
         return memory, keras.KerasTensor(shape, dtype="bool")
-
-
-def _real_steps(inputs, mask):
-    """Returns inputs `(B, T, D)` with masked steps at the end; real lengths."""
-    steps = ops.arange(ops.shape(inputs)[1])
-    mask = check_mask("mask", mask, ops.shape(inputs)[:2])
-    order = ops.argsort(ops.where(mask, steps, steps + ops.size(steps)), axis=1)
-    inputs = ops.take_along_axis(inputs, order[..., None], axis=1)
-    return inputs, ops.sum(ops.cast(mask, "int32"), axis=1)
 
 
 def _remedy(batch_size):

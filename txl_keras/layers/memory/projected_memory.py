@@ -5,7 +5,6 @@ Letters: `B` batch, `T` segment, `M` memory, `N` heads, `H` head size,
 """
 
 import collections
-import functools
 
 import tensorflow as tf
 
@@ -123,13 +122,7 @@ class ProjectedMemory(
         Returns:
             `ProjectedMemory` of the same shapes.
         """
-        choose = functools.partial(choose_rows, reset)
-        return ProjectedMemory(
-            tuple(map(choose, empty.keys, self.keys)),
-            tuple(map(choose, empty.values, self.values)),
-            self.next_slot,
-            choose(empty.valid_length, self.valid_length),
-        )
+        return choose_rows(reset, empty, self)
 
     def append(self, keys, values, lengths=None, write=None):
         """Appends a segment and keeps the last M entries.
@@ -169,9 +162,18 @@ class ProjectedMemory(
 
 
 def choose_rows(chosen, new, old):
-    """Returns `new` in chosen rows, boolean `(B,)`, and `old` in the others."""
-    shape = (-1, *(1 for _ in old.shape[1:]))
-    return tf.where(tf.reshape(chosen, shape), new, old)
+    """Returns `new` in chosen rows, boolean `(B,)`, and `old` in the others.
+
+    Both are structures of tensors, or of `None` where `old` has none.
+    """
+
+    def choose(new, old):
+        if old is None:
+            return None
+        shape = (-1, *(1 for _ in old.shape[1:]))
+        return tf.where(tf.reshape(chosen, shape), new, old)
+
+    return tf.nest.map_structure(choose, new, old)
 
 
 def scatter(state, ring, entries):

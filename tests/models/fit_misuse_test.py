@@ -64,7 +64,7 @@ def batches(*sizes):
             "`x` must not be empty",
         ),
         ({"x": X[0], "y": Y[0], "batch_size": B}, "`x` must have the shape"),
-        ({"x": PAIRS.unbatch()}, r"`x` must have batches of the shape"),
+        ({"x": PAIRS.unbatch()}, "`x` must have .* Each batch must"),
         *(
             (
                 {"x": tf.data.Dataset.from_tensors(without_targets)},

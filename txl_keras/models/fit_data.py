@@ -13,7 +13,6 @@ import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_integer
-from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
@@ -61,16 +60,15 @@ class FitData:
 def in_batches(x, y, weights, batch_size):
     """Returns arrays as a dataset of batches, and other data as it is."""
     if isinstance(x, (np.ndarray, tf.Tensor)):
-        parts = [part for part in (x, y) if part is not None]
         if weights is not None:
             weights = np.asarray(weights)
             sizes = len(x), 1 if weights.shape[1:] == (1,) else x.shape[1]
             check_shape("sample_weight", weights, sizes[: weights.ndim or 1])
-            parts.append(weights)
         # Keras cuts arrays into batches of unknown size, but graphs for a CPU
         # are faster if the batch size is static.
         batch_size = min(batch_size, len(x))
-        return tf.data.Dataset.from_tensor_slices(tuple(parts)).batch(
+        parts = keras.utils.pack_x_y_sample_weight(x, y, weights)
+        return tf.data.Dataset.from_tensor_slices(parts).batch(
             batch_size, drop_remainder=not len(x) % batch_size
         )
     has_batches = isinstance(x, Segments) or hasattr(x, "__iter__")
@@ -201,7 +199,7 @@ def check_arrays(x, y, batch_size, vocabulary_size):
 
 
 def check_no_class_weight(class_weight):
-    """Refuses what Keras looks up by the place of a row's largest id."""
+    """Raises if it is given: Keras would apply it to the wrong axis."""
     if class_weight is not None:
         raise ValueError(
             "`class_weight` must be None. Pass `sample_weight=weights[y]`, "
@@ -273,16 +271,8 @@ def is_text(x):
     )
 
 
-def text_segments(texts, tokenizer, batch_size, segment_length, is_training):
-    """Returns `Segments` of a text, or of texts that each begin cold."""
-    if tokenizer is None:
-        raise ValueError(
-            "`tokenizer` must be given with text as `x`: build the model with "
-            "it. Received: tokenizer=None"
-        )
-    texts = [texts] if isinstance(texts, str) else texts
-    ids = [tokenizer.encode(text) for text in texts]
-    check_no_empty_text("x", texts, ids)
+def text_segments(ids, batch_size, segment_length, is_training):
+    """Returns `Segments` of the ids of texts that each begin cold."""
     if batch_size is None:  # as in Keras, if there is a segment for each row
         num_segments = sum(map(len, ids)) // segment_length
         batch_size = min(_BATCH_SIZE, max(1, num_segments))

@@ -18,7 +18,6 @@ from txl_keras.callbacks import BackupAndRestore
 from txl_keras.callbacks import ResetMemory
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
-from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
@@ -34,7 +33,6 @@ from txl_keras.models.fit_data import is_text
 from txl_keras.models.fit_data import split
 from txl_keras.models.fit_data import text_segments
 from txl_keras.models.fit_steps import FitSteps
-from txl_keras.models.generation.request import check_has_tokenizer
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.text_methods import TextMethods
@@ -463,19 +461,14 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
 
     def _predict_texts(self, texts, segment_length, options):
         """Predicts text after text, each from a cold start."""
-        check_has_tokenizer(self, "x")
         length = segment_length or self._default_segment_length()
-        is_single = isinstance(texts, str)
-        texts = [texts] if is_single else texts
-        tokens = [self.tokenizer.encode(text) for text in texts]
-        check_no_empty_text("x", texts, tokens)
         logits = []
-        for ids in tokens:
+        for ids in self._encode("x", texts):
             rows = np.zeros((-(-len(ids) // length), length), np.int32)
             rows.ravel()[: len(ids)] = ids
             found = self.predict(rows, batch_size=1, **options)
             logits.append(found.reshape(-1, found.shape[-1])[: len(ids)])
-        return logits[0] if is_single else logits
+        return logits[0] if isinstance(texts, str) else logits
 
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
         """Computes the loss; checks targets if it is the default loss."""
@@ -490,9 +483,8 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         """Returns text as `Segments`, and arrays as NumPy's after checks."""
         if is_text(x):
             length = segment_length or self._default_segment_length()
-            x = text_segments(
-                x, self.tokenizer, batch_size, length, is_training
-            )
+            ids = self._encode("x", x)
+            x = text_segments(ids, batch_size, length, is_training)
         elif segment_length is not None:
             raise ValueError(
                 "`segment_length` must be None unless `x` is text: other data "

@@ -131,6 +131,12 @@ def _assigner(variables):
     return assign
 
 
+def assert_same(found, expected, atol=0.0):
+    """Asserts that sequences of arrays are equal, or within `atol`."""
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=atol)
+
+
 def random_ids(*shape, seed=0):
     return np.random.default_rng(seed).integers(V, size=shape, dtype="int32")
 

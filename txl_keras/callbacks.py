@@ -129,9 +129,37 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
         self._epoch = self._saved = 0
-        self._checkpoints = self._restored = None
-        # Of the `fit` that runs: set by the model, which calls this one last.
-        self.others = []
+        self._checkpoints = None
+        self._others, self._restored = [], {}
+
+    def _restore(self, steps, others, epochs):
+        """Restores a backup; returns its epoch and batches, or None."""
+        self.set_model(steps.model)
+        self._others, trainer = others, steps.trainer
+        try:
+            tf.io.gfile.makedirs(self.backup_dir)  # fails before any work
+        except tf.errors.OpError as error:
+            raise ValueError(
+                "`backup_dir` must be a folder that can be written to. "
+                f"Received: backup_dir={self.backup_dir!r} ({error})"
+            ) from error
+        self._checkpoints = Checkpoints(self.backup_dir, trainer)
+        expected = shapes_of(self._metric_variables())
+        try:
+            state = self._checkpoints.restore({"position": (4,), **expected})
+        except ValueError as error:
+            raise ValueError(
+                "`backup_dir` must be empty, or hold a backup of this model. "
+                f"Received: backup_dir={self.backup_dir!r}. {error}"
+            ) from error
+        self._restored = state or {}
+        self._saved = int(trainer.step.numpy())
+        if not state:
+            return None
+        epoch, batches, seed, is_last = map(int, state["position"])
+        steps.seed = trainer.seed = seed
+        # If a callback had stopped `fit`, no epoch is left.
+        return epochs if is_last else epoch, batches
 
     def on_train_begin(self, logs=None):
         steps = getattr(self.model, "fit_steps", None)
@@ -140,33 +168,9 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "`BackupAndRestore` needs a TransformerXLCausalLM with the "
                 f"default loss. Received: model={self.model.name!r}"
             )
-        try:
-            tf.io.gfile.makedirs(self.backup_dir)  # fails before any work
-        except tf.errors.OpError as error:
-            raise ValueError(
-                "`backup_dir` must be a folder that can be written to. "
-                f"Received: backup_dir={self.backup_dir!r} ({error})"
-            ) from error
-        self._checkpoints = Checkpoints(self.backup_dir, steps.trainer)
-        expected = shapes_of(self._metric_variables())
-        self._restored = {}
-        try:
-            state = self._checkpoints.restore({"position": (4,), **expected})
-        except ValueError as error:
-            raise ValueError(
-                "`backup_dir` must be empty, or hold a backup of this model. "
-                f"Received: backup_dir={self.backup_dir!r}. {error}"
-            ) from error
-        if state:
-            epoch, batches, seed, is_last = map(int, state["position"])
-            steps.resume(epoch, batches, seed)
-            if is_last:  # a callback had stopped `fit`
-                epoch = self.params["epochs"]
-            keras_internals.set_initial_epoch(self.model, epoch)
-            _restore_callbacks(self.others, state)
-            if batches:  # else they are the metrics of the epoch before
-                self._restored = state
-        self._saved = int(steps.trainer.step.numpy())
+        _restore_callbacks(self._others, self._restored)
+        if not steps.progress.to_skip:  # its metrics are of the epoch before
+            self._restored = {}
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
@@ -176,14 +180,14 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         steps = self.model.fit_steps
-        if self._restored and not steps.steps_to_skip:
+        if self._restored and not steps.progress.to_skip:
             # Again: they have counted the batches that were skipped.
-            _restore_callbacks(self.others, self._restored)
+            _restore_callbacks(self._others, self._restored)
             self._restored = {}
         if self.save_freq == "epoch":
             return
         if int(steps.trainer.step.numpy()) >= self._saved + self.save_freq:
-            self._save(self._epoch, steps.steps_done)
+            self._save(self._epoch, steps.progress.done)
 
     def on_epoch_end(self, epoch, logs=None):
         if self.save_freq == "epoch":
@@ -191,14 +195,13 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         self._checkpoints.wait()
-        keras_internals.set_initial_epoch(self.model, None)
         if self.delete_checkpoint:
             self._checkpoints.remove()
 
     def _save(self, epoch, batches):
         steps = self.model.fit_steps
         self._saved = int(steps.trainer.step.numpy())
-        held = [name for callback in self.others for name in _held_by(callback)]
+        held = [name for other in self._others for name in _held_by(other)]
         if held:
             logging.log_first_n(
                 logging.WARNING,
@@ -216,7 +219,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                         self.model.stop_training,
                     ]
                 ),
-                **_callback_state(self.others),
+                **_callback_state(self._others),
                 **{
                     name: keras.ops.convert_to_numpy(variable)
                     for name, variable in self._metric_variables().items()

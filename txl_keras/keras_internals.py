@@ -16,12 +16,6 @@ def layers_of(model):
     return list(model._flatten_layers())
 
 
-def set_initial_epoch(model, epoch):
-    """Makes the `fit` that runs begin with an epoch; None undoes that."""
-    # As `keras.callbacks.BackupAndRestore` does.
-    model._initial_epoch = epoch
-
-
 def update_loss(model, loss, weight):
     """Adds the loss of a batch to the mean that Keras reports."""
     model._loss_tracker.update_state(loss, sample_weight=weight)

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import assert_same
 from factories import random_ids
 from factories import rewinder
 from factories import seed_weights
@@ -154,8 +155,7 @@ def test_every_kind_of_data_gives_the_same_by_one_graph(rewind, monkeypatch):
         {"x": segments},
     ):
         rewind().fit(**data, verbose=0)
-        for a, b in zip(model.get_weights(), by_hand, strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-6)
+        assert_same(model.get_weights(), by_hand, atol=1e-6)
     # Single batches have no resets.
     assert len(traces) == 2
 
@@ -195,8 +195,7 @@ def test_fit_computes_what_the_trainer_computes(option, model, begin):
     )
     assert num_steps >= STEPS
     np.testing.assert_allclose(recorded.losses, expected, rtol=1e-6)
-    for a, b in zip(weights, trainer.model.weights, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert_same(weights, trainer.model.weights, atol=1e-6)
 
 
 def test_several_steps_in_one_call_compute_the_same(rewind):
@@ -257,8 +256,7 @@ def test_settings_of_the_optimizer_are_heeded(settings):
         losses.append(model.fit(segments, verbose=0).history["loss"])
         weights.append(model.get_weights())
     np.testing.assert_allclose(*losses, rtol=1e-5)
-    for a, b in zip(*weights, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+    assert_same(*weights, atol=1e-5)
 
 
 def test_settings_that_have_no_meaning_here_are_errors():
@@ -328,8 +326,7 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
         with pytest.raises(KeyboardInterrupt):
             fit(callbacks=[Interrupt(after)])
     model, history = fit()
-    for a, b in zip(model.weights, weights, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(model.weights, weights)
     for name, values in history.items():
         np.testing.assert_allclose(values, expected[name][-len(values) :])
     assert not tmp_path.joinpath("backup").exists()
@@ -370,8 +367,7 @@ def test_callbacks_go_on_counting_after_an_interruption(
             fit(model, backup, Interrupt(after))
     model = rewind_other()
     assert fit(model, backup) == ([3], pytest.approx(0.001))
-    for a, b in zip(model.weights, weights, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(model.weights, weights)
 
 
 def test_float16_reports_no_loss_that_overflows_as_a_good_one():
@@ -472,8 +468,7 @@ def test_a_pydataset_may_change_at_the_end_of_an_epoch(rewind):
             model.train_on_batch(one, other)
     by_hand = model.get_weights()
     rewind().fit(Shifting(x, y), epochs=2, verbose=0)
-    for a, b in zip(model.get_weights(), by_hand, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert_same(model.get_weights(), by_hand, atol=1e-6)
 
 
 def test_a_generator_is_read_once(model):
@@ -554,5 +549,5 @@ def test_text_is_read_as_segments():
     with pytest.raises(ValueError, match=r"`x` must .* Received: x\[1\]=''"):
         model.fit([text, ""], batch_size=1)
     model.tokenizer = None
-    with pytest.raises(ValueError, match="`tokenizer` must be given with te"):
+    with pytest.raises(ValueError, match="`tokenizer` must be set in a mod"):
         model.fit(text, batch_size=B)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from factories import V
+from factories import assert_same
 from factories import random_ids
 from factories import rewinder
 from factories import small_model as model_of
@@ -215,8 +216,7 @@ def test_ids_outside_of_the_vocabulary_never_reach_the_weights(model, name):
             tf.errors.InvalidArgumentError, match="must hold integers in"
         ):
             model.fit(dataset, verbose=0)
-    for weight, old in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(weight, old)
+    assert_same(model.get_weights(), before)
 
 
 def test_validation_does_not_disturb_training(rewind):

@@ -3,11 +3,9 @@
 Letters: `B` batch, `T` segment.
 """
 
-import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 
 import keras
 import numpy as np
@@ -15,160 +13,136 @@ import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_integer
-from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
-from txl_keras.data.step_batches import StepBatches
 
 # `Segments.dataset` counts its steps, and yet has no end.
 _MOST_STEPS = 2**62
 _BATCH_SIZE = 32  # of texts, by default
+_KEYS = {"inputs", "targets", "weights", "num_targets", "reset"}
 
 
 @dataclasses.dataclass
 class FitData:
-    """Holds batches like those of `Segments`, and counts the steps of `fit`."""
+    """Holds batches like those of `Segments`, for `fit` or `evaluate`."""
 
     # Of dicts of static shapes. It repeats if its length is known.
     dataset: tf.data.Dataset
     batch_size: int
-    # None if unknown, infinite if there is no end.
-    num_steps: int | float | None = None
+    num_steps: int  # or what TensorFlow calls the cardinality of a dataset
     # Those of `Segments`, if they vary.
     segment_lengths: tuple[int, ...] | None = None
-    # What is read from any step on, if the data is `Segments`.
-    source: object = None
-    steps_per_epoch: int | None = None
-    initial_epoch: int = 0
-    steps_done: int = 0  # of this epoch
-    # Done before a restart: they count, but are not run again.
-    steps_to_skip: int = 0
-    batches_to_drop: int = 0
+    # Returns the dataset from a step on, if the data is `Segments`.
+    from_step: object = None
 
-    def set_steps(self, name, num_steps):
+    def steps(self, name, num_steps):
         """Returns the steps per epoch: those of an argument, or all."""
-        self.steps_per_epoch = self.num_steps
-        is_endless = self.num_steps == math.inf
-        if num_steps is not None or is_endless:
-            most = None if is_endless else self.num_steps
-            self.steps_per_epoch = check_integer(name, num_steps, 1, most)
-        return self.steps_per_epoch
+        most = self.num_steps if self.num_steps > 0 else None
+        if num_steps is None and self.num_steps != tf.data.INFINITE_CARDINALITY:
+            return most
+        return check_integer(name, num_steps, 1, most)
 
-    def start(self, epoch, steps_done=0):
-        """Begins in an epoch, after steps of it that were done before."""
-        steps = self.steps_per_epoch
-        if steps is not None and steps_done > steps:
-            raise ValueError(
-                "`x` must be the data of the run that was interrupted after "
-                f"{steps_done} batches of an epoch. Received: {steps} batches"
-            )
-        self.steps_to_skip = steps_done
-        if self.source is None:  # its first epoch begins the data
-            epoch -= self.initial_epoch
-        # Without a known number of steps, every epoch does.
-        step = epoch * (steps or 0) + steps_done
-        if self.source is not None:
-            self.source.first_step = step
-        elif self.num_steps in (None, math.inf):
-            self.batches_to_drop = step
-        else:
-            self.batches_to_drop = step % self.num_steps
-
-    def next_steps(self, num_steps):
-        """Returns how many of the next `num_steps` steps are to be run."""
-        if self.steps_per_epoch is not None:
-            left = self.steps_per_epoch - self.steps_done
-            num_steps = min(num_steps, left)
-        self.steps_done += num_steps
-        skipped = min(num_steps, self.steps_to_skip)
-        self.steps_to_skip -= skipped
-        return num_steps - skipped
-
-    def drop(self, iterator):
-        """Reads, after a restart, what was used before."""
-        while self.batches_to_drop:
-            next(iterator)
-            self.batches_to_drop -= 1
+    def seek(self, epochs, initial_epoch, steps_per_epoch, steps_done):
+        """Returns a dataset, and how many of its batches were used before."""
+        steps = steps_per_epoch or 0  # if unknown, epochs begin the data
+        if self.from_step is not None:
+            step = epochs * steps + steps_done
+            return self.from_step(step) if step else self.dataset, 0
+        used = (epochs - initial_epoch) * steps + steps_done
+        if self.num_steps > 0:
+            used %= self.num_steps
+        return self.dataset, used
 
 
-class _FromStep(StepBatches):
-    """Reads `Segments` from a step on that is set before reading begins."""
-
-    def __init__(self, segments):
-        self.batch_size = segments.batch_size
-        self.first_step = 0
-        self._segments = segments
-
-    def batch(self, step, *rows):
-        return self._segments.batch(self.first_step + step, *rows)
-
-
-def fit_data(x, y, weights, batch_size, vocabulary_size):
-    """Returns the `FitData` of arguments of `fit`."""
+def in_batches(x, y, weights, batch_size):
+    """Returns arrays as a dataset of batches, and other data as it is."""
+    if isinstance(x, (np.ndarray, tf.Tensor)):
+        if weights is not None:
+            weights = np.asarray(weights)
+            sizes = len(x), 1 if weights.shape[1:] == (1,) else x.shape[1]
+            check_shape("sample_weight", weights, sizes[: weights.ndim or 1])
+        # Keras cuts arrays into batches of unknown size, but graphs for a CPU
+        # are faster if the batch size is static.
+        batch_size = min(batch_size, len(x))
+        parts = keras.utils.pack_x_y_sample_weight(x, y, weights)
+        return tf.data.Dataset.from_tensor_slices(parts).batch(
+            batch_size, drop_remainder=not len(x) % batch_size
+        )
     has_batches = isinstance(x, Segments) or hasattr(x, "__iter__")
     if isinstance(x, (list, tuple)) or not has_batches:
         raise ValueError(
             "`x` must be an array, text, `Segments` or a dataset. Convert "
             f"ids with `np.asarray`. Received: x={shown(x)}"
         )
-    if isinstance(x, (np.ndarray, tf.Tensor)):
-        _check_has_targets(y)
-        if weights is not None:
-            weights = np.asarray(weights)
-            sizes = len(x), 1 if weights.shape[1:] == (1,) else x.shape[1]
-            check_shape("sample_weight", weights, sizes[: weights.ndim or 1])
-        x, y, weights = _in_rows(x, y, weights, batch_size), None, None
     for name, value in {"y": y, "sample_weight": weights}.items():
         if value is not None:
             raise ValueError(
                 f"`{name}` must be None with {type(x).__name__}, which "
                 f"has its own. Received: {name}={shown(value)}"
             )
+    return x
+
+
+def fit_data(x, vocabulary_size):
+    """Returns the `FitData` of what `in_batches` returned."""
+
+    @tf.autograph.experimental.do_not_convert
+    def complete(*element):
+        # `map` unpacks plain tuples only.
+        batch = element if len(element) > 1 else element[0]
+        return complete_batch(batch, vocabulary_size, known)
+
+    known = _KEYS
     if isinstance(x, Segments):
-        varies = len(x.segment_lengths) > 1
-        source = _FromStep(x)
-        check = functools.partial(_check_ids, vocabulary_size=vocabulary_size)
-        return FitData(
-            source.dataset().map(check),
-            x.batch_size,
-            len(x),
-            segment_lengths=x.segment_lengths if varies else None,
-            source=source,
-        )
+        known = {*_KEYS, "bucket"}
+        lengths = x.segment_lengths if len(x.segment_lengths) > 1 else None
+
+        def from_step(step):
+            return x.dataset(step).map(complete)
+
+        return FitData(from_step(0), x.batch_size, len(x), lengths, from_step)
     first = None
     if not isinstance(x, tf.data.Dataset):
         x, first = _generated(x)
+    dataset = x.map(complete)
+    shape = dataset.element_spec["inputs"].shape
+    if not shape.is_fully_defined():
+        # All batches must be as large as the first, but the last may be short.
+        first = _first_of(x) if first is None else first
+        shape = tuple(_parts(first)["inputs"].shape)
+        dataset = dataset.scan(False, functools.partial(_pad, shape=shape))
     num_steps = int(x.cardinality())
-    dataset = _as_dicts(x, first, vocabulary_size)
     if num_steps == 0:
         _first_of(x)  # raises an error
-    if 0 < num_steps < _MOST_STEPS:
+    if num_steps > _MOST_STEPS:
+        num_steps = tf.data.INFINITE_CARDINALITY
+    if num_steps > 0:
         dataset = dataset.enumerate().map(_begin_cold).repeat()
-    elif num_steps == tf.data.UNKNOWN_CARDINALITY:
-        num_steps = None
-    else:
-        num_steps = math.inf
-    rows = dataset.element_spec["inputs"].shape[0]
-    return FitData(dataset.prefetch(tf.data.AUTOTUNE), rows, num_steps)
+    return FitData(dataset.prefetch(tf.data.AUTOTUNE), shape[0], num_steps)
 
 
 def _generated(batches):
     """Returns a dataset of what an iterable yields, and its first batch."""
     iterator = iter(batches)
-    first, size = _first_of(iterator), None
-    if isinstance(batches, keras.utils.PyDataset):
-        size = batches.num_batches
-        read = functools.partial(_read_epoch, batches)
-    elif iterator is batches:  # a generator, which can be read only once
-        read = functools.partial(iter, itertools.chain([first], iterator))
-    else:
-        read = functools.partial(iter, batches)
+    first = _first_of(iterator)
+    has_hooks = isinstance(batches, keras.utils.PyDataset)
+    size = batches.num_batches if has_hooks else None
+    if iterator is batches:  # a generator, which can be read only once
+        batches = itertools.chain([first], iterator)
+
+    def read():
+        if has_hooks:
+            batches.on_epoch_begin()
+        yield from map(_arrays, batches)
+        if has_hooks:
+            batches.on_epoch_end()
+
     first = _arrays(first)
     dataset = tf.data.Dataset.from_generator(
-        lambda: map(_arrays, read()),
+        read,
         output_signature=tf.nest.map_structure(
             lambda array: tf.TensorSpec([None] * array.ndim, array.dtype),
             first,
@@ -188,25 +162,10 @@ def _first_of(batches):
     return first
 
 
-def _read_epoch(batches):
-    """Yields the batches of a `PyDataset`, and calls its hooks."""
-    batches.on_epoch_begin()
-    yield from batches
-    batches.on_epoch_end()
-
-
 def _arrays(batch):
     """Returns a batch as a dict or a tuple of arrays."""
     arrays = {key: np.asarray(part) for key, part in _parts(batch).items()}
     return arrays if isinstance(batch, dict) else tuple(arrays.values())
-
-
-def _check_has_targets(y):
-    if y is None:
-        raise ValueError(
-            "`y` must be the targets of `x`, the tokens that follow. "
-            "Received: y=None"
-        )
 
 
 def as_array(x):
@@ -239,20 +198,8 @@ def check_arrays(x, y, batch_size, vocabulary_size):
         check_shape("y", y, tuple(x.shape))
 
 
-@contextlib.contextmanager
-def naming_validation():
-    """Says in errors that the arguments are those of `validation_data`."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(
-            "In `validation_data`, with `validation_batch_size` as "
-            f"`batch_size`: {error}"
-        ) from error
-
-
 def check_no_class_weight(class_weight):
-    """Refuses what Keras looks up by the place of a row's largest id."""
+    """Raises if it is given: Keras would apply it to the wrong axis."""
     if class_weight is not None:
         raise ValueError(
             "`class_weight` must be None. Pass `sample_weight=weights[y]`, "
@@ -261,48 +208,20 @@ def check_no_class_weight(class_weight):
         )
 
 
-def in_batches(x, y, batch_size, **arguments):
-    """Returns arguments of Keras with `Segments` and arrays as batches."""
-    if isinstance(x, Segments):
-        (x, y), batch_size = x.arrays(), x.batch_size
-    validation = arguments.get("validation_data")
-    if isinstance(validation, Segments):
-        arguments["validation_data"] = in_batches(validation, None, None)["x"]
-    arguments = {"x": x, "y": y, "batch_size": batch_size, **arguments}
-    is_array = isinstance(x, (np.ndarray, tf.Tensor))
-    if not is_array or y is None or arguments.get("validation_split"):
-        return arguments
-    weights = arguments.pop("sample_weight", None)
-    dataset = _in_rows(x, y, weights, batch_size)
-    return {**arguments, "x": dataset, "y": None, "batch_size": None}
-
-
-def _in_rows(x, y, weights, batch_size):
-    """Returns a dataset of batches of arrays, of a static size if it divides.
-
-    Keras cuts arrays into batches of unknown size, but graphs for a CPU are
-    faster if the batch size is static.
-    """
-    parts = (x, y) if weights is None else (x, y, weights)
-    batch_size = min(batch_size, len(x))
-    return tf.data.Dataset.from_tensor_slices(parts).batch(
-        batch_size, drop_remainder=not len(x) % batch_size
-    )
-
-
-def batch_data(batch, vocabulary_size):
-    """Returns the `FitData` of a single batch. It traces no map."""
-    batch = {
-        key: tf.convert_to_tensor(part)
-        for key, part in _parts(batch).items()
-        if not isinstance(part, tf.experimental.Optional)
-    }
-    _check_has_targets(batch.get("targets"))
-    batch = _check_ids(batch, vocabulary_size)
-    check_shape("x", batch["inputs"], (None, None))
-    batch = _complete(batch, batch["inputs"].shape, mean_of_all=True)
-    rows = batch["inputs"].shape[0]
-    return FitData(tf.data.Dataset.from_tensors(batch), rows)
+def split(x, y, weights, share):
+    """Returns arrays for training, and the last samples for validation."""
+    num_samples = len(x) if isinstance(x, (np.ndarray, tf.Tensor)) else 0
+    at = int(num_samples * (1 - share))
+    if not 0 < at < num_samples:
+        raise ValueError(
+            "`validation_split` must be 0 unless `x` is an array, and leave "
+            "samples of it for both parts. Received: validation_split="
+            f"{share}, x={shown(x)}"
+        )
+    return [
+        tuple(part if part is None else part[rows] for part in (x, y, weights))
+        for rows in (slice(at), slice(at, None))
+    ]
 
 
 @tf.autograph.experimental.do_not_convert
@@ -352,16 +271,8 @@ def is_text(x):
     )
 
 
-def text_segments(texts, tokenizer, batch_size, segment_length, is_training):
-    """Returns `Segments` of a text, or of texts that each begin cold."""
-    if tokenizer is None:
-        raise ValueError(
-            "`tokenizer` must be given with text as `x`: build the model with "
-            "it. Received: tokenizer=None"
-        )
-    texts = [texts] if isinstance(texts, str) else texts
-    ids = [tokenizer.encode(text) for text in texts]
-    check_no_empty_text("x", texts, ids)
+def text_segments(ids, batch_size, segment_length, is_training):
+    """Returns `Segments` of the ids of texts that each begin cold."""
     if batch_size is None:  # as in Keras, if there is a segment for each row
         num_segments = sum(map(len, ids)) // segment_length
         batch_size = min(_BATCH_SIZE, max(1, num_segments))
@@ -378,33 +289,6 @@ def text_segments(texts, tokenizer, batch_size, segment_length, is_training):
     )
 
 
-def _as_dicts(dataset, first, vocabulary_size):
-    """Maps a dataset of tuples or dicts to dicts of static shapes."""
-    # One map for all, because each is traced.
-    spec = _parts(dataset.element_spec)
-    _check_keys(spec)
-    shape = spec["inputs"].shape
-    if not shape.is_fully_defined():
-        # All batches must be as large as the first, but the last may be short.
-        first = first or _first_of(dataset)
-        shape = tf.TensorShape(_parts(first)["inputs"].shape)
-        dataset = dataset.scan(False, functools.partial(_follow, rows=shape[0]))
-    if shape.rank != 2:
-        raise ValueError(
-            "`x` must have batches of the shape (B, T). Received: a batch of "
-            f"shape {shape}"
-        )
-    mean_of_all = not isinstance(dataset.element_spec, dict)
-
-    @tf.autograph.experimental.do_not_convert
-    def complete(*element):
-        # `map` unpacks plain tuples only.
-        batch = _parts(element if len(element) > 1 else element[0])
-        return _check_ids(_complete(batch, shape, mean_of_all), vocabulary_size)
-
-    return dataset.map(complete)
-
-
 def _parts(element):
     """Returns a dict of what an element of a dataset holds, or its spec."""
     if isinstance(element, dict):
@@ -414,68 +298,70 @@ def _parts(element):
     return {key: value for key, value in named.items() if value is not None}
 
 
-def _check_keys(spec):
-    known = {"inputs", "targets", "weights", "num_targets", "reset"}
-    if not {"inputs", "targets"} <= set(spec) <= known:
+def complete_batch(batch, vocabulary_size, known=_KEYS):
+    """Returns a batch as a dict with all entries, of ids that are checked."""
+    # Before a step, in which XLA could not raise an error.
+    given = _parts(batch)
+    if not {"inputs", "targets"} <= set(given) <= known:
         raise ValueError(
             "`x` must be `Segments`, arrays with `y`, or a dataset of pairs "
             "(inputs, targets), of triples with sample weights, or of dicts "
             f"with the keys inputs and targets, and others of {sorted(known)}. "
-            f"Received: a dataset of {sorted(spec)}"
+            f"Received: batches of {sorted(given)}"
         )
-
-
-@tf.autograph.experimental.do_not_convert
-def _follow(was_short, element, rows):
-    """Checks that no batch follows a short one, whose rows it would go on."""
-    message = "Only the last batch may have fewer rows than the first one."
-    check = tf.debugging.Assert(~was_short, [message])
-    with tf.control_dependencies([check]):
-        return tf.shape(_parts(element)["inputs"])[0] < rows, element
-
-
-def _complete(batch, shape, mean_of_all):
-    """Returns a batch with all entries, padded to `shape`, `(B, T)`."""
-    inputs, targets = batch["inputs"], batch["targets"]
-    rows = tf.shape(inputs)[0]
+    inputs, targets = (
+        tf.cast(check_token_ids(name, ids, vocabulary_size), tf.int32)
+        for name, ids in (("x", given["inputs"]), ("y", given["targets"]))
+    )
+    check_shape("x", inputs, (None, None), "Each batch must be (B, T)")
     targets = check_shape_in_graph("y", targets, ops.shape(inputs))
-    weights = tf.cast(batch.get("weights", 1.0), tf.float32)
+    weights = tf.cast(given.get("weights", 1.0), tf.float32)
     if weights.shape.rank == 1:
         weights = weights[:, None]
     weights = tf.broadcast_to(weights, tf.shape(inputs))
     num_targets = tf.reduce_sum(weights)
-    if mean_of_all:  # as in `keras.losses`, whatever the weights
+    if not isinstance(batch, dict):  # as in `keras.losses`
         num_targets = tf.cast(tf.size(inputs), tf.float32)
-    padded = {"inputs": inputs, "targets": targets, "weights": weights}
-    if "reset" in batch:
-        check_shape("reset", batch["reset"], (None,))
-        padded["reset"] = tf.cast(batch["reset"], tf.bool)
-    message = f"All batches must have the shape {shape} of the first one."
-    fits = (rows <= shape[0]) & (tf.shape(inputs)[1] == shape[1])
-    check = tf.debugging.Assert(fits, [message, "Received:", tf.shape(inputs)])
-    with tf.control_dependencies([check]):
-        missing = shape[0] - rows
-    padded = {
-        key: tf.pad(value, [[0, missing], *[[0, 0]] * (value.shape.rank - 1)])
-        for key, value in padded.items()
-    }
+    if "reset" in given:
+        check_shape("reset", given["reset"], (None,))
+        given["reset"] = tf.cast(given["reset"], tf.bool)
     return {
-        **{
-            key: tf.ensure_shape(value, shape[: value.shape.rank])
-            for key, value in padded.items()
-        },
-        "num_targets": batch.get("num_targets", num_targets),
+        "num_targets": num_targets,
+        **given,
+        "inputs": inputs,
+        "targets": targets,
+        "weights": weights,
     }
 
 
 @tf.autograph.experimental.do_not_convert
-def _check_ids(batch, vocabulary_size):
-    """Checks ids before a step, in which XLA could not raise an error."""
-    names = {"inputs": "x", "targets": "y"}
-    ids = {
-        key: tf.cast(
-            check_token_ids(name, batch[key], vocabulary_size), tf.int32
-        )
-        for key, name in names.items()
-    }
-    return {**batch, **ids}
+def _pad(was_short, batch, shape):
+    """Pads a batch to `shape`, `(B, T)`; returns whether it was short, too."""
+    # The rows of a short batch end, so that no other may follow.
+    sizes = tf.shape(batch["inputs"])
+    missing = shape[0] - sizes[0]
+    checks = [
+        tf.debugging.Assert(
+            ~was_short,
+            ["Only the last batch may have fewer rows than the first one."],
+        ),
+        tf.debugging.Assert(
+            (missing >= 0) & (sizes[1] == shape[1]),
+            [
+                f"All batches must have the shape {shape} of the first one.",
+                "Received:",
+                sizes,
+            ],
+        ),
+    ]
+    with tf.control_dependencies(checks):
+        missing = tf.identity(missing)
+
+    def pad(value):
+        rank = value.shape.rank
+        if rank == 0:
+            return value
+        value = tf.pad(value, [[0, missing], *[[0, 0]] * (rank - 1)])
+        return tf.ensure_shape(value, shape[:rank])
+
+    return missing > 0, {key: pad(value) for key, value in batch.items()}

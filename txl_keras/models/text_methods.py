@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras import samplers
+from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_one_of
 from txl_keras.models.fit_data import as_texts
 from txl_keras.models.generation.beam_search import BeamSearch
@@ -226,6 +227,14 @@ class TextMethods:
             return states
         vectors = np.array([*map(pool[pooling], states)], np.float32)
         return vectors.reshape(len(texts), self.backbone.hidden_dim)
+
+    def _encode(self, name, texts):
+        """Returns the ids of one text or several, each of a token or more."""
+        check_has_tokenizer(self, name)
+        texts = [texts] if isinstance(texts, str) else texts
+        ids = [self.tokenizer.encode(text) for text in texts]
+        check_no_empty_text(name, texts, ids)
+        return ids
 
     def _scorer(self, texts, batch_size, segment_length, memory_length):
         check_has_tokenizer(self, "texts")

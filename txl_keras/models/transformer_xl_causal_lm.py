@@ -11,13 +11,13 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from txl_keras import keras_internals
 from txl_keras import metrics as token_metrics
 from txl_keras import samplers
 from txl_keras.callbacks import BackupAndRestore
 from txl_keras.callbacks import ResetMemory
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
-from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
@@ -27,12 +27,12 @@ from txl_keras.models.fit_data import as_array
 from txl_keras.models.fit_data import as_texts
 from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import check_no_class_weight
+from txl_keras.models.fit_data import fit_data
 from txl_keras.models.fit_data import in_batches
 from txl_keras.models.fit_data import is_text
-from txl_keras.models.fit_data import naming_validation
+from txl_keras.models.fit_data import split
 from txl_keras.models.fit_data import text_segments
 from txl_keras.models.fit_steps import FitSteps
-from txl_keras.models.generation.request import check_has_tokenizer
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.text_methods import TextMethods
@@ -367,38 +367,49 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
                 "row r of the batch before it. Received: "
                 f"shuffle={kwargs['shuffle']}"
             )
-        if batch_size is not None:
-            kwargs.setdefault("validation_batch_size", batch_size)
         check_integer("epochs", epochs, 0)
         check_integer("initial_epoch", kwargs.get("initial_epoch", 0), 0)
-        check_no_class_weight(kwargs.get("class_weight"))
-        x, validation = map(as_texts, (x, kwargs.get("validation_data")))
+        check_no_class_weight(kwargs.pop("class_weight", None))
+        x, validation = map(as_texts, (x, kwargs.pop("validation_data", None)))
         length = segment_length
         if is_text(validation) and not is_text(x):
             length = None  # meant for the validation text
         x, y = self._prepare(x, y, batch_size, length, is_training=True)
+        weights = kwargs.pop("sample_weight", None)
+        share = kwargs.pop("validation_split", None)
+        if share and validation is None:
+            (x, y, weights), validation = split(x, y, weights, share)
+        data = self._batches(x, y, weights, batch_size)
+        batch_size = kwargs.pop("validation_batch_size", None) or batch_size
         if validation is not None:
-            kwargs["validation_data"] = self._prepare_validation(
-                validation, kwargs.get("validation_batch_size"), segment_length
-            )
-        arguments = {"x": x, "y": y, "batch_size": batch_size, **kwargs}
-        arguments["epochs"] = epochs
-        callbacks = tf.nest.flatten(kwargs.get("callbacks") or [])
+            parts, length = (validation, None, None), segment_length
+            if not is_text(validation):
+                parts = keras.utils.unpack_x_y_sample_weight(validation)
+                length = None
+            try:
+                x, y = self._prepare(*parts[:2], batch_size, length)
+                validation = self._batches(x, y, parts[2], batch_size)
+            except ValueError as error:
+                raise ValueError(
+                    "In `validation_data`, with `validation_batch_size` as "
+                    f"`batch_size`: {error}"
+                ) from error
+        callbacks = tf.nest.flatten(kwargs.pop("callbacks", None) or [])
         backups = [c for c in callbacks if isinstance(c, BackupAndRestore)]
         callbacks = [c for c in callbacks if c not in backups]
-        for backup in backups:  # after the others, whose state it saves
-            backup.others = callbacks
+        arguments = {"epochs": epochs, **kwargs}
         if self.fit_steps is None:
-            arguments["callbacks"] = [*callbacks, ResetMemory(), *backups]
-            return super().fit(**in_batches(**arguments))
-        begin_epoch = keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs: self.fit_steps.begin_epoch()
+            return super().fit(
+                data,
+                validation_data=validation,
+                callbacks=[*callbacks, ResetMemory(), *backups],
+                **arguments,
+            )
+        return super().fit(
+            **self.fit_steps.begin_fit(
+                data, validation, callbacks, backups, arguments
+            )
         )
-        arguments["callbacks"] = [*callbacks, begin_epoch, *backups]
-        try:
-            return super().fit(**self.fit_steps.begin_fit(arguments))
-        finally:
-            self.fit_steps.end_fit()
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """Trains like `keras.Model.train_on_batch`, with the memory so far."""
@@ -420,15 +431,16 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         every token but the first is scored, in rows that each begin with a
         cold start; `score_texts` scores a text as a whole.
         """
-        x, y = self._prepare(as_texts(x), y, batch_size, segment_length)
+        data = None
+        if not keras_internals.is_validation(kwargs):
+            x, y = self._prepare(as_texts(x), y, batch_size, segment_length)
+            weights = kwargs.pop("sample_weight", None)
+            x = data = self._batches(x, y, weights, batch_size)
+        arguments = {"x": x, **kwargs}
+        if self.fit_steps is not None:
+            arguments = self.fit_steps.begin_test(data, arguments)
         self._inference_memory.reset_state()
-        arguments = {"x": x, "y": y, "batch_size": batch_size, **kwargs}
-        if self.fit_steps is None:
-            return super().evaluate(**in_batches(**arguments))
-        try:
-            return super().evaluate(**self.fit_steps.begin_test(arguments))
-        finally:
-            self.fit_steps.end_test()
+        return super().evaluate(**arguments)
 
     def predict(self, x, batch_size=None, *, segment_length=None, **kwargs):
         """Predicts like `keras.Model.predict`, from a cold start.
@@ -449,19 +461,14 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
 
     def _predict_texts(self, texts, segment_length, options):
         """Predicts text after text, each from a cold start."""
-        check_has_tokenizer(self, "x")
         length = segment_length or self._default_segment_length()
-        is_single = isinstance(texts, str)
-        texts = [texts] if is_single else texts
-        tokens = [self.tokenizer.encode(text) for text in texts]
-        check_no_empty_text("x", texts, tokens)
         logits = []
-        for ids in tokens:
+        for ids in self._encode("x", texts):
             rows = np.zeros((-(-len(ids) // length), length), np.int32)
             rows.ravel()[: len(ids)] = ids
             found = self.predict(rows, batch_size=1, **options)
             logits.append(found.reshape(-1, found.shape[-1])[: len(ids)])
-        return logits[0] if is_single else logits
+        return logits[0] if isinstance(texts, str) else logits
 
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
         """Computes the loss; checks targets if it is the default loss."""
@@ -476,9 +483,8 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         """Returns text as `Segments`, and arrays as NumPy's after checks."""
         if is_text(x):
             length = segment_length or self._default_segment_length()
-            x = text_segments(
-                x, self.tokenizer, batch_size, length, is_training
-            )
+            ids = self._encode("x", x)
+            x = text_segments(ids, batch_size, length, is_training)
         elif segment_length is not None:
             raise ValueError(
                 "`segment_length` must be None unless `x` is text: other data "
@@ -490,19 +496,19 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         check_arrays(x, targets, batch_size, self.backbone.vocabulary_size)
         return x, y
 
+    def _batches(self, x, y, weights, batch_size):
+        """Returns `FitData`, or with a loss of the user what Keras reads."""
+        if self.fit_steps is None and isinstance(x, Segments):
+            (x, y), batch_size = x.arrays(), x.batch_size
+        x = in_batches(x, y, weights, batch_size)
+        if self.fit_steps is None:
+            return x
+        return fit_data(x, self.backbone.vocabulary_size)
+
     def _default_segment_length(self):
         # The memory of an LSTM is one state.
         has_attention = self.backbone.has_attention
         return has_attention and self.backbone.memory_length or 128
-
-    def _prepare_validation(self, data, batch_size, segment_length):
-        """Returns `validation_data` of `fit` as `_prepare` does."""
-        with naming_validation():
-            if is_text(data):
-                return self._prepare(data, None, batch_size, segment_length)[0]
-            x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-            x, y = self._prepare(x, y, batch_size)
-            return keras.utils.pack_x_y_sample_weight(x, y, weights)
 
     def export(self, filepath, *args, **kwargs):
         """Raises an error, since all clients would share the memory.

@@ -8,6 +8,7 @@ import numpy as np
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
+from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.models.generation.text_stream import TextStream
@@ -181,12 +182,8 @@ def _encode(model, prompts):
                 "`prompts` must consist of symbols of the model's vocabulary. "
                 f"{received}. {error}"
             ) from error
-        if not len(ids):
-            raise ValueError(
-                "`prompts` must have at least one token each, such as a "
-                f"newline. {received}"
-            )
         rows.append(ids)
+    check_no_empty_text("prompts", prompts, rows)
     _warn_of_unknown_words(tokenizer, prompts, rows)
     return rows
 

@@ -53,6 +53,7 @@ from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
 from txl_keras.models.generation.openvino_decoder import WEIGHTS
+from txl_keras.models.segment_reader import compile_segments
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
@@ -242,26 +243,14 @@ def _segment_scorer(model, length, memory_length=None):
         model.backbone, FLAGS.batch_size, length, memory_length
     )
     reader.begin()
-
-    def read(inputs, targets):
-        hidden, entries = reader.read(inputs)
-        return model.softmax(hidden, targets), entries
-
-    read = _compile(model, read)
-    remember = tf.function(reader.remember, jit_compile=True)
-
-    @tf.function
-    def score(inputs, targets):
-        nll, entries = read(inputs, targets)
-        remember(entries)
-        return nll
-
-    return score
+    return tf.function(compile_segments(reader, model, model.softmax))
 
 
 def _training_path_scorer(model):
     """Returns a scoring function whose memory is hidden states."""
-    step = _compile(model, model.score)
+    step = compile_layers(
+        model.score, tf.distribute.get_strategy(), model, training=False
+    )
     memory = [model.initial_memory(FLAGS.batch_size)]
 
     def score(inputs, targets):
@@ -269,11 +258,6 @@ def _training_path_scorer(model):
         return nll
 
     return score
-
-
-def _compile(model, function):
-    strategy = tf.distribute.get_strategy()
-    return compile_layers(function, strategy, model, training=False)
 
 
 def _generation(model, peer):

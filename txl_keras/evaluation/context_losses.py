@@ -16,8 +16,7 @@ from txl_keras.checks import check_token_ids
 from txl_keras.evaluation.evaluator import check_finite
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.models.segment_reader import SegmentReader
-from txl_keras.training.compilation import compile_layers
-from txl_keras.training.compilation import compile_replica_function
+from txl_keras.models.segment_reader import compile_segments
 
 
 def context_losses(
@@ -147,7 +146,6 @@ def _window_scorer(model, batch_size, segment_length, memory_length):
     """Returns a function that computes nats of the last tokens of windows."""
     backbone = model.backbone
     reader = SegmentReader(backbone, batch_size, segment_length, memory_length)
-    strategy = tf.distribute.get_strategy()
     # Older tokens cannot influence the loss and are not read.
     max_context = sys.maxsize
     if backbone.has_finite_reach:
@@ -155,16 +153,12 @@ def _window_scorer(model, batch_size, segment_length, memory_length):
             1 + warmup_segments(backbone, segment_length, memory_length)
         )
 
-    def read_and_score(inputs, last, targets):
-        """Computes the losses `(B,)` of `targets` after position `last`."""
-        hidden, entries = reader.read(inputs)
-        hidden = tf.gather(hidden, last, axis=1)[:, None]  # [B, 1, D]
-        return model.softmax(hidden, targets)[:, 0], entries
+    def score_last(hidden, lengths, targets):
+        """Computes the losses `(B,)` of `targets` after the last tokens."""
+        hidden = tf.gather(hidden, lengths[0] - 1, axis=1)[:, None]  # [B, 1, D]
+        return model.softmax(hidden, targets)[:, 0]
 
-    read_and_score = compile_layers(
-        read_and_score, strategy, model, training=False
-    )
-    remember = compile_replica_function(reader.remember, strategy)
+    read = compile_segments(reader, model, score_last)
     reader.begin()
 
     def score(windows):
@@ -184,10 +178,8 @@ def _window_scorer(model, batch_size, segment_length, memory_length):
             if backbone.remembers:
                 padding = (0, 0), (0, segment_length - length)
                 segment = np.pad(segment, padding)
-            nll, entries = read_and_score(
-                tf.constant(segment), tf.constant(length - 1), targets
-            )
-            remember(entries, tf.fill((batch_size,), length))
+            lengths = tf.fill((batch_size,), length)
+            nll = read(tf.constant(segment), lengths, targets, lengths=lengths)
         return nll.numpy()[: len(windows)]
 
     return score

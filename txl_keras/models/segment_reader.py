@@ -16,6 +16,8 @@ from txl_keras.layers.memory.memory_stack import assign_variables
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.memory_stack import read_variables
 from txl_keras.layers.memory.memory_stack import replica_variable
+from txl_keras.training.compilation import compile_layers
+from txl_keras.training.compilation import compile_replica_function
 
 
 class SegmentReader:
@@ -220,6 +222,28 @@ class SegmentReader:
         columns = kernel.shape[-1] if is_output else -1
         rows = -1 if is_output else kernel.shape[0]
         return tf.reshape(kernel.value, (rows, columns))
+
+
+def compile_segments(reader, model, answer):
+    """Returns `read(token_ids, *args, lengths)`, which also remembers them.
+
+    The result is `answer(hidden, *args)`, compiled with the layers.
+    """
+    strategy = tf.distribute.get_strategy()
+
+    def compute(token_ids, *args):
+        hidden, entries = reader.read(token_ids)
+        return answer(hidden, *args), entries
+
+    compute = compile_layers(compute, strategy, model, training=False)
+    remember = compile_replica_function(reader.remember, strategy)
+
+    def read(token_ids, *args, lengths=None):
+        result, entries = compute(token_ids, *args)
+        remember(entries, lengths)
+        return result
+
+    return read
 
 
 def padded_segment(texts, start, length):

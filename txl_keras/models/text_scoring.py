@@ -11,9 +11,8 @@ from txl_keras.checks import check_list
 from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_vocabulary
 from txl_keras.models.segment_reader import SegmentReader
+from txl_keras.models.segment_reader import compile_segments
 from txl_keras.models.segment_reader import padded_segment
-from txl_keras.training.compilation import compile_layers
-from txl_keras.training.compilation import compile_replica_function
 
 
 class TextScorer:
@@ -39,19 +38,9 @@ class TextScorer:
         self._reader = SegmentReader(
             backbone, batch_size, segment_length, memory_length
         )
-        strategy = tf.distribute.get_strategy()
-
-        def compiled(answer):
-            def read(inputs, *targets):
-                hidden, entries = self._reader.read(inputs)
-                return answer(hidden, *targets), entries
-
-            return compile_layers(read, strategy, model, training=False)
-
-        self._nll = compiled(model.softmax)
-        self._hidden = compiled(lambda hidden: tf.cast(hidden, tf.float32))
-        self._remember = compile_replica_function(
-            self._reader.remember, strategy
+        self._nll, self._hidden = (
+            compile_segments(self._reader, model, answer)
+            for answer in (model.softmax, lambda x: tf.cast(x, tf.float32))
         )
 
     def score(self, texts, contexts=None):
@@ -123,8 +112,7 @@ class TextScorer:
                 ),
                 strict=True,
             )
-            outputs, entries = read(*segments)
-            self._remember(entries, counts[0])
+            outputs = read(*segments, lengths=counts[0])
             part = zip(outputs.numpy(), counts[0].numpy(), strict=True)
             parts.append([values[:count] for values, count in part])
         return [np.concatenate(part) for part in zip(*parts, strict=True)]

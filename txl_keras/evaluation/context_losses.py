@@ -17,6 +17,7 @@ from txl_keras.evaluation.evaluator import check_finite
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.models.segment_reader import compile_segments
+from txl_keras.models.segment_reader import padded_segment
 
 
 def context_losses(
@@ -163,23 +164,20 @@ def _window_scorer(model, batch_size, segment_length, memory_length):
 
     def score(windows):
         """Reads windows `(b, c + 1)`, b <= B, from the initial memory."""
-        rows = np.zeros((batch_size, windows.shape[1]), np.int32)
-        rows[: len(windows)] = windows
-        targets = tf.constant(rows[:, -1:])
-        context = rows[:, :-1][:, -max_context:]
+        targets, _ = padded_segment(windows[:, -1:], 0, batch_size, 1)
+        context = windows[:, :-1][:, -max_context:]
         reader.reset_rows(tf.fill((batch_size,), True))
-        length = context.shape[1]
-        # The first segment may be shorter.
-        stops = range((length - 1) % segment_length + 1, length, segment_length)
-        for segment in np.split(context, stops, axis=1):
-            length = segment.shape[1]
-            # Padded, so that XLA compiles one program. Absolute positions count
-            # from the end of a segment, so padding would shift them.
-            if backbone.remembers:
-                padding = (0, 0), (0, segment_length - length)
-                segment = np.pad(segment, padding)
-            lengths = tf.fill((batch_size,), length)
-            nll = read(tf.constant(segment), lengths, targets, lengths=lengths)
+        num_read = context.shape[1]
+        # Padded, so that XLA compiles one program. Absolute positions count
+        # from the end of a segment, so padding would shift them.
+        size = segment_length if backbone.remembers else num_read
+        first = (num_read - 1) % segment_length + 1  # may be shorter
+        for stop in range(first, num_read + 1, segment_length):
+            start = max(0, stop - segment_length)
+            ids, lengths = padded_segment(
+                context[:, :stop], start, batch_size, size
+            )
+            nll = read(ids, lengths, targets, lengths=lengths)
         return nll.numpy()[: len(windows)]
 
     return score

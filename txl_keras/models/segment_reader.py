@@ -246,16 +246,15 @@ def compile_segments(reader, model, answer):
     return read
 
 
-def padded_segment(texts, start, length):
-    """Returns ids of texts from `start` on, `(B, length)`, and how many.
-
-    Rows are padded with 0. The second value is the number of ids, `(B,)`.
-    """
-    ids = np.zeros((len(texts), length), np.int32)
-    counts = np.array([len(text) - start for text in texts]).clip(0, length)
-    for row, text, count in zip(ids, texts, counts, strict=True):
-        row[:count] = text[start : start + count]
-    return tf.constant(ids), tf.constant(counts, tf.int32)
+def padded_segment(texts, start, num_rows, length):
+    """Returns ids of texts from `start` on, padded, and how many, `(B,)`."""
+    ids = np.zeros((num_rows, length), np.int32)
+    counts = np.zeros(num_rows, np.int32)
+    for row, text in enumerate(texts):
+        part = text[start : start + length]
+        counts[row] = len(part)
+        ids[row, : len(part)] = part
+    return tf.constant(ids), tf.constant(counts)
 
 
 def _variables_like(function, batch_size=None):

@@ -91,31 +91,25 @@ class TextScorer:
         for start in range(0, len(order), self._batch_size):
             rows = order[start : start + self._batch_size]
             batch = self._read_batch(read, [texts[i] for i in rows])
-            for i, outputs in zip(rows, batch, strict=False):
+            for i, outputs in zip(rows, batch, strict=True):
                 found[i] = outputs
         return found
 
     def _read_batch(self, read, rows):
         self._reader.reset_rows(tf.fill((self._batch_size,), True))
-        # One list of texts per argument of `read`, with empty rows at the end.
-        idle = ((),) * len(rows[0])
-        rows = [*rows, *[idle] * (self._batch_size - len(rows))]
-        arguments = [*zip(*rows, strict=True)]
-        longest = max(map(len, arguments[0]))
+        shape = self._batch_size, self._segment_length
+        inputs, *others = zip(*rows, strict=True)
         parts = []
         # At least once: a text of one token has no inputs, but needs a result.
-        for start in range(0, max(1, longest), self._segment_length):
-            segments, counts = zip(
-                *(
-                    padded_segment(texts, start, self._segment_length)
-                    for texts in arguments
-                ),
-                strict=True,
-            )
-            outputs = read(*segments, lengths=counts[0])
-            part = zip(outputs.numpy(), counts[0].numpy(), strict=True)
-            parts.append([values[:count] for values, count in part])
-        return [np.concatenate(part) for part in zip(*parts, strict=True)]
+        for start in range(0, max(1, *map(len, inputs)), self._segment_length):
+            ids, lengths = padded_segment(inputs, start, *shape)
+            more = [padded_segment(texts, start, *shape)[0] for texts in others]
+            parts.append(read(ids, *more, lengths=lengths))
+        outputs = np.concatenate(parts, axis=1)
+        return [
+            values[: len(text)]
+            for values, text in zip(outputs, inputs, strict=False)
+        ]
 
 
 def check_texts(name, texts):

@@ -152,10 +152,7 @@ class Playground:
             self._generators[length] = Generator(
                 self._model, self._sampler, length
             )
-        tokens = self._generators[length](
-            request.ids, request.num_new_tokens, request.seed
-        )
-        return request.parts(request.continue_with(tokens))
+        return request.parts(request.continue_with(self._generators[length]))
 
     def _surprise(self, question):
         check_fields(question, {"text": "a string"}, "The question")

@@ -125,11 +125,9 @@ class TextMethods:
             search = self._keep(BeamSearch, sampler.num_beams, memory_length)
             steps = search(request.ids, request.continuations())
         else:
-            write = self._keep(
-                Generator, sampler, memory_length, engine, weights
+            steps = request.continue_with(
+                self._keep(Generator, sampler, memory_length, engine, weights)
             )
-            tokens = write(request.ids, request.num_new_tokens, request.seed)
-            steps = request.continue_with(tokens)
         if stream:
             return request.parts(steps)
         return request.result(steps, strip_prompt)

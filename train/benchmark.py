@@ -229,7 +229,7 @@ def _evaluation(model, peer):
     segment = _made_up_segment(model, rows, length)
     count = FLAGS.calls_per_turn
     contenders = {
-        "txl_keras": _timed(_segment_scorer(model, length), *segment),
+        "txl_keras": _timed(_segment_scorer(model, rows, length), *segment),
         "training path": _timed(_training_path_scorer(model), *segment),
         **peer("evaluate", segment_length=length, num_segments=count),
     }
@@ -237,13 +237,15 @@ def _evaluation(model, peer):
     return _measure(model, contenders, "per segment", rows * length, flops)
 
 
-def _segment_scorer(model, length, memory_length=None):
-    """Returns a scoring function, whose memory is keys and values."""
-    reader = SegmentReader(
-        model.backbone, FLAGS.batch_size, length, memory_length
-    )
+def _segment_scorer(model, rows, length, memory_length=None, first=0):
+    """Returns a function that scores a segment from place `first` on."""
+    reader = SegmentReader(model.backbone, rows, length, memory_length)
     reader.begin()
-    return tf.function(compile_segments(reader, model, model.softmax))
+
+    def score(hidden, targets):
+        return model.softmax(hidden[:, first:], targets[:, first:])
+
+    return tf.function(compile_segments(reader, model, score))
 
 
 def _training_path_scorer(model):
@@ -322,22 +324,14 @@ def _large_array():
 
 def _bytes_per_token(model):
     """Returns the size of all weights and caches, each read once per token."""
-    backbone = model.backbone
-    entries = backbone.memory_length * backbone.num_heads * backbone.head_dim
-    itemsize = tf.as_dtype(backbone.compute_dtype).size
-    caches = 2 * backbone.num_layers * FLAGS.batch_size * entries
-    positions = sum(
-        int(tf.size(tensor))
-        for block in backbone.project_positions(backbone.memory_length + 1)
-        for tensor in block
-    )
     # Generation reads the projected positions, not their kernels.
     weights = model.count_params() - sum(
         weight.shape.num_elements()
-        for weight in backbone.weights
+        for weight in model.backbone.weights
         if "/position/" in weight.path
     )
-    return 4 * weights + itemsize * (caches + positions)
+    reader = SegmentReader(model.backbone, FLAGS.batch_size, 1)
+    return 4 * weights + reader.num_bytes
 
 
 def _evaluation_speed(model, peer):
@@ -366,9 +360,9 @@ def _evaluation_speed(model, peer):
 def _compare(model, sliding, length):
     """Times both models at one attention length."""
     rows, segment_length = FLAGS.batch_size, FLAGS.segment_length
-    score = _segment_scorer(model, segment_length, length)
+    score = _segment_scorer(model, rows, segment_length, length)
     segment = _made_up_segment(model, rows, segment_length)
-    slide = _window_scorer(sliding, length)
+    slide = _segment_scorer(sliding, 1, length, first=-1)
     window = _made_up_segment(model, 1, length)
     seconds = _take_turns(
         {
@@ -391,19 +385,6 @@ def _compare(model, sliding, length):
         "slowdown": other / ours,
         "published_slowdown": published,
     }
-
-
-def _window_scorer(model, length):
-    """Returns a function that scores the last token of each window."""
-    reader = SegmentReader(model.backbone, 1, length)
-    reader.begin()
-
-    @tf.function(jit_compile=True)
-    def score(inputs, targets):
-        hidden, _ = reader.read(inputs)
-        return model.softmax(hidden[:, -1:], targets[:, -1:])
-
-    return score
 
 
 def _made_up_ids(model, *shape):

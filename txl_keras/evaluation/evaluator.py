@@ -352,6 +352,6 @@ def warmup_segments(backbone, segment_length, memory_length=None):
             f"Received: {type(backbone).__name__}"
         )
     check_integer("segment_length", segment_length, 1)
-    if memory_length is None:
-        memory_length = backbone.memory_length
-    return backbone.num_layers * -(-memory_length // segment_length)
+    return backbone.num_layers * segments_in_memory(
+        backbone, segment_length, memory_length
+    )

@@ -45,7 +45,6 @@ class TextScorer:
 
     def score(self, texts, contexts=None):
         """Computes the loss of every token: see `score_texts`."""
-        check_texts("texts", texts)
         if contexts is None:
             contexts = [""] * len(texts)
         check_texts("contexts", contexts)
@@ -72,7 +71,6 @@ class TextScorer:
 
     def embed(self, texts):
         """Returns the hidden states of the last layer: see `embed_texts`."""
-        check_texts("texts", texts)
         ids = [self._encode(text) for text in texts]
         check_no_empty_text("texts", texts, ids)
         return self._read(self._hidden, [(text,) for text in ids])

@@ -7,14 +7,21 @@ from txl_keras.layers.compute import target
 from txl_keras.models import SegmentReader
 
 
+def segment_nll(model, ids, lengths):
+    """Nll of segments of these lengths, each with the memory of the last."""
+    memory, found, start = None, [], 0
+    for length in lengths:
+        part = ids[:, start : start + length + 1]
+        nll, memory = model.score(part[:, :-1], part[:, 1:], memory=memory)
+        found.append(nll)
+        start += length
+    return np.concatenate(found, axis=1)
+
+
 def scored(model, ids):
     """Nll of two segments with memory, one after the other."""
     length = ids.shape[1] // 2
-    first, memory = model.score(ids[:, :length], ids[:, 1 : length + 1])
-    second, _ = model.score(
-        ids[:, length:-1], ids[:, length + 1 :], memory=memory
-    )
-    return np.concatenate([first, second], axis=1)
+    return segment_nll(model, ids, [length, ids.shape[1] - 1 - length])
 
 
 def check_every_way(model, ids, atol):

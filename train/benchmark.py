@@ -53,6 +53,7 @@ from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
 from txl_keras.models.generation.openvino_decoder import WEIGHTS
+from txl_keras.models.segment_reader import compile_segments
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
@@ -228,7 +229,7 @@ def _evaluation(model, peer):
     segment = _made_up_segment(model, rows, length)
     count = FLAGS.calls_per_turn
     contenders = {
-        "txl_keras": _timed(_segment_scorer(model, length), *segment),
+        "txl_keras": _timed(_segment_scorer(model, rows, length), *segment),
         "training path": _timed(_training_path_scorer(model), *segment),
         **peer("evaluate", segment_length=length, num_segments=count),
     }
@@ -236,32 +237,22 @@ def _evaluation(model, peer):
     return _measure(model, contenders, "per segment", rows * length, flops)
 
 
-def _segment_scorer(model, length, memory_length=None):
-    """Returns a scoring function, whose memory is keys and values."""
-    reader = SegmentReader(
-        model.backbone, FLAGS.batch_size, length, memory_length
-    )
+def _segment_scorer(model, rows, length, memory_length=None, first=0):
+    """Returns a function that scores a segment from place `first` on."""
+    reader = SegmentReader(model.backbone, rows, length, memory_length)
     reader.begin()
 
-    def read(inputs, targets):
-        hidden, entries = reader.read(inputs)
-        return model.softmax(hidden, targets), entries
+    def score(hidden, targets):
+        return model.softmax(hidden[:, first:], targets[:, first:])
 
-    read = _compile(model, read)
-    remember = tf.function(reader.remember, jit_compile=True)
-
-    @tf.function
-    def score(inputs, targets):
-        nll, entries = read(inputs, targets)
-        remember(entries)
-        return nll
-
-    return score
+    return tf.function(compile_segments(reader, model, score))
 
 
 def _training_path_scorer(model):
     """Returns a scoring function whose memory is hidden states."""
-    step = _compile(model, model.score)
+    step = compile_layers(
+        model.score, tf.distribute.get_strategy(), model, training=False
+    )
     memory = [model.initial_memory(FLAGS.batch_size)]
 
     def score(inputs, targets):
@@ -269,11 +260,6 @@ def _training_path_scorer(model):
         return nll
 
     return score
-
-
-def _compile(model, function):
-    strategy = tf.distribute.get_strategy()
-    return compile_layers(function, strategy, model, training=False)
 
 
 def _generation(model, peer):
@@ -338,22 +324,14 @@ def _large_array():
 
 def _bytes_per_token(model):
     """Returns the size of all weights and caches, each read once per token."""
-    backbone = model.backbone
-    entries = backbone.memory_length * backbone.num_heads * backbone.head_dim
-    itemsize = tf.as_dtype(backbone.compute_dtype).size
-    caches = 2 * backbone.num_layers * FLAGS.batch_size * entries
-    positions = sum(
-        int(tf.size(tensor))
-        for block in backbone.project_positions(backbone.memory_length + 1)
-        for tensor in block
-    )
     # Generation reads the projected positions, not their kernels.
     weights = model.count_params() - sum(
         weight.shape.num_elements()
-        for weight in backbone.weights
+        for weight in model.backbone.weights
         if "/position/" in weight.path
     )
-    return 4 * weights + itemsize * (caches + positions)
+    reader = SegmentReader(model.backbone, FLAGS.batch_size, 1)
+    return 4 * weights + reader.num_bytes
 
 
 def _evaluation_speed(model, peer):
@@ -382,9 +360,9 @@ def _evaluation_speed(model, peer):
 def _compare(model, sliding, length):
     """Times both models at one attention length."""
     rows, segment_length = FLAGS.batch_size, FLAGS.segment_length
-    score = _segment_scorer(model, segment_length, length)
+    score = _segment_scorer(model, rows, segment_length, length)
     segment = _made_up_segment(model, rows, segment_length)
-    slide = _window_scorer(sliding, length)
+    slide = _segment_scorer(sliding, 1, length, first=-1)
     window = _made_up_segment(model, 1, length)
     seconds = _take_turns(
         {
@@ -407,19 +385,6 @@ def _compare(model, sliding, length):
         "slowdown": other / ours,
         "published_slowdown": published,
     }
-
-
-def _window_scorer(model, length):
-    """Returns a function that scores the last token of each window."""
-    reader = SegmentReader(model.backbone, 1, length)
-    reader.begin()
-
-    @tf.function(jit_compile=True)
-    def score(inputs, targets):
-        hidden, _ = reader.read(inputs)
-        return model.softmax(hidden[:, -1:], targets[:, -1:])
-
-    return score
 
 
 def _made_up_ids(model, *shape):

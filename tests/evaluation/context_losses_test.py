@@ -2,6 +2,7 @@ import factories
 import numpy as np
 import pytest
 from factories import V
+from model_checks import segment_nll
 
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
@@ -17,15 +18,9 @@ def small_model(**config):
 
 def last_nll(model, windows, segment_length):
     """The last token of each window, by the training path."""
-    length = windows.shape[1] - 1
-    memory = model.initial_memory(len(windows))
-    start, stop = 0, (length - 1) % segment_length + 1
-    while stop <= length:
-        nll, memory = model.score(
-            windows[:, start:stop], windows[:, start + 1 : stop + 1], memory
-        )
-        start, stop = stop, stop + segment_length
-    return nll[:, -1].numpy()
+    more, first = divmod(windows.shape[1] - 2, segment_length)
+    lengths = [first + 1, *[segment_length] * more]
+    return segment_nll(model, windows, lengths)[:, -1]
 
 
 @pytest.mark.parametrize(

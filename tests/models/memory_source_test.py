@@ -9,6 +9,7 @@ from checkpoints.stored_models import stored_arrays
 from checkpoints.stored_models import stored_config
 from factories import random_ids
 from factories import small_model
+from model_checks import segment_nll
 
 from txl_keras.evaluation import context_losses
 from txl_keras.models import SegmentReader
@@ -92,18 +93,6 @@ def test_gradients_equal_the_golden_ones(name):
 # === Properties ===
 
 
-def nll_of(model, tokens, lengths):
-    """Losses of one row, read in segments of these lengths."""
-    memory, found, start = None, [], 0
-    for length in lengths:
-        stop = start + length
-        inputs, targets = tokens[start:stop], tokens[start + 1 : stop + 1]
-        nll, memory = model.score(inputs[None], targets[None], memory)
-        found.append(nll[0])
-        start = stop
-    return np.concatenate(found)
-
-
 @pytest.mark.parametrize(
     ("source", "is_seen"), [("inputs", False), ("outputs", True)]
 )
@@ -112,7 +101,9 @@ def test_outputs_reach_beyond_all_layers(source, is_seen):
     tokens = random_ids(43)
     other = np.concatenate([[(tokens[0] + 1) % 11], tokens[1:]])
     # The last segment begins 36 tokens later; 2 layers of 6 reach 12 back.
-    last = [nll_of(model, t, [6] * 7)[-6:] for t in (tokens, other)]
+    last = [
+        segment_nll(model, t[None], [6] * 7)[0, -6:] for t in (tokens, other)
+    ]
     assert (last[0] != last[1]).any() == is_seen
 
 
@@ -122,7 +113,9 @@ def test_scores_depend_on_the_segments():
         model = small_model(
             num_layers=2, memory_length=20, memory_source=source
         )
-        whole, cut = (nll_of(model, tokens, n) for n in ([12], [5, 7]))
+        whole, cut = (
+            segment_nll(model, tokens[None], n)[0] for n in ([12], [5, 7])
+        )
         np.testing.assert_allclose(whole[:5], cut[:5], atol=1e-5)
         assert (abs(whole - cut)[5:].max() > 1e-3) == differ
 
@@ -147,7 +140,7 @@ def test_context_losses_read_the_whole_context():
     model = small_model(num_layers=2, memory_source="outputs")
     tokens = random_ids(60)
     found = context_losses(model, tokens, np.array([55]), [48], 6)
-    expected = nll_of(model, tokens[7:], [6] * 8)[-1]
+    expected = segment_nll(model, tokens[None, 7:], [6] * 8)[0, -1]
     np.testing.assert_allclose(found, [[expected]], atol=1e-5)
 
 

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from factories import small_model
+from model_checks import segment_nll
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import CharacterTokenizer
@@ -81,13 +82,7 @@ def test_a_scorer_takes_the_models_own_memory_by_default(model):
     scorer = TextScorer(model, TOKENIZER, batch_size=2, segment_length=5)
     [(_, nll)] = scorer.score([text])
     ids = TOKENIZER.encode(text)[None]
-    expected, memory = [], model.initial_memory(1)  # of 4
-    for start in range(0, 11, 5):
-        stop = min(start + 5, 11)
-        part, memory = model.score(
-            ids[:, start:stop], ids[:, start + 1 : stop + 1], memory
-        )
-        expected.extend(part[0].numpy())
+    (expected,) = segment_nll(model, ids, [5, 5, 1])
     np.testing.assert_allclose(nll[1:], expected, atol=1e-5)
     assert np.abs(nll[1:] - score_alone(model, text)).max() > 1e-4
     [hidden] = scorer.embed(["abc"])
@@ -137,7 +132,8 @@ def test_marks_of_lines_come_where_lines_begin():
 
 
 def test_what_cannot_be_scored_is_refused(model, scorer):
-    for call in (scorer.score, scorer.embed):
+    model.tokenizer = TOKENIZER
+    for call in (model.score_texts, model.embed_texts):
         for texts, message in (
             (["a", ""], r"`texts`.*texts\[1\]=''"),
             ("abc", "`texts` must be a list.*'abc'"),

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from factories import save_run
 from factories import small_model
+from model_checks import segment_nll
 from script_runs import metrics_of
 from script_runs import results_of
 
@@ -121,12 +122,7 @@ def test_the_page_is_written_and_tensorboard_gets_its_numbers(
     page = (tmp_path / "run" / "surprise.html").read_text("utf-8")
     assert "&lt;mine&gt;, step 30" in page
     ids = np.frombuffer(TEXT.encode(), "uint8").astype("int32")[None]
-    memory, nll = None, []
-    for start in range(0, ids.shape[1] - 1, 7):
-        part = ids[:, start : start + 8]
-        found, memory = model.score(part[:, :-1], part[:, 1:], memory)
-        nll.append(found.numpy()[0])
-    bits = np.concatenate(nll) / np.log(2)
+    bits = segment_nll(model, ids, [7, 7, 3]) / np.log(2)
     numbers = shown.numbers[30]
     assert numbers["with_memory"] == pytest.approx(bits.mean(), abs=2e-3)
     assert numbers["without_memory"] != numbers["with_memory"]

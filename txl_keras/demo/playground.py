@@ -3,6 +3,7 @@
 Letters: `M` memory.
 """
 
+import functools
 import itertools
 import threading
 import warnings
@@ -67,8 +68,10 @@ class Playground:
             for name, value in NO_EFFECT.items()
             if name in _WRITE_FIELDS
         }
-        self._sampler = Sampler(**self._settings)
-        self._generators = {}
+        sampler = Sampler(**self._settings)
+        self._generator = functools.cache(
+            functools.partial(Generator, model, sampler)
+        )
         self._turn = threading.Lock()
 
     def describe(self):
@@ -142,20 +145,12 @@ class Playground:
         for name, variable in self._settings.items():
             value = numbers[name]
             variable.assign(NO_EFFECT[name] if value is None else value)
-        streams = [self._stream(request, length) for length in lengths]
+        streams = [
+            request.parts(request.continue_with(self._generator(length)))
+            for length in lengths
+        ]
         for parts in itertools.zip_longest(*streams, fillvalue=""):
             yield {"texts": list(parts)}
-
-    def _stream(self, request, length):
-        """Returns an iterator over the parts of a text."""
-        if length not in self._generators:
-            self._generators[length] = Generator(
-                self._model, self._sampler, length
-            )
-        tokens = self._generators[length](
-            request.ids, request.num_new_tokens, request.seed
-        )
-        return request.parts(request.continue_with(tokens))
 
     def _surprise(self, question):
         check_fields(question, {"text": "a string"}, "The question")

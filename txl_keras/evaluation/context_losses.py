@@ -16,8 +16,8 @@ from txl_keras.checks import check_token_ids
 from txl_keras.evaluation.evaluator import check_finite
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.models.segment_reader import SegmentReader
-from txl_keras.training.compilation import compile_layers
-from txl_keras.training.compilation import compile_replica_function
+from txl_keras.models.segment_reader import compile_segments
+from txl_keras.models.segment_reader import padded_segment
 
 
 def context_losses(
@@ -147,7 +147,6 @@ def _window_scorer(model, batch_size, segment_length, memory_length):
     """Returns a function that computes nats of the last tokens of windows."""
     backbone = model.backbone
     reader = SegmentReader(backbone, batch_size, segment_length, memory_length)
-    strategy = tf.distribute.get_strategy()
     # Older tokens cannot influence the loss and are not read.
     max_context = sys.maxsize
     if backbone.has_finite_reach:
@@ -155,39 +154,30 @@ def _window_scorer(model, batch_size, segment_length, memory_length):
             1 + warmup_segments(backbone, segment_length, memory_length)
         )
 
-    def read_and_score(inputs, last, targets):
-        """Computes the losses `(B,)` of `targets` after position `last`."""
-        hidden, entries = reader.read(inputs)
-        hidden = tf.gather(hidden, last, axis=1)[:, None]  # [B, 1, D]
-        return model.softmax(hidden, targets)[:, 0], entries
+    def score_last(hidden, lengths, targets):
+        """Computes the losses `(B,)` of `targets` after the last tokens."""
+        hidden = tf.gather(hidden, lengths[0] - 1, axis=1)[:, None]  # [B, 1, D]
+        return model.softmax(hidden, targets)[:, 0]
 
-    read_and_score = compile_layers(
-        read_and_score, strategy, model, training=False
-    )
-    remember = compile_replica_function(reader.remember, strategy)
+    read = compile_segments(reader, model, score_last)
     reader.begin()
 
     def score(windows):
         """Reads windows `(b, c + 1)`, b <= B, from the initial memory."""
-        rows = np.zeros((batch_size, windows.shape[1]), np.int32)
-        rows[: len(windows)] = windows
-        targets = tf.constant(rows[:, -1:])
-        context = rows[:, :-1][:, -max_context:]
+        targets, _ = padded_segment(windows[:, -1:], 0, batch_size, 1)
+        context = windows[:, :-1][:, -max_context:]
         reader.reset_rows(tf.fill((batch_size,), True))
-        length = context.shape[1]
-        # The first segment may be shorter.
-        stops = range((length - 1) % segment_length + 1, length, segment_length)
-        for segment in np.split(context, stops, axis=1):
-            length = segment.shape[1]
-            # Padded, so that XLA compiles one program. Absolute positions count
-            # from the end of a segment, so padding would shift them.
-            if backbone.remembers:
-                padding = (0, 0), (0, segment_length - length)
-                segment = np.pad(segment, padding)
-            nll, entries = read_and_score(
-                tf.constant(segment), tf.constant(length - 1), targets
+        num_read = context.shape[1]
+        # Padded, so that XLA compiles one program. Absolute positions count
+        # from the end of a segment, so padding would shift them.
+        size = segment_length if backbone.remembers else num_read
+        first = (num_read - 1) % segment_length + 1  # may be shorter
+        for stop in range(first, num_read + 1, segment_length):
+            start = max(0, stop - segment_length)
+            ids, lengths = padded_segment(
+                context[:, :stop], start, batch_size, size
             )
-            remember(entries, tf.fill((batch_size,), length))
+            nll = read(ids, lengths, targets, lengths=lengths)
         return nll.numpy()[: len(windows)]
 
     return score

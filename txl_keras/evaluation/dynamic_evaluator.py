@@ -132,16 +132,32 @@ class DynamicEvaluator:
         self.decay = decay
         self._epsilon = epsilon
         self._clip_decay = clip_decay
-        self._gradients = _SegmentGradients(
-            model, batch_size, segment_length, memory_length, weights
-        )
+        strategy = tf.distribute.get_strategy()
+        if strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                "Dynamic evaluation must run on one replica: replicas would "
+                "need weights of their own. Received: a strategy of "
+                f"{strategy.num_replicas_in_sync} replicas"
+            )
+        if model.compute_dtype == "float16":
+            raise ValueError(
+                "`model` must compute in float32 or bfloat16, because small "
+                "gradients are 0 in float16. Received: float16"
+            )
+        self._batch_size = check_integer("batch_size", batch_size, 1)
+        self._length = check_integer("segment_length", segment_length, 1)
+        model.backbone.check_positions(segment_length)
+        self._memory_length = memory_length
+        self._variables = _chosen(model, weights)
+        self._model = model
         self._mean_square = None
         if mean_square is not None:
             self._mean_square = checked_mean_square(mean_square, model, weights)
         self._stop = stop or StopRequest()
-        self._compiled_update = compile_replica_function(
-            self._update, tf.distribute.get_strategy()
+        self._read = compile_layers(
+            self._score_and_differentiate, strategy, model, training=True
         )
+        self._compiled_update = compile_replica_function(self._update, strategy)
 
     def evaluate(self, segments, on_progress=None, token_nll=None, backup=None):
         """Scores all targets of a text.
@@ -165,13 +181,12 @@ class DynamicEvaluator:
             FloatingPointError: If a score or the change of a weight is not
                 finite, for example at too high a learning rate.
         """
-        gradients = self._gradients
-        evaluator.check_sizes(segments, gradients.batch_size, gradients.length)
+        evaluator.check_sizes(segments, self._batch_size, self._length)
         if token_nll is None:
             token_nll = np.empty(segments.num_predictions + 1, np.float32)
         evaluator.check_token_nll(token_nll, segments)
         token_nll[:] = np.nan
-        start = {k: tf.identity(v) for k, v in gradients.variables.items()}
+        start = {k: tf.identity(v) for k, v in self._variables.items()}
         if backup is not None:
             backup = Backup(backup, self._settings(segments))
         try:
@@ -179,7 +194,7 @@ class DynamicEvaluator:
                 segments, start, on_progress, token_nll, backup
             )
         finally:
-            for name, variable in gradients.variables.items():
+            for name, variable in self._variables.items():
                 variable.assign(start[name])
         if not is_complete:
             return None
@@ -192,14 +207,14 @@ class DynamicEvaluator:
 
     def _follow(self, segments, start, on_progress, token_nll, backup):
         """Scores a text and changes the weights; returns false if stopped."""
-        done, memory = 0, self._gradients.initial_memory()
+        done, memory = 0, self._initial_memory()
         if backup is not None:
             done, memory = self._restore(backup, memory, token_nll)
         # Tensors, because other numbers would be traced again.
         rates = tf.unstack(tf.cast([self.learning_rate, self.decay], "float32"))
         saved = time.monotonic()
         while done < len(segments):
-            nll, memory, gradients = self._gradients(segments, done, memory)
+            nll, memory, gradients = self._read_segment(segments, done, memory)
             found = nll.numpy()
             self._check_finite(done, np.isfinite(found).all())
             positions = segments.target_positions(done)
@@ -226,10 +241,10 @@ class DynamicEvaluator:
         if not self.learning_rate:
             return
         first = max(0, len(segments) - 2 * _END_SEGMENTS)
-        memory = self._gradients.initial_memory()
+        memory = self._initial_memory()
         sums = np.zeros(2)  # of the changed and of the original weights
         for step in range(first, len(segments)):
-            nll, memory, _ = self._gradients(segments, step, memory)
+            nll, memory, _ = self._read_segment(segments, step, memory)
             positions = segments.target_positions(step)
             is_scored = positions >= 0
             if step >= (first + len(segments)) // 2:
@@ -257,7 +272,7 @@ class DynamicEvaluator:
     def _update(self, gradients, start, learning_rate, decay):
         """Changes the weights; returns the largest change of one of them."""
         largest = []
-        for name, variable in self._gradients.variables.items():
+        for name, variable in self._variables.items():
             change = -learning_rate * gradients[name]
             if self._mean_square is not None:
                 root = tf.sqrt(self._mean_square[name])
@@ -273,9 +288,8 @@ class DynamicEvaluator:
 
     def _settings(self, segments):
         """Returns all that the scores depend on, for `Backup`."""
-        gradients = self._gradients
         # Without its name, to which Keras appends a number.
-        config = {**gradients.model.backbone.get_config(), "name": None}
+        config = {**self._model.backbone.get_config(), "name": None}
         batches = (segments.batch(step) for step in range(len(segments)))
         statistics = self._mean_square or {}
         return {
@@ -283,11 +297,11 @@ class DynamicEvaluator:
             "decay": self.decay,
             "epsilon": self._epsilon,
             "clip_decay": self._clip_decay,
-            "batch_size": gradients.batch_size,
-            "segment_length": gradients.length,
-            "memory_length": gradients.memory_length,
+            "batch_size": self._batch_size,
+            "segment_length": self._length,
+            "memory_length": self._memory_length,
             "backbone": json.dumps(config, sort_keys=True, default=str),
-            "weights": weights_hash(gradients.model),
+            "weights": weights_hash(self._model),
             "mean_square": arrays_hash(
                 (name, value.numpy())
                 for name, value in sorted(statistics.items())
@@ -299,22 +313,20 @@ class DynamicEvaluator:
 
     def _state(self, done, token_nll, memory):
         """Returns arrays from which `_restore` goes on."""
-        variables, states = self._gradients.variables, tf.nest.flatten(memory)
-        # Exact for the dtypes of a memory, and arrays that NumPy can save.
-        states = [tf.cast(state, "float32").numpy() for state in states]
-        return {
-            "done": np.array(done),
-            "nll": token_nll,
-            **{f"weights/{name}": v.numpy() for name, v in variables.items()},
-            **{f"memory/{i}": state for i, state in enumerate(states)},
-        }
+        arrays = {"done": np.array(done), "nll": token_nll}
+        for name, variable in self._variables.items():
+            arrays[f"weights/{name}"] = variable.numpy()
+        for i, state in enumerate(tf.nest.flatten(memory)):
+            # Exact for the dtypes of a memory, and NumPy can save it.
+            arrays[f"memory/{i}"] = tf.cast(state, "float32").numpy()
+        return arrays
 
     def _restore(self, backup, memory, token_nll):
         """Returns the segments done and the memory, from a backup if any."""
         saved = backup.restore()
         if saved is None:
             return 0, memory
-        for name, variable in self._gradients.variables.items():
+        for name, variable in self._variables.items():
             variable.assign(saved[f"weights/{name}"])
         token_nll[:] = saved["nll"]
         states = [
@@ -322,6 +334,31 @@ class DynamicEvaluator:
             for i, state in enumerate(tf.nest.flatten(memory))
         ]
         return int(saved["done"]), tf.nest.pack_sequence_as(memory, states)
+
+    def _initial_memory(self):
+        return self._model.initial_memory(self._batch_size, self._memory_length)
+
+    def _read_segment(self, segments, step, memory):
+        """Returns nats `(B, T)`, the new memory, and gradients by name."""
+        batch = segments.batch(step)
+        return self._read(
+            *(tf.constant(batch[name]) for name in _SCORED), memory
+        )
+
+    def _score_and_differentiate(self, inputs, targets, weights, reset, memory):
+        with tf.GradientTape() as tape:
+            nll, memory = self._model.score(inputs, targets, memory, reset)
+            loss = tf.reduce_sum(nll * weights) / (
+                self._batch_size * self._length
+            )
+        gradients = tape.gradient(
+            loss,
+            list(self._variables.values()),
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        # Tables that are not tied have sparse gradients.
+        dense = map(tf.convert_to_tensor, gradients)
+        return nll, memory, dict(zip(self._variables, dense, strict=True))
 
 
 def collect_mean_square(
@@ -361,16 +398,17 @@ def collect_mean_square(
     Example: see `DynamicEvaluator`.
     """
     check_integer("num_segments", num_segments, 1, len(segments))
-    gradients_of = _SegmentGradients(
+    reader = DynamicEvaluator(
         model,
-        segments.batch_size,
-        segments.segment_length,
-        memory_length,
-        weights,
+        learning_rate=0.0,
+        batch_size=segments.batch_size,
+        segment_length=segments.segment_length,
+        memory_length=memory_length,
+        weights=weights,
     )
     sums = {
         name: tf.Variable(tf.zeros(v.shape))
-        for name, v in gradients_of.variables.items()
+        for name, v in reader._variables.items()
     }
 
     def add(gradients):
@@ -379,16 +417,18 @@ def collect_mean_square(
 
     add = compile_replica_function(add, tf.distribute.get_strategy())
     num_before = evaluator.segments_in_memory(
-        model.backbone, segments.segment_length, gradients_of.memory_length
+        model.backbone, segments.segment_length, memory_length
     )
-    next_step, memory = 0, gradients_of.initial_memory()
+    next_step, memory = 0, reader._initial_memory()
     for i in range(num_segments):
         step = i * len(segments) // num_segments
         cold = step - num_before
         if cold > next_step:
-            next_step, memory = cold, gradients_of.initial_memory()
+            next_step, memory = cold, reader._initial_memory()
         while next_step <= step:
-            _, memory, gradients = gradients_of(segments, next_step, memory)
+            _, memory, gradients = reader._read_segment(
+                segments, next_step, memory
+            )
             next_step += 1
         add(gradients)
         if on_progress:
@@ -400,61 +440,6 @@ def collect_mean_square(
                 f"The gradient of {name} on the training text must be finite."
             )
     return means
-
-
-class _SegmentGradients:
-    """Scores a segment and computes the gradient of its mean loss."""
-
-    def __init__(
-        self, model, batch_size, segment_length, memory_length, weights
-    ):
-        strategy = tf.distribute.get_strategy()
-        if strategy.num_replicas_in_sync > 1:
-            raise ValueError(
-                "Dynamic evaluation must run on one replica: replicas would "
-                "need weights of their own. Received: a strategy of "
-                f"{strategy.num_replicas_in_sync} replicas"
-            )
-        if model.compute_dtype == "float16":
-            raise ValueError(
-                "`model` must compute in float32 or bfloat16, because small "
-                "gradients are 0 in float16. Received: float16"
-            )
-        self.batch_size = check_integer("batch_size", batch_size, 1)
-        self.length = check_integer("segment_length", segment_length, 1)
-        model.backbone.check_positions(segment_length)
-        self.memory_length = memory_length
-        self.variables = _chosen(model, weights)
-        self.model = model
-        self._compiled = compile_layers(
-            self._compute, strategy, model, training=True
-        )
-
-    def initial_memory(self):
-        """Returns the memory of a cold start."""
-        return self.model.initial_memory(self.batch_size, self.memory_length)
-
-    def __call__(self, segments, step, memory):
-        """Returns nats `(B, T)`, the new memory, and gradients by name."""
-        batch = segments.batch(step)
-        return self._compiled(
-            *(tf.constant(batch[name]) for name in _SCORED), memory
-        )
-
-    def _compute(self, inputs, targets, weights, reset, memory):
-        with tf.GradientTape() as tape:
-            nll, memory = self.model.score(inputs, targets, memory, reset)
-            loss = tf.reduce_sum(nll * weights) / (
-                self.batch_size * self.length
-            )
-        gradients = tape.gradient(
-            loss,
-            list(self.variables.values()),
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
-        )
-        # Tables that are not tied have sparse gradients.
-        dense = map(tf.convert_to_tensor, gradients)
-        return nll, memory, dict(zip(self.variables, dense, strict=True))
 
 
 def check_pattern(name, pattern):

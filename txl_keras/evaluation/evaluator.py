@@ -17,8 +17,7 @@ from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 from txl_keras.models.segment_reader import SegmentReader
-from txl_keras.training.compilation import compile_layers
-from txl_keras.training.compilation import compile_replica_function
+from txl_keras.models.segment_reader import compile_segments
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import host_loop
 
@@ -62,12 +61,7 @@ class Evaluator:
                 segment_length,
                 memory_length,
             )
-        self._compiled_score = compile_layers(
-            self._score, strategy, model, training=False
-        )
-        self._compiled_remember = compile_replica_function(
-            self._reader.remember, strategy
-        )
+            self._read = compile_segments(self._reader, model, self._score)
         self._sum = SegmentSums(
             strategy, ("nll", "num_tokens"), self._step, stop, ("token_nll",)
         )
@@ -180,21 +174,18 @@ class Evaluator:
     def _step(self, batch):
         """Runs one step on a replica, without the sums over replicas."""
         self._reader.reset_rows(batch["reset"])
-        nll, sums, entries = self._compiled_score(batch)
-        self._compiled_remember(entries)
+        nll, sums = self._read(batch["inputs"], batch)
         return sums, {"token_nll": nll}  # in nats, (rows, T)
 
-    def _score(self, batch):
-        """Computes the losses of a segment, their sums, and memory entries."""
-        hidden, entries = self._reader.read(batch["inputs"])
+    def _score(self, hidden, batch):
+        """Computes the losses of a segment and their sums."""
         if "target_places" in batch:  # windows score only their last tokens
             hidden = tf.gather(
                 hidden, batch["target_places"], axis=1, batch_dims=1
             )
         nll = self._model.softmax(hidden, batch["targets"])
         weights = batch["weights"]
-        sums = tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
-        return nll, sums, entries
+        return nll, (tf.reduce_sum(nll * weights), tf.reduce_sum(weights))
 
 
 def check_sizes(segments, batch_size, segment_length):
@@ -361,6 +352,6 @@ def warmup_segments(backbone, segment_length, memory_length=None):
             f"Received: {type(backbone).__name__}"
         )
     check_integer("segment_length", segment_length, 1)
-    if memory_length is None:
-        memory_length = backbone.memory_length
-    return backbone.num_layers * -(-memory_length // segment_length)
+    return backbone.num_layers * segments_in_memory(
+        backbone, segment_length, memory_length
+    )

@@ -155,17 +155,13 @@ class SurpriseReader:
             part = ids[start : start + length + 1]
             count = len(part) - 1
             part = tf.constant(np.pad(part, (0, length - count))[None])
-            inputs, targets = part[:, :-1], part[:, 1:]
-            (bits, likeliest, probabilities), memory = self._score(
-                inputs, targets, memory
-            )
-            (cold, _, _), _ = self._score(inputs, targets, self._empty)
+            segment = part[:, :-1], part[:, 1:]
+            (bits, likeliest), memory = self._score(*segment, memory)
+            (cold, _), _ = self._score(*segment, self._empty)
             found = [
                 np.round(values[0, :count].numpy().astype(float), digits)
-                for values, digits in (
-                    (bits, 3), (cold, 3), (likeliest, 0), (probabilities, 4)
-                )
-            ]  # fmt: skip
+                for values, digits in ((bits, 3), (cold, 3), (likeliest, 4))
+            ]
             if not all(np.isfinite(values).all() for values in found):
                 raise FloatingPointError(
                     "The model returned numbers that are not finite for a "
@@ -178,19 +174,18 @@ class SurpriseReader:
                     "likeliest": [[int(i), p] for i, p in likeliest],
                 }
                 for bits, cold, likeliest in zip(
-                    found[0].tolist(),
-                    found[1].tolist(),
-                    np.stack(found[2:], axis=-1).tolist(),
-                    strict=True,
+                    *(values.tolist() for values in found), strict=True
                 )
             ]
 
     def _find(self, inputs, targets, memory):
-        """Returns bits `(1, T)`, the likeliest ids and their probabilities."""
+        """Returns bits `(1, T)`, and the likeliest ids with probabilities."""
         log_probs, memory = self._model.log_probs(inputs, memory)
         nll = -tf.gather(log_probs, targets, batch_dims=2)
         best = tf.math.top_k(log_probs, self._num_candidates)
-        return (nll / math.log(2), best.indices, tf.exp(best.values)), memory
+        ids = tf.cast(best.indices, tf.float32)
+        likeliest = tf.stack([ids, tf.exp(best.values)], axis=-1)
+        return (nll / math.log(2), likeliest), memory
 
 
 def _texts(tokenizer, ids):

@@ -16,6 +16,8 @@ from txl_keras.layers.memory.memory_stack import assign_variables
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.memory_stack import read_variables
 from txl_keras.layers.memory.memory_stack import replica_variable
+from txl_keras.training.compilation import compile_layers
+from txl_keras.training.compilation import compile_replica_function
 
 
 class SegmentReader:
@@ -222,16 +224,37 @@ class SegmentReader:
         return tf.reshape(kernel.value, (rows, columns))
 
 
-def padded_segment(texts, start, length):
-    """Returns ids of texts from `start` on, `(B, length)`, and how many.
+def compile_segments(reader, model, answer):
+    """Returns `read(token_ids, *args, lengths)`, which also remembers them.
 
-    Rows are padded with 0. The second value is the number of ids, `(B,)`.
+    The result is `answer(hidden, *args)`, compiled with the layers.
     """
-    ids = np.zeros((len(texts), length), np.int32)
-    counts = np.array([len(text) - start for text in texts]).clip(0, length)
-    for row, text, count in zip(ids, texts, counts, strict=True):
-        row[:count] = text[start : start + count]
-    return tf.constant(ids), tf.constant(counts, tf.int32)
+    strategy = tf.distribute.get_strategy()
+
+    def compute(token_ids, *args):
+        hidden, entries = reader.read(token_ids)
+        return answer(hidden, *args), entries
+
+    compute = compile_layers(compute, strategy, model, training=False)
+    remember = compile_replica_function(reader.remember, strategy)
+
+    def read(token_ids, *args, lengths=None):
+        result, entries = compute(token_ids, *args)
+        remember(entries, lengths)
+        return result
+
+    return read
+
+
+def padded_segment(texts, start, num_rows, length):
+    """Returns ids of texts from `start` on, padded, and how many, `(B,)`."""
+    ids = np.zeros((num_rows, length), np.int32)
+    counts = np.zeros(num_rows, np.int32)
+    for row, text in enumerate(texts):
+        part = text[start : start + length]
+        counts[row] = len(part)
+        ids[row, : len(part)] = part
+    return tf.constant(ids), tf.constant(counts)
 
 
 def _variables_like(function, batch_size=None):

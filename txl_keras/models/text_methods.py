@@ -126,11 +126,9 @@ class TextMethods:
             search = self._keep(BeamSearch, sampler.num_beams, memory_length)
             steps = search(request.ids, request.continuations())
         else:
-            write = self._keep(
-                Generator, sampler, memory_length, engine, weights
+            steps = request.continue_with(
+                self._keep(Generator, sampler, memory_length, engine, weights)
             )
-            tokens = write(request.ids, request.num_new_tokens, request.seed)
-            steps = request.continue_with(tokens)
         if stream:
             return request.parts(steps)
         return request.result(steps, strip_prompt)
@@ -216,16 +214,15 @@ class TextMethods:
         vectors = model.embed_texts(["a cat"], pooling="mean")  # (1, D)
         ```
         """
-        pool = {
-            "mean": lambda states: states.mean(axis=0),
-            "last": lambda states: states[-1],
-        }
-        check_one_of("pooling", pooling, (None, *pool))
+        check_one_of("pooling", pooling, (None, "mean", "last"))
         scorer = self._scorer(texts, batch_size, segment_length, memory_length)
         states = scorer.embed(texts)
         if pooling is None:
             return states
-        vectors = np.array([*map(pool[pooling], states)], np.float32)
+        vectors = [
+            x.mean(axis=0) if pooling == "mean" else x[-1] for x in states
+        ]
+        vectors = np.array(vectors, np.float32)
         return vectors.reshape(len(texts), self.backbone.hidden_dim)
 
     def _encode(self, name, texts):
@@ -238,8 +235,8 @@ class TextMethods:
 
     def _scorer(self, texts, batch_size, segment_length, memory_length):
         check_has_tokenizer(self, "texts")
+        check_texts("texts", texts)
         if batch_size is None:
-            check_texts("texts", texts)
             batch_size = max(1, min(16, len(texts)))
         return self._keep(
             TextScorer,

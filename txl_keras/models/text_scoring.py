@@ -11,9 +11,8 @@ from txl_keras.checks import check_list
 from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_vocabulary
 from txl_keras.models.segment_reader import SegmentReader
+from txl_keras.models.segment_reader import compile_segments
 from txl_keras.models.segment_reader import padded_segment
-from txl_keras.training.compilation import compile_layers
-from txl_keras.training.compilation import compile_replica_function
 
 
 class TextScorer:
@@ -39,24 +38,13 @@ class TextScorer:
         self._reader = SegmentReader(
             backbone, batch_size, segment_length, memory_length
         )
-        strategy = tf.distribute.get_strategy()
-
-        def compiled(answer):
-            def read(inputs, *targets):
-                hidden, entries = self._reader.read(inputs)
-                return answer(hidden, *targets), entries
-
-            return compile_layers(read, strategy, model, training=False)
-
-        self._nll = compiled(model.softmax)
-        self._hidden = compiled(lambda hidden: tf.cast(hidden, tf.float32))
-        self._remember = compile_replica_function(
-            self._reader.remember, strategy
+        self._nll, self._hidden = (
+            compile_segments(self._reader, model, answer)
+            for answer in (model.softmax, lambda x: tf.cast(x, tf.float32))
         )
 
     def score(self, texts, contexts=None):
         """Computes the loss of every token: see `score_texts`."""
-        check_texts("texts", texts)
         if contexts is None:
             contexts = [""] * len(texts)
         check_texts("contexts", contexts)
@@ -83,7 +71,6 @@ class TextScorer:
 
     def embed(self, texts):
         """Returns the hidden states of the last layer: see `embed_texts`."""
-        check_texts("texts", texts)
         ids = [self._encode(text) for text in texts]
         check_no_empty_text("texts", texts, ids)
         return self._read(self._hidden, [(text,) for text in ids])
@@ -102,32 +89,25 @@ class TextScorer:
         for start in range(0, len(order), self._batch_size):
             rows = order[start : start + self._batch_size]
             batch = self._read_batch(read, [texts[i] for i in rows])
-            for i, outputs in zip(rows, batch, strict=False):
+            for i, outputs in zip(rows, batch, strict=True):
                 found[i] = outputs
         return found
 
     def _read_batch(self, read, rows):
         self._reader.reset_rows(tf.fill((self._batch_size,), True))
-        # One list of texts per argument of `read`, with empty rows at the end.
-        idle = ((),) * len(rows[0])
-        rows = [*rows, *[idle] * (self._batch_size - len(rows))]
-        arguments = [*zip(*rows, strict=True)]
-        longest = max(map(len, arguments[0]))
+        shape = self._batch_size, self._segment_length
+        inputs, *others = zip(*rows, strict=True)
         parts = []
         # At least once: a text of one token has no inputs, but needs a result.
-        for start in range(0, max(1, longest), self._segment_length):
-            segments, counts = zip(
-                *(
-                    padded_segment(texts, start, self._segment_length)
-                    for texts in arguments
-                ),
-                strict=True,
-            )
-            outputs, entries = read(*segments)
-            self._remember(entries, counts[0])
-            part = zip(outputs.numpy(), counts[0].numpy(), strict=True)
-            parts.append([values[:count] for values, count in part])
-        return [np.concatenate(part) for part in zip(*parts, strict=True)]
+        for start in range(0, max(1, *map(len, inputs)), self._segment_length):
+            ids, lengths = padded_segment(inputs, start, *shape)
+            more = [padded_segment(texts, start, *shape)[0] for texts in others]
+            parts.append(read(ids, *more, lengths=lengths))
+        outputs = np.concatenate(parts, axis=1)
+        return [
+            values[: len(text)]
+            for values, text in zip(outputs, inputs, strict=False)
+        ]
 
 
 def check_texts(name, texts):

@@ -239,10 +239,6 @@ class ServedModel:
         )
         return tensors
 
-    def check_length(self, length):
-        """Checks the number of tokens to generate."""
-        return check_range("length", length, 0, self.max_generate_length)
-
 
 def _variable(value, dtype=None):
     """Stores a value, in `dtype` unless it is a vector, and so small."""

@@ -9,7 +9,6 @@ import tensorflow as tf
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import checked
 from txl_keras.samplers.sampler import NO_EFFECT
-from txl_keras.samplers.sampler import Sampler
 from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_checks import check_range
 from txl_keras.serving.graph_writer import read_segments
@@ -109,7 +108,7 @@ class Signatures:
     def generate(self, prompt_ids, prompt_length, *arguments):
         """Generates tokens after prompts; rows do not affect each other."""
         served, at = self._served, len(self._served.memory_specs)
-        memory, (length, seed, *sampling) = arguments[:at], arguments[at:]
+        memory, sampling = arguments[:at], arguments[at:]
         batch_size, size = tf.unstack(tf.shape(prompt_ids))
         prompt_ids = checked(
             prompt_ids,
@@ -129,10 +128,8 @@ class Signatures:
             served,
             served.check_ids("prompt_ids", prompt_ids),
             prompt_length,
-            served.from_tensors(served.check_memory(batch_size, memory)),
-            served.check_length(length),
-            Sampler(*sampling),
-            seed,
+            served.check_memory(batch_size, memory),
+            *sampling,
         )
         return {"ids": ids, **served.to_tensors(past)}
 
@@ -152,7 +149,7 @@ class Signatures:
             "lengths": lengths,
         }
 
-    def generate_text(self, prompt, length, seed, *sampling):
+    def generate_text(self, prompt, *sampling):
         """Generates text after prompts, which do not affect each other."""
         served = self._served
         ids, lengths = self._tokenizer.encode(prompt)
@@ -164,9 +161,7 @@ class Signatures:
             served,
             ids,
             check_not_empty("prompt", lengths),
-            served.from_tensors(served.empty(batch_size)),
-            served.check_length(length),
-            Sampler(*sampling),
-            seed,
+            served.empty(batch_size),
+            *sampling,
         )
         return {"text": self._tokenizer.decode(written), "ids": written}

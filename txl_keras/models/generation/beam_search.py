@@ -3,6 +3,8 @@
 Letters: `B` prompts, `K` beams of each, `M` memory, `V` vocabulary.
 """
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
@@ -17,23 +19,19 @@ class BeamSearch:
     # splits. See `BeamSampler` for the score.
 
     def __init__(self, model, num_beams, memory_length):
-        self._model = model
         self._num_beams = num_beams
-        self._memory_length = generation_memory_length(
-            model.backbone, memory_length
+        memory_length = generation_memory_length(model.backbone, memory_length)
+        # The last one is kept, because it compiles for seconds.
+        self._reader = functools.lru_cache(maxsize=1)(
+            lambda num_rows: token_reader(model, num_rows, memory_length)
         )
-        self._reader = None
 
     def __call__(self, prompts, continuations):
         """Yields, once, the best continuation of each of B prompts."""
         count = self._num_beams
         texts = [prompt for prompt in prompts for _ in range(count)]
         beams = [c.copy() for c in continuations for _ in range(count)]
-        reader = self._reader
-        if reader is None or reader.num_rows != len(texts):
-            reader = self._reader = token_reader(
-                self._model, len(texts), self._memory_length
-            )
+        reader = self._reader(len(texts))
         reader.begin(texts)
         tokens = np.array([text[-1] for text in texts])
         # The beams of a prompt are still alike, so all but one are ruled out.

@@ -48,7 +48,6 @@ class Request:
         self._prompts = prompts
         lengths = [len(ids) for ids in self.ids]
         self._num_new = _num_new_tokens(lengths, max_length, max_new_tokens)
-        self.num_new_tokens = max(self._num_new)
         check_list("stop_token_ids", stop_token_ids)
         self._stop_token_ids = frozenset()
         if len(stop_token_ids):
@@ -65,24 +64,25 @@ class Request:
         limit = np.iinfo(np.int32).max - len(self.ids)
         if seed is None:
             seed = random.randrange(limit)
-        self.seed = check_integer("seed", seed, 0, limit)
+        self._seed = check_integer("seed", seed, 0, limit)
 
     def continuations(self):
         """Returns a new `Continuation` for each prompt."""
+
+        def stream():
+            if self._tokenizer is not None:
+                return TextStream(self._tokenizer.decode_bytes, self._stop)
+
         return [
-            Continuation(self._stream(), num_new, self._stop_token_ids)
+            Continuation(stream(), num_new, self._stop_token_ids)
             for num_new in self._num_new
         ]
 
-    def _stream(self):
-        if self._tokenizer is not None:
-            return TextStream(self._tokenizer.decode_bytes, self._stop)
-
-    def continue_with(self, tokens):
-        """Yields the continuations after each of the `tokens` `(B,)`."""
+    def continue_with(self, generator):
+        """Yields the continuations after each step of a `Generator`."""
         continuations = self.continuations()
         yield continuations
-        for row_tokens in tokens:
+        for row_tokens in generator(self.ids, max(self._num_new), self._seed):
             for row, token in zip(continuations, row_tokens, strict=True):
                 row.add(token)
             yield continuations

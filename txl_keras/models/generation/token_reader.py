@@ -61,7 +61,9 @@ class TokenReader:
         longest = max(map(len, texts))
         for start in range(0, longest, PROMPT_SEGMENT):
             length = min(PROMPT_SEGMENT, longest - start)
-            self._read_segment(*padded_segment(texts, start, length))
+            self._read_segment(
+                *padded_segment(texts, start, self.num_rows, length)
+            )
 
     def _read_and_remember_segment(self, ids, lengths):
         _, entries = self._reader.read(ids)

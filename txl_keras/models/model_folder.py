@@ -48,6 +48,7 @@ from txl_keras.tensor_files import int8_with_scale
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
 from txl_keras.training.bundles import check_shapes
+from txl_keras.training.bundles import first_not_finite
 from txl_keras.training.bundles import shapes_of
 from txl_keras.weights import to_tensor
 from txl_keras.weights import weights_by_name
@@ -330,9 +331,6 @@ def save_preset(model, folder, training, dtype):
     _check_loads(model, content)
     weights = {n: w.numpy() for n, w in _merged_weights(model).items()}
     check_replaceable("folder", folder, "a preset", lambda _: _is_ours(folder))
-    if dtype == "int8":
-        _check_finite(weights)
-        weights, dtype = _with_int8_matrices(weights), "float32"
     write_tokenizer = tokenizer and functools.partial(save_tokenizer, tokenizer)
     write_model(folder, content, weights, write_tokenizer, dtype)
 
@@ -341,7 +339,11 @@ def write_model(
     folder, content, weights, write_tokenizer=None, dtype="float32"
 ):
     """Writes a folder of weights by name; `write_tokenizer` takes a path."""
-    _check_finite(weights)
+    name = first_not_finite(weights)
+    if name:
+        raise FloatingPointError(f"Not saved: {name} is not finite.")
+    if dtype == "int8":
+        weights, dtype = _with_int8_matrices(weights), "float32"
     weights_path, tokenizer_path, config_path = (
         os.path.join(folder, name)
         for name in (_WEIGHTS, "tokenizer.json", "config.json")
@@ -418,13 +420,6 @@ def _merged_weights(model):
             for part in (layer.lora_kernel_a, layer.lora_kernel_b):
                 del weights[part.path.split("/", 1)[1]]
     return weights
-
-
-def _check_finite(weights):
-    """Raises an error if one of the weights by name is not finite."""
-    for name, weight in weights.items():
-        if not np.isfinite(weight).all():
-            raise FloatingPointError(f"Not saved: {name} is not finite.")
 
 
 def _with_int8_matrices(weights):

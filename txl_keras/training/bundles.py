@@ -14,7 +14,6 @@ from absl import logging
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_no_pattern
-from txl_keras.data.corpora.files import remove_if_empty
 from txl_keras.json_files import open_checked
 from txl_keras.weights import weights_by_name
 
@@ -32,12 +31,6 @@ class DamagedCheckpointError(ValueError):
 def weight_variables(model):
     """Returns the weights of a model by their names in a checkpoint."""
     return {f"weights/{n}": v for n, v in weights_by_name(model).items()}
-
-
-def save_weights(model, directory, step=0):
-    """Writes the weights of a model for `restore_weights`."""
-    state = {"step": np.int64(step), **copies(weight_variables(model))}
-    write_checkpoint(directory, state)
 
 
 def restore_weights(model, directory, run=None):
@@ -124,7 +117,7 @@ def write_checkpoint(directory, state, max_to_keep=None):
     # `max_to_keep` checkpoints up to this step are kept, and none of later
     # steps, which a run that resumed from an earlier step left behind.
     path = checkpoint_path(directory, state["step"])
-    name = _first_not_finite(state)
+    name = first_not_finite(state)
     if name:
         raise FloatingPointError(
             f"Not saved: {name} of step {state['step']} is not finite."
@@ -151,16 +144,11 @@ def write_checkpoint(directory, state, max_to_keep=None):
     if max_to_keep is not None:
         steps = saved_steps(directory)
         kept = [step for step in steps if step <= state["step"]][-max_to_keep:]
-        _remove(directory, set(steps) - set(kept))
+        remove_checkpoints(directory, set(steps) - set(kept))
 
 
-def remove_checkpoints(directory):
-    """Removes checkpoints, and their folder if it holds nothing else."""
-    _remove(directory, saved_steps(directory))
-    remove_if_empty(directory)
-
-
-def _remove(directory, steps):
+def remove_checkpoints(directory, steps):
+    """Removes the checkpoints of some steps, and files of no checkpoint."""
     # The index first: files without an index are not a checkpoint.
     for step in steps:
         tf.io.gfile.remove(checkpoint_path(directory, step) + ".index")
@@ -228,7 +216,7 @@ def _read(path, shapes, run=None):
             "configuration than the config.json beside its folder. Bring back "
             "the files of one run."
         )
-    name = _first_not_finite(state)
+    name = first_not_finite(state)
     if name:
         raise DamagedCheckpointError(f"{path} is damaged: {name} is not finite")
     return state
@@ -286,7 +274,8 @@ def check_shapes(path, saved, expected):
         )
 
 
-def _first_not_finite(state):
+def first_not_finite(state):
+    """Returns the name of the first array with NaN or infinity, if any."""
     for name, value in state.items():
         # Results may be: those of steps that float16 skipped are infinite.
         if name.startswith("results/"):

@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_no_pattern
+from txl_keras.data.corpora.files import remove_if_empty
 from txl_keras.missing_folder import when_present
 from txl_keras.training import bundles
 from txl_keras.training.strategy import gather_integers
@@ -162,7 +163,9 @@ class Checkpoints:
         """Removes all checkpoints, and the folder if it holds nothing else."""
         self.wait()
         if self._is_chief:
-            bundles.remove_checkpoints(self._directory)
+            steps = bundles.saved_steps(self._directory)
+            bundles.remove_checkpoints(self._directory, steps)
+            remove_if_empty(self._directory)
 
     def restore(self, expected=None):
         """Restores the newest complete checkpoint, if there is any.

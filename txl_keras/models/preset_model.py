@@ -91,9 +91,11 @@ class PresetModel(keras.Model):
             model = build_preset(cls, preset, dtype, overrides)
         else:
             # Imported here, because it reads models of all classes.
-            from txl_keras.preset_folders import load_preset
+            from txl_keras.preset_folders import find_folder
+            from txl_keras.preset_folders import load_folder
 
-            model = load_preset(cls, preset, load_weights, dtype, overrides)
+            folder = find_folder(preset, cls)
+            model = load_folder(cls, folder, load_weights, dtype, overrides)
         if trainable is not None:
             # The constructor would not freeze the layers it makes.
             model.trainable = trainable

@@ -34,7 +34,7 @@ from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
 from txl_keras.tensor_files import read_safetensors
-from txl_keras.training.bundles import copies
+from txl_keras.training.checkpointing import copies
 from txl_keras.weights import weights_by_name
 
 IDS = random_ids(2, 5)

@@ -57,6 +57,7 @@ from txl_keras.data import SlidingWindows
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.data.corpora.files import absolute_path
+from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.corpora.files import write_text
 from txl_keras.evaluation import evaluator
 from txl_keras.evaluation import report
@@ -149,7 +150,7 @@ def _evaluate(workdir, stop):
     if workdir is not None:
         config = workdir.read_config()
         # Check that the scores can be written before they are computed.
-        workdir.check_writable()
+        check_can_write("workdir", workdir.path)
         workdir.read_evaluations(FLAGS.split)
     model, tokenizer, checkpoint = _load_model(workdir)
     settings = _settings(model.backbone, config["flags"])

@@ -23,7 +23,6 @@ import sys
 import tensorflow as tf
 
 from txl_keras.checks import check_path
-from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import remove_link
 from txl_keras.data.corpora.files import write_text
@@ -50,8 +49,8 @@ from txl_keras.models.model_folder import weight_shapes
 from txl_keras.models.model_folder import write_model
 from txl_keras.output_folders import replaced_when_complete
 from txl_keras.preset_folders import load_folder
-from txl_keras.training.bundles import check_saved_shapes
-from txl_keras.training.bundles import restore_weights
+from txl_keras.training.checkpointing import check_saved_shapes
+from txl_keras.training.checkpointing import restore_weights
 
 _MAX_METRICS_BYTES = 64 << 20
 _BEST_FIELDS = {
@@ -246,10 +245,6 @@ class Workdir:
 
     # ------------------------------ Training -------------------------------
 
-    def check_writable(self, name="workdir"):
-        """Checks that files can be written here, and leaves none."""
-        check_can_write(name, self.path)
-
     def check_has_config(self):
         """Raises `ValueError` if a run is here but has lost its config.json."""
         names = ("checkpoints", "model", "metrics.jsonl", "results.json")
@@ -334,10 +329,6 @@ class Workdir:
         if not tf.io.gfile.exists(path):
             return []
         return read_json(path, list, MAX_VOCABULARY_BYTES)
-
-    def write_sample(self, text):
-        """Writes sample.txt, given a string."""
-        write_text(text, self.file("sample.txt"))
 
     def read_sample(self):
         """Returns the text of sample.txt."""

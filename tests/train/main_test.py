@@ -24,7 +24,7 @@ from script_runs import run_script
 from txl_keras.data import load_corpus
 from txl_keras.data import vocabulary
 from txl_keras.training import strategy
-from txl_keras.training.bundles import saved_steps
+from txl_keras.training.checkpointing import saved_steps
 from txl_keras.workdir import Workdir
 
 

@@ -5,7 +5,6 @@ import time
 
 import keras
 import numpy as np
-import tensorflow as tf
 from absl import flags
 
 from txl_keras.data.feed import Feed
@@ -124,8 +123,7 @@ def _has_bfloat16(strategy):
     is_fast = device == "tpu" or (
         device == "cpu" and prefers_tensorflow_matmul("bfloat16", training=True)
     )
-    found = tf.constant(int(is_fast), tf.int64)
-    return bool(gather_integers(strategy, lambda: found).min())
+    return bool(gather_integers(strategy, is_fast).min())
 
 
 def extend(asked, trainer, plan, workdir):
@@ -210,8 +208,7 @@ class Pace:
             cost *= 1 + _SCORING_SHARE
         last = self._last_step(step, budget - seconds, cost, budget)
         # All workers must agree; the one that fits the fewest decides.
-        proposed = tf.constant(last, tf.int64)
-        last = gather_integers(self._trainer.strategy, lambda: proposed).min()
+        last = gather_integers(self._trainer.strategy, last).min()
         if last == self._plan.last_step:
             return ""
         updates = int(self._trainer.optimizer.iterations.numpy())
@@ -281,5 +278,5 @@ def _seconds_per_step(trainer, feed):
 
 def _longest(strategy, seconds):
     """Returns the largest of the durations of all workers."""
-    nanoseconds = tf.constant(int(1e9 * seconds), tf.int64)
-    return int(gather_integers(strategy, lambda: nanoseconds).max()) / 1e9
+    nanoseconds = gather_integers(strategy, int(1e9 * seconds))
+    return int(nanoseconds.max()) / 1e9

@@ -13,6 +13,7 @@ from txl_keras.training.run_plan import RunPlan
 from txl_keras.training.schedules import SCHEDULES
 from txl_keras.training.schedules import build_schedule
 from txl_keras.training.strategy import check_alike
+from txl_keras.training.trainer import Trainer
 
 FLAGS = flags.FLAGS
 
@@ -231,9 +232,23 @@ def build_optimizer(plan):
     )
 
 
-def intermediate_loss_steps():
-    """Returns the steps of `--intermediate_losses`: half of all or none."""
-    return FLAGS.max_steps // 2 if FLAGS.intermediate_losses else 0
+def build_trainer(model, optimizer, strategy, batch_size, segments, stop=None):
+    """Builds the `Trainer` of the flags."""
+    given = LanguageTraining.values()
+    half = FLAGS.max_steps // 2
+    return Trainer(
+        model,
+        optimizer,
+        strategy,
+        batch_size,
+        clip_norm=FLAGS.clip_norm or None,
+        seed=FLAGS.seed,
+        segment_lengths=getattr(segments, "segment_lengths", None),
+        accumulate_steps=FLAGS.accumulate_steps,
+        intermediate_loss_steps=half if given.get("intermediate_losses") else 0,
+        attention_kernel=given.get("attention_kernel", False),
+        stop=stop,
+    )
 
 
 def training_segments(split, segment_length=None):

@@ -98,7 +98,6 @@ def compile_hlo(hlo, slice_, num_replicas):
     count the body of a loop once; `text`, the compiled module. If the compiler
     rejects the module, the only key is `error`, its message.
     """
-    check_compiler()
     with tempfile.TemporaryDirectory() as folder, _one_at_a_time() as held:
         folder = pathlib.Path(folder)
         (folder / "step.hlo").write_bytes(hlo)

@@ -82,16 +82,6 @@ TYPES = {
 }
 
 
-def tpu_type(name):
-    """Returns the `TpuType` of a name; raises `ValueError` if unknown."""
-    if name not in TYPES:
-        raise ValueError(
-            f"`tpu_type` must be one of {', '.join(TYPES)}. "
-            f"Received: tpu_type={name}"
-        )
-    return TYPES[name]
-
-
 def check_kernel(slice_, precision):
     """Checks that a slice supports the matmuls of `attention_kernel`."""
     if slice_.chip.name in ("v2", "v3") and precision != "float32":

@@ -22,7 +22,7 @@ def describe(strategy):
 
 def device_of(strategy):
     """Returns the kind of the replicas: `"cpu"`, `"gpu"` or `"tpu"`."""
-    # Inside `for_another_device` this is always `"tpu"`.
+    # `--compile_only` builds steps for a TPU on a CPU.
     if current().device == "tpu":
         return "tpu"
     device = describe(strategy).split()[-1].lower()

@@ -251,13 +251,6 @@ def _load_model(workdir):
         model = trained_model.load_given_preset(**overrides)
         return model, model.tokenizer, {"preset": FLAGS.preset}
     tokenizer = workdir.load_tokenizer()
-    config = workdir.read_model_config(FLAGS.checkpoint)
-    for name, value in overrides.items():
-        if name not in config["backbone"]["config"]:
-            raise ValueError(
-                f"`{name}` can only be given for models with attention. "
-                f"Received: {name}={value}, and an LSTM"
-            )
     model, step = workdir.load_model(FLAGS.checkpoint, **overrides)
     # `load_model` takes the latest checkpoint if there is no best one.
     is_best = FLAGS.checkpoint == "best" and workdir.best_step() is not None

@@ -47,6 +47,7 @@ from txl_keras.models.model_folder import read_tokenizer
 from txl_keras.models.model_folder import warn_of_memory_source
 from txl_keras.models.model_folder import weight_shapes
 from txl_keras.models.model_folder import write_model
+from txl_keras.models.presets import split_overrides
 from txl_keras.output_folders import replaced_when_complete
 from txl_keras.preset_folders import load_folder
 from txl_keras.training.checkpointing import check_saved_shapes
@@ -188,11 +189,8 @@ class Workdir:
             return ModelFolder(self.model)
         return ModelFolder(self.path) if self._is_model() else None
 
-    def read_model_config(self, checkpoint="latest"):
+    def read_model_config(self):
         """Returns `get_config()` of the run's model, if the weights match."""
-        folder = self._folder(checkpoint)
-        if folder:
-            return folder.read_model_config()
         run, path = self.read_config(), self.file("config.json")
         model_class = CLASSES[run["class_name"]]
         config = check_model_config(run, model_class, path)
@@ -217,7 +215,9 @@ class Workdir:
                 TransformerXLCausalLM, folder.path, overrides=overrides
             )
             return model, folder.training.get("step") or 0
-        config = self.read_model_config(checkpoint)
+        config = self.read_model_config()
+        backbone_class = CLASSES[config["backbone"]["class_name"]]
+        split_overrides(TransformerXLCausalLM, overrides, backbone_class)
         warn_of_memory_source(backbone_config(config), overrides)
         backbone_config(config).update(overrides)
         model = TransformerXLCausalLM.from_config(config)

@@ -18,11 +18,6 @@ _FILES = ("model.safetensors", "pytorch_model.bin")
 def folder_config(folder, model_type, known):
     """Returns the known keys of a folder's configuration, and its path."""
     path = folder / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(
-            "`folder` must be a folder with config.json and the weights. "
-            f"Received: folder={folder}"
-        )
     config = read_json(path)
     if config.get("model_type", model_type) != model_type:
         raise ValueError(

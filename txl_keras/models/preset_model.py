@@ -191,10 +191,7 @@ class BackboneModel(PresetModel):
 
 
 def _quantization_config(model):
-    """Returns what a model's config says of its quantized layers.
-
-    Layers of another model inside of this one are in its own config.
-    """
+    """Returns the config of a model's quantized layers, by their paths."""
     quantized = {
         path: {
             "mode": layer.quantization_mode,

@@ -126,7 +126,14 @@ def _lower_steps(folder):
         model = _build_model()
         model.backbone.check_positions(FLAGS.segment_length)
         run = _Run(model, slice_)
-    facts = _facts(model, slice_)
+    facts = {
+        "preset": FLAGS.preset,
+        "vocabulary_size": model.backbone.vocabulary_size,
+        "tpu_type": slice_.name,
+        "date": datetime.date.today().isoformat(),
+        "versions": versions(),
+        "steps": [],
+    }
     print(_describe(facts, model), flush=True)
     steps = []
     for name in dict.fromkeys(FLAGS.compile_steps):
@@ -135,17 +142,6 @@ def _lower_steps(folder):
         pathlib.Path(folder, name).write_bytes(hlo)
         steps.append(step)
     return facts, steps
-
-
-def _facts(model, slice_):
-    return {
-        "preset": FLAGS.preset,
-        "vocabulary_size": model.backbone.vocabulary_size,
-        "tpu_type": slice_.name,
-        "date": datetime.date.today().isoformat(),
-        "versions": versions(),
-        "steps": [],
-    }
 
 
 def _output():

@@ -40,10 +40,7 @@ _TESTED_SHARE = 0.3
 
 
 def keep_plan(workdir):
-    """Sets the flags that a run chose at its start; returns what is asked now.
-
-    That is a dictionary of other values of `max_steps` and `minutes`.
-    """
+    """Sets the flags that a run chose at its start; returns others asked."""
     if not workdir.is_claimed():
         return {}
     config = workdir.read_config()
@@ -69,14 +66,8 @@ def keep_plan(workdir):
 
 
 def choose(strategy, build, segments):
-    """Chooses flags that are not given, by `--minutes`, text and processor.
-
-    `--max_steps`: as many as fit, by timing some, but not more epochs than a
-    short text is worth. `--dropout`: more for more epochs, if the model has
-    none. `--precision`: bfloat16 where it is fast. `--max_eval_tokens`: so that
-    scores take little time. `build` builds a `Trainer`, not the one that the
-    run uses.
-    """
+    """Chooses flags that are not given, by `--minutes`, text and processor."""
+    # `build` builds a `Trainer`, not the one that the run uses.
     # `--attention_kernel` was checked with the precision that was given.
     is_free = not FLAGS["precision"].present and not FLAGS.attention_kernel
     if is_free and _has_bfloat16(strategy):
@@ -127,11 +118,7 @@ def _has_bfloat16(strategy):
 
 
 def extend(asked, trainer, plan, workdir):
-    """Gives a restored run the steps or minutes that `keep_plan` returned.
-
-    The results of a run that goes on are removed. A run at step 0 gets the
-    time that its `--minutes` leave.
-    """
+    """Gives a restored run the steps or minutes that `keep_plan` returned."""
     step, last = int(trainer.step.numpy()), plan.last_step
     seconds = float(plan.variables["seconds"].numpy())
     budget = plan.variables["budget"]

@@ -71,11 +71,11 @@ def _are_given(values):
 
 
 def main(_):
-    if FLAGS.compile_only:
-        sys.exit(0 if compiling.compile_run() else 1)
     # Checked before minutes of waiting for a TPU.
     if FLAGS.tpu_type and FLAGS.attention_kernel:
         check_kernel(TYPES[FLAGS.tpu_type], FLAGS.precision)
+    if FLAGS.compile_only:
+        sys.exit(0 if compiling.compile_run() else 1)
     training_run.main(LanguageRun)
 
 

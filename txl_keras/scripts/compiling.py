@@ -34,7 +34,6 @@ from txl_keras.tpu.report import Step
 from txl_keras.tpu.report import describe
 from txl_keras.tpu.report import report
 from txl_keras.tpu.slices import TYPES
-from txl_keras.tpu.slices import check_kernel
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.stopping import TERMINATION
 from txl_keras.training.stopping import set_handlers
@@ -73,8 +72,6 @@ def compile_run():
     slice_ = TYPES[FLAGS.tpu_type]
     replica_batch_size(FLAGS.batch_size, slice_)
     replica_batch_size(FLAGS.eval_batch_size, slice_, "eval_batch_size")
-    if FLAGS.attention_kernel:
-        check_kernel(slice_, FLAGS.precision)
     check_compiler()
     path = _output()
     # So that the temporary folder is removed.
@@ -194,7 +191,7 @@ class _Run:
         strategy = tf.distribute.get_strategy()
         self._trainer = training_flags.build_trainer(
             model,
-            training_flags.build_optimizer(training_flags.build_plan()),
+            training_flags.build_optimizer()[0],
             strategy,
             self._rows,
             self._segments,

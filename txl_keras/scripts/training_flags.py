@@ -209,8 +209,8 @@ def dtype_policy():
     return f"mixed_{FLAGS.precision}"
 
 
-def build_plan():
-    """Builds the learning-rate schedule of the flags, over their steps."""
+def build_optimizer():
+    """Builds the optimizer of the flags, and its learning rate, a `RunPlan`."""
     schedule = build_schedule(
         FLAGS.schedule,
         FLAGS.learning_rate,
@@ -218,18 +218,15 @@ def build_plan():
         _warmup_steps(),
         FLAGS.min_learning_rate,
     )
-    return RunPlan(schedule, FLAGS.max_steps)
-
-
-def build_optimizer(plan):
-    """Builds the optimizer of the flags, whose learning rate is a `RunPlan`."""
-    return optimizers.build_optimizer(
+    plan = RunPlan(schedule, FLAGS.max_steps)
+    optimizer = optimizers.build_optimizer(
         FLAGS.optimizer,
         plan,
         weight_decay=FLAGS.weight_decay,
         momentum=FLAGS.momentum,
         beta_2=FLAGS.beta_2,
     )
+    return optimizer, plan
 
 
 def build_trainer(model, optimizer, strategy, batch_size, segments, stop=None):

@@ -71,8 +71,7 @@ class TrainingRun:
         self.trainer = self.plan = None  # frees those of an earlier call
         with self.strategy.scope():
             model = self.build_model()
-            self.plan = training_flags.build_plan()
-            optimizer = training_flags.build_optimizer(self.plan)
+            optimizer, self.plan = training_flags.build_optimizer()
         self.trainer = training_flags.build_trainer(
             model,
             optimizer,

@@ -109,7 +109,7 @@ class Workdir:
                 f"`workdir` must be that of a run: there is no {path}."
             )
         config = read_json(path)
-        if self._is_model():
+        if "config" in config:  # a `ModelFolder` by itself
             folder = ModelFolder(self.path)
             check_fields(folder.training, {"run": "an object or null"}, path)
             config = {
@@ -125,10 +125,6 @@ class Workdir:
         length = config["flags"].get("segment_length") or 0
         check_limit("flags.segment_length", length, MAX_LENGTH, path)
         return {**config, "corpus": config.get("corpus") or {}}
-
-    def _is_model(self):
-        """Returns whether this is no run, but a `ModelFolder` by itself."""
-        return "config" in read_json(self.file("config.json"))
 
     def run_hash(self):
         """Returns a 64-bit integer that identifies the run's configuration."""
@@ -187,7 +183,8 @@ class Workdir:
         # "best" is by validation score, and the latest if there is none.
         if checkpoint == "best" and self.best_step() is not None:
             return ModelFolder(self.model)
-        return ModelFolder(self.path) if self._is_model() else None
+        is_model = "config" in read_json(self.file("config.json"))
+        return ModelFolder(self.path) if is_model else None
 
     def read_model_config(self):
         """Returns `get_config()` of the run's model, if the weights match."""

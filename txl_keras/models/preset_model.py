@@ -222,14 +222,7 @@ def _quantize_layers(model, quantized):
 
 def _layers(model):
     """Returns the layers by their paths in the model, in a stable order."""
-    parts = {
-        layer.path: layer
-        for layer in layers_of(model)
-        if layer.path is not None
-    }
     prefix = f"{model.name}/"
-    return {
-        path.removeprefix(prefix): parts[path]
-        for path in sorted(parts)
-        if path.startswith(prefix)
-    }
+    parts = [x for x in layers_of(model) if (x.path or "").startswith(prefix)]
+    parts.sort(key=lambda layer: layer.path)
+    return {layer.path.removeprefix(prefix): layer for layer in parts}

@@ -87,12 +87,6 @@ def main(_):
     running.check_used("format", _ONLY_FOR)
     running.check_flags(
         (
-            FLAGS.weights_dtype == "int8" and is_saved_model,
-            "`weights_dtype` must be float32 or bfloat16 without "
-            "--format=openvino.",
-            "weights_dtype",
-        ),
-        (
             FLAGS.raw_text and FLAGS["num_slots"].present,
             "`num_slots` must be left out with --raw_text.",
             "num_slots",

@@ -219,8 +219,7 @@ class _Run:
             parts=self._parts,
             beside=self._evaluator.num_bytes,
         )
-        arguments = _batch(self._segments), tf.constant(0.0)
-        return step, self._trainer.replica_step, arguments
+        return step, self._trainer.replica_step, _arguments(self._segments)
 
     def evaluation(self):
         memory = self._evaluator.num_bytes
@@ -230,7 +229,7 @@ class _Run:
             parts={"weights": self._parts["weights"], "memory": memory},
             beside=self._parts["optimizer"] + self._parts["memory"],
         )
-        arguments = _batch(_segments(self._eval_rows)), tf.constant(0.0)
+        arguments = _arguments(_segments(self._eval_rows))
         return step, self._evaluator.replica_step, arguments
 
     def generation(self):
@@ -267,10 +266,9 @@ def _segments(rows):
     )
 
 
-def _batch(segments):
-    return {
-        name: tf.constant(value) for name, value in segments.batch(0).items()
-    }
+def _arguments(segments):
+    """Returns a batch and a request to stop, for the step of a replica."""
+    return tf.nest.map_structure(tf.constant, (segments.batch(0), 0.0))
 
 
 def _describe(facts, model):

@@ -49,12 +49,8 @@ class TpuType:
     topology: str  # chips along each axis, such as "4x4"
 
     @property
-    def num_chips(self):
-        return math.prod(map(int, self.topology.split("x")))
-
-    @property
     def replicas(self):
-        return self.num_chips * self.chip.cores
+        return math.prod(map(int, self.topology.split("x"))) * self.chip.cores
 
     # The name that `replica_batch_size` reads.
     num_replicas_in_sync = replicas

@@ -32,7 +32,12 @@ def folder_config(folder, model_type, known):
 
 def folder_tensors(folder):
     """Returns the `Tensors` of a folder, from one weight file or several."""
-    files = [_file_tensors(path) for path in _weight_files(folder)]
+    files = [
+        torch_tensors(*load_torch(path), path)
+        if path.suffix == ".bin"
+        else read_safetensors(path)
+        for path in _weight_files(folder)
+    ]
     owners = {}
     for file in files:
         for name in file:
@@ -73,9 +78,3 @@ def _shard_paths(index, suffix):
             f"it, *{suffix}. Received: {shown([*names])}"
         )
     return [index.parent / name for name in sorted(set(names))]
-
-
-def _file_tensors(path):
-    if path.suffix == ".bin":
-        return torch_tensors(*load_torch(path), path)
-    return read_safetensors(path)

@@ -91,10 +91,6 @@ class ModelFolder:
         check_class_name(self.class_name, self._config_path)
         self.training = content["training"]
         self._weights_path = os.path.join(path, _WEIGHTS)
-        if not tf.io.gfile.exists(self._weights_path):
-            raise FileNotFoundError(
-                f"{path} has no weights: there is no {self._weights_path}."
-            )
         self._tensors = read_safetensors(self._weights_path)
 
     def read_model_config(self):
@@ -328,8 +324,9 @@ def save_preset(model, folder, training, dtype):
         "training": _training(model, training),
         "tokenizer": tokenizer and tokenizer_hash(tokenizer),
     }
-    _check_loads(model, content)
-    weights = {n: w.numpy() for n, w in _merged_weights(model).items()}
+    weights = _merged_weights(model)
+    _check_loads(type(model), content, shapes_of(weights))
+    weights = {name: weight.numpy() for name, weight in weights.items()}
     check_replaceable("folder", folder, "a preset", lambda _: _is_ours(folder))
     write_tokenizer = tokenizer and functools.partial(save_tokenizer, tokenizer)
     write_model(folder, content, weights, write_tokenizer, dtype)
@@ -394,13 +391,12 @@ def _training(model, training):
     return known
 
 
-def _check_loads(model, content):
-    """Raises `ValueError` if `from_preset` could not load the model."""
+def _check_loads(model_class, content, received):
+    """Raises `ValueError` if `from_preset` could not load these weights."""
     content = json.loads(json.dumps(content))
-    received = shapes_of(_merged_weights(model))
     source = "the preset to be saved"
-    config = check_model_config(content, type(model), source, "config")
-    expected = weight_shapes(config, type(model), source, len(received))
+    config = check_model_config(content, model_class, source, "config")
+    expected = weight_shapes(config, model_class, source, len(received))
     different = sorted({*received.items()} ^ {*expected.items()})
     if different:
         raise ValueError(

@@ -212,10 +212,6 @@ class Checkpoints:
                 if name.startswith("results/")
             }
             self._damaged = {step for step in steps if step > state["step"]}
-        self._check_workers_agree()
-        return results
-
-    def _check_workers_agree(self):
         step = int(self._trainer.step.numpy())
         found = gather_integers(self._trainer.strategy, step)
         if len(set(found)) > 1:
@@ -224,6 +220,7 @@ class Checkpoints:
                 "give a `workdir` that they share, such as a bucket. Steps "
                 f"found there, by replica: {found.tolist()}"
             )
+        return results
 
     @tf.function
     def _gather_memory(self):

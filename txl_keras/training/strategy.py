@@ -150,15 +150,12 @@ def check_alike(strategy, settings):
 
 
 def host_loop(strategy, replica_step, stop, rows=()):
-    """Returns a function that runs many steps on all replicas in one host call.
-
-    The function takes `(iterator, num_steps)` and returns a dictionary of
-    tensors with one entry per step, fewer if stopped. `replica_step` takes one
-    element of the data and the value of `stop` on this worker. It returns
-    scalars that are equal on all replicas, and for the names in `rows` a tensor
-    of the rows of each. Its entry `stop` is a sum over replicas: if it is not
-    0, all workers end the loop after this step.
-    """
+    """Returns a function that runs many steps on all replicas in one call."""
+    # It returns a dictionary of tensors with one entry per step, fewer if
+    # stopped. `replica_step` takes one element of the data and the value of
+    # `stop` on this worker. It returns scalars that are equal on all replicas,
+    # and for the names in `rows` a tensor of the rows of each. If its entry
+    # `stop`, a sum over replicas, is not 0, all workers end after this step.
     names = []  # of the scalars, known once a step was traced
 
     # Not a `tf.function`: `strategy.run` would compile one graph for all

@@ -14,9 +14,9 @@ from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
-from txl_keras.training.bundles import copies
-from txl_keras.training.bundles import weight_variables
-from txl_keras.training.bundles import write_checkpoint
+from txl_keras.training.checkpointing import copies
+from txl_keras.training.checkpointing import weight_variables
+from txl_keras.training.checkpointing import write_checkpoint
 from txl_keras.weights import weights_by_name
 from txl_keras.workdir import Workdir
 

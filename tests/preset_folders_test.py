@@ -34,7 +34,7 @@ from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
 from txl_keras.tensor_files import read_safetensors
-from txl_keras.training.bundles import copies
+from txl_keras.training.checkpointing import copies
 from txl_keras.weights import weights_by_name
 
 IDS = random_ids(2, 5)
@@ -477,7 +477,11 @@ def test_a_preset_is_replaced_and_nothing_else_is(saved, folder, tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for name, held in (("hf", "config.json"), ("notes", "a.txt"), ("file", "")):
+    save_run(tmp_path / "run", saved["causal_lm"][0], 5, TOKENIZER)
+    for name, held in (
+        *(("hf", "config.json"), ("notes", "a.txt"), ("file", "")),
+        ("run", "checkpoints"),
+    ):
         before = (tmp_path / name).stat().st_mtime_ns
         message = f"new, empty, or a preset.*{name}, which holds .*{held}"
         with pytest.raises(ValueError, match=message):

@@ -9,9 +9,10 @@ from factories import save_run
 from factories import small_model
 
 from txl_keras.data import WordTokenizer
+from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.models import LSTMBackbone
-from txl_keras.training.bundles import copies
+from txl_keras.training.checkpointing import copies
 from txl_keras.weights import weights_by_name
 from txl_keras.workdir import Workdir
 
@@ -168,7 +169,7 @@ def test_a_tokenizer_that_was_changed_is_refused(model, tmp_path):
 
 def test_a_sample_is_read_from_a_file_only(tmp_path):
     workdir = Workdir(str(tmp_path))
-    workdir.write_sample("naïve\n")
+    (tmp_path / "sample.txt").write_text("naïve\n", "utf-8")
     assert workdir.read_sample() == "naïve\n"
     (tmp_path / "sample.txt").unlink()
     (tmp_path / "sample.txt").symlink_to("/dev/zero")  # has no end
@@ -222,7 +223,7 @@ def test_only_a_folder_is_written_to(tmp_path):
     Workdir(str(tmp_path)).claim(CONFIG)
     path = str(tmp_path / "config.json" / "run")
     with pytest.raises(OSError, match=f"`workdir` must be.*={path} "):
-        Workdir(path).check_writable()
+        check_can_write("workdir", path)
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "lock"}
 
 

@@ -14,7 +14,7 @@ from txl_keras.checks import check_path
 from txl_keras.output_folders import check_new
 from txl_keras.scripts import options
 from txl_keras.scripts import running
-from txl_keras.training.bundles import average_weights
+from txl_keras.training.checkpointing import average_weights
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS

@@ -31,6 +31,7 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.output_folders import check_new
+from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.workdir import Workdir
@@ -67,10 +68,6 @@ class Convert(options.Options, trained=" or ".join(TRAINED)):
     Tokenizer options:
     vocabulary: File with the symbols of the vocabulary: text, JSON or a known
         pickle. A tokenizer.json of a run is also read, with all of its options.
-    unknown: Word of the vocabulary for unknown words.
-    line_start: Word that is put before each line. Default: none.
-    line_end: Word that stands for the end of each line.
-    lower_case: Convert text to lower case first.
     """
 
     input_format: options.one_of(
@@ -85,16 +82,14 @@ class Convert(options.Options, trained=" or ".join(TRAINED)):
     segment_length: options.integer(1, 1 << 20) = None
     same_length: options.one_of(["false", "true", "pytorch"]) = None
     vocabulary: str = None
-    unknown: str = "<unk>"
-    line_start: str = None
-    line_end: str = "<eos>"
-    lower_case: bool = False
-
-
-Convert.define()
 
 
 _WORD_FLAGS = ("unknown", "line_start", "line_end", "lower_case")
+
+Convert.define()
+data_flags.Tokenizer.define(
+    *_WORD_FLAGS, unknown="<unk>", line_end="<eos>", lower_case=False
+)
 
 
 def main(_):

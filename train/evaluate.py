@@ -57,6 +57,7 @@ from txl_keras.data import SlidingWindows
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.data.corpora.files import absolute_path
+from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.corpora.files import write_text
 from txl_keras.evaluation import evaluator
 from txl_keras.evaluation import report
@@ -149,7 +150,7 @@ def _evaluate(workdir, stop):
     if workdir is not None:
         config = workdir.read_config()
         # Check that the scores can be written before they are computed.
-        workdir.check_writable()
+        check_can_write("workdir", workdir.path)
         workdir.read_evaluations(FLAGS.split)
     model, tokenizer, checkpoint = _load_model(workdir)
     settings = _settings(model.backbone, config["flags"])
@@ -250,13 +251,6 @@ def _load_model(workdir):
         model = trained_model.load_given_preset(**overrides)
         return model, model.tokenizer, {"preset": FLAGS.preset}
     tokenizer = workdir.load_tokenizer()
-    config = workdir.read_model_config(FLAGS.checkpoint)
-    for name, value in overrides.items():
-        if name not in config["backbone"]["config"]:
-            raise ValueError(
-                f"`{name}` can only be given for models with attention. "
-                f"Received: {name}={value}, and an LSTM"
-            )
     model, step = workdir.load_model(FLAGS.checkpoint, **overrides)
     # `load_model` takes the latest checkpoint if there is no best one.
     is_best = FLAGS.checkpoint == "best" and workdir.best_step() is not None

@@ -74,20 +74,29 @@ trained_model.TrainedModel.define(
 trained_model.define_memory_flag()
 
 
-# The flag that chooses each kind of export, and those that only it has.
 _LIMITS = "max_segment_length", "max_batch_size", "max_generate_length"
-_KINDS = {
-    "export": ("--format=saved_model", (*_LIMITS, "num_slots")),
-    "export_text": ("--raw_text", _LIMITS),
-    "export_openvino": ("--format=openvino", ("num_rows",)),
+# The formats that use a flag, unless all do.
+_ONLY_FOR = {
+    **dict.fromkeys((*_LIMITS, "num_slots", "raw_text"), ("saved_model",)),
+    "num_rows": ("openvino",),
 }
 
 
 def main(_):
-    is_saved_model, kind = FLAGS.format == "saved_model", "export_openvino"
+    is_saved_model = FLAGS.format == "saved_model"
+    running.check_used("format", _ONLY_FOR)
+    running.check_flags(
+        (
+            FLAGS.raw_text and FLAGS["num_slots"].present,
+            "`num_slots` must be left out with --raw_text.",
+            "num_slots",
+        ),
+    )
+    kind, names = "export_openvino", ["num_rows"]
     if is_saved_model:
-        kind = "export_text" if FLAGS.raw_text else "export"
-    names = _check_flags(*_KINDS[kind])
+        kind, names = "export", [*_LIMITS, "num_slots"]
+    if FLAGS.raw_text:
+        kind, names = "export_text", _LIMITS
     workdir = Workdir(FLAGS.workdir)
     model, step = workdir.load_model(FLAGS.checkpoint)
     path = export_run(
@@ -103,25 +112,6 @@ def main(_):
     what = "SavedModel" if is_saved_model else "OpenVINO model"
     note = loading_note(workdir.load_tokenizer()) if FLAGS.raw_text else ""
     print(f"{what} of step {step} written to {path}{note}")
-
-
-def _check_flags(used, names):
-    """Refuses flags that have no effect; returns the names of the others."""
-    if FLAGS.weights_dtype == "int8" and FLAGS.format == "saved_model":
-        raise ValueError(
-            "`weights_dtype` must be float32 or bfloat16 without "
-            "--format=openvino. Received: --weights_dtype=int8"
-        )
-    unused = {*_LIMITS, "num_slots", "num_rows"} - {*names}
-    if FLAGS.format == "openvino" and FLAGS.raw_text:
-        unused.add("raw_text")
-    for name in sorted(unused):
-        if FLAGS[name].present:
-            raise ValueError(
-                f"`{name}` must be left out with {used}, which has no use for "
-                f"it. Received: --{name}={FLAGS[name].value}"
-            )
-    return names
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from txl_keras.data import Corpus
 from txl_keras.data import TextBatches
 from txl_keras.data import read_labelled_texts
 from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.corpora.files import is_file
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.preparation import token_folder
@@ -54,7 +55,7 @@ from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.exporting import loading_note
 from txl_keras.serving import export_classifier
-from txl_keras.training.bundles import copies
+from txl_keras.training.checkpointing import copies
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.progress import progress_bar
 from txl_keras.training.schedules import build_schedule
@@ -140,7 +141,7 @@ training_flags.Training.define("precision")
 def main(_):
     _check_flags()
     workdir = Workdir(FLAGS.workdir)
-    workdir.check_writable()
+    check_can_write("workdir", workdir.path)
     if workdir.is_claimed():
         raise ValueError(
             "`workdir` must be new: it holds a run, and the training of a "

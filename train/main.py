@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
+from txl_keras.data.corpora.files import write_text
 from txl_keras.data.statistics import mean_bytes
 from txl_keras.data.statistics import typical_passage
 from txl_keras.data.step_batches import replica_batch_size
@@ -36,10 +37,10 @@ from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
 from txl_keras.scripts.exporting import export_run
 from txl_keras.scripts.samples import Samples
+from txl_keras.tpu.slices import TYPES
 from txl_keras.tpu.slices import check_kernel
 from txl_keras.tpu.slices import check_replicas
-from txl_keras.tpu.slices import tpu_type
-from txl_keras.training.bundles import saved_steps
+from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.compilation import describe as describe_strategy
 from txl_keras.training.compilation import device_of
 from txl_keras.training.memory_estimate import estimate_bytes
@@ -70,12 +71,11 @@ def _are_given(values):
 
 
 def main(_):
+    # Checked before minutes of waiting for a TPU.
+    if FLAGS.tpu_type and FLAGS.attention_kernel:
+        check_kernel(TYPES[FLAGS.tpu_type], FLAGS.precision)
     if FLAGS.compile_only:
         sys.exit(0 if compiling.compile_run() else 1)
-    # Checked before minutes of waiting for a TPU.
-    slice_ = tpu_type(FLAGS.tpu_type) if FLAGS.tpu_type else None
-    if slice_ and FLAGS.attention_kernel:
-        check_kernel(slice_, FLAGS.precision)
     training_run.main(LanguageRun)
 
 
@@ -148,14 +148,6 @@ class LanguageRun(training_run.TrainingRun):
         model.backbone.check_positions(FLAGS.segment_length)
         return model
 
-    def build_trainer(self):
-        """Builds a model and its `Trainer`."""
-        return super().build_trainer(
-            segment_lengths=self.segments.segment_lengths,
-            intermediate_loss_steps=training_flags.intermediate_loss_steps(),
-            attention_kernel=FLAGS.attention_kernel,
-        )
-
     def describe(self, nll, split):
         """Returns words for nats per token of a split."""
         text = self.bytes_per_token and {
@@ -182,7 +174,7 @@ class LanguageRun(training_run.TrainingRun):
             }
         self.plot(scores["valid"])  # with the scores of compressors
         sample, tensorboard = self._samples.write(), self.loop.tensorboard
-        self.workdir.write_sample(sample)
+        write_text(sample, self.workdir.file("sample.txt"))
         tensorboard.write_text("sample", sample, step)
         self._samples.write_page(step, tensorboard)
         tensorboard.close()
@@ -240,7 +232,7 @@ def _describe_step(trainer):
 def _check_device(strategy):
     """Checks that the flags of a TPU suit the devices of the run."""
     if FLAGS.tpu_type and FLAGS.tpu is not None:
-        check_replicas(tpu_type(FLAGS.tpu_type), strategy)
+        check_replicas(TYPES[FLAGS.tpu_type], strategy)
     if FLAGS.attention_kernel and device_of(strategy) != "tpu":
         raise ValueError(
             "`attention_kernel` can only be given with --tpu or "

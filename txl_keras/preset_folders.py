@@ -37,12 +37,6 @@ _DOWNLOADED_ELSE = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 _READ = re.compile(r".*\.(json|safetensors|bin|pkl|txt)|model")
 
 
-def load_preset(model_class, preset, load_weights, dtype, overrides):
-    """Loads a folder or a Hub repository: see `PresetModel.from_preset`."""
-    folder = find_folder(preset, model_class)
-    return load_folder(model_class, folder, load_weights, dtype, overrides)
-
-
 def load_folder(
     model_class, folder, load_weights=True, dtype=None, overrides=()
 ):

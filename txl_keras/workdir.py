@@ -23,7 +23,6 @@ import sys
 import tensorflow as tf
 
 from txl_keras.checks import check_path
-from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import remove_link
 from txl_keras.data.corpora.files import write_text
@@ -48,10 +47,11 @@ from txl_keras.models.model_folder import read_tokenizer
 from txl_keras.models.model_folder import warn_of_memory_source
 from txl_keras.models.model_folder import weight_shapes
 from txl_keras.models.model_folder import write_model
+from txl_keras.models.presets import split_overrides
 from txl_keras.output_folders import replaced_when_complete
 from txl_keras.preset_folders import load_folder
-from txl_keras.training.bundles import check_saved_shapes
-from txl_keras.training.bundles import restore_weights
+from txl_keras.training.checkpointing import check_saved_shapes
+from txl_keras.training.checkpointing import restore_weights
 
 _MAX_METRICS_BYTES = 64 << 20
 _BEST_FIELDS = {
@@ -109,7 +109,7 @@ class Workdir:
                 f"`workdir` must be that of a run: there is no {path}."
             )
         config = read_json(path)
-        if self._is_model():
+        if "config" in config:  # a `ModelFolder` by itself
             folder = ModelFolder(self.path)
             check_fields(folder.training, {"run": "an object or null"}, path)
             config = {
@@ -125,10 +125,6 @@ class Workdir:
         length = config["flags"].get("segment_length") or 0
         check_limit("flags.segment_length", length, MAX_LENGTH, path)
         return {**config, "corpus": config.get("corpus") or {}}
-
-    def _is_model(self):
-        """Returns whether this is no run, but a `ModelFolder` by itself."""
-        return "config" in read_json(self.file("config.json"))
 
     def run_hash(self):
         """Returns a 64-bit integer that identifies the run's configuration."""
@@ -187,13 +183,11 @@ class Workdir:
         # "best" is by validation score, and the latest if there is none.
         if checkpoint == "best" and self.best_step() is not None:
             return ModelFolder(self.model)
-        return ModelFolder(self.path) if self._is_model() else None
+        is_model = "config" in read_json(self.file("config.json"))
+        return ModelFolder(self.path) if is_model else None
 
-    def read_model_config(self, checkpoint="latest"):
+    def read_model_config(self):
         """Returns `get_config()` of the run's model, if the weights match."""
-        folder = self._folder(checkpoint)
-        if folder:
-            return folder.read_model_config()
         run, path = self.read_config(), self.file("config.json")
         model_class = CLASSES[run["class_name"]]
         config = check_model_config(run, model_class, path)
@@ -218,7 +212,9 @@ class Workdir:
                 TransformerXLCausalLM, folder.path, overrides=overrides
             )
             return model, folder.training.get("step") or 0
-        config = self.read_model_config(checkpoint)
+        config = self.read_model_config()
+        backbone_class = CLASSES[config["backbone"]["class_name"]]
+        split_overrides(TransformerXLCausalLM, overrides, backbone_class)
         warn_of_memory_source(backbone_config(config), overrides)
         backbone_config(config).update(overrides)
         model = TransformerXLCausalLM.from_config(config)
@@ -245,10 +241,6 @@ class Workdir:
         return max(backbone.memory_length, segment_length or 0)
 
     # ------------------------------ Training -------------------------------
-
-    def check_writable(self, name="workdir"):
-        """Checks that files can be written here, and leaves none."""
-        check_can_write(name, self.path)
 
     def check_has_config(self):
         """Raises `ValueError` if a run is here but has lost its config.json."""
@@ -334,10 +326,6 @@ class Workdir:
         if not tf.io.gfile.exists(path):
             return []
         return read_json(path, list, MAX_VOCABULARY_BYTES)
-
-    def write_sample(self, text):
-        """Writes sample.txt, given a string."""
-        write_text(text, self.file("sample.txt"))
 
     def read_sample(self):
         """Returns the text of sample.txt."""

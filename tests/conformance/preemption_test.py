@@ -20,7 +20,7 @@ from script_runs import TINY
 from script_runs import metrics_of
 from workers import tf_configs
 
-from txl_keras.training.bundles import saved_steps
+from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.stopping import EXIT_CODE
 
 MAIN = pathlib.Path(__file__).parents[2] / "train" / "main.py"

@@ -7,7 +7,7 @@ import re
 import pytest
 from script_flags import flags_of
 
-from txl_keras.tpu.slices import tpu_type
+from txl_keras.tpu.slices import TYPES
 
 ROOT = pathlib.Path(__file__).parents[2]
 SLICES = {
@@ -55,7 +55,7 @@ def test_all_slices_are_there():
 def test_a_slice_sets_what_it_must_and_no_more(name, parse):
     path = SLICES[name]
     flags = parse(path)
-    assert tpu_type(flags.tpu_type).replicas == replicas_in(path)
+    assert TYPES[flags.tpu_type].replicas == replicas_in(path)
     assert f"# --accelerator-type={flags.tpu_type}:" in path.read_text("utf-8")
     assert flags.precision == "bfloat16"
     assert flags.eval_batch_size % replicas_in(path) == 0

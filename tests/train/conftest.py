@@ -42,6 +42,17 @@ def finished_run(finished_runs, succeed, tmp_path_factory):
 
 
 @pytest.fixture
+def train(corpus, succeed, tmp_path):
+    """Function that trains a tiny model of `corpus` in `tmp_path`."""
+
+    def train(*flags, run=succeed, **expected):
+        given = f"--corpus={corpus}", f"--workdir={tmp_path}", *TINY
+        return run("main.py", *given, *flags, **expected)
+
+    return train
+
+
+@pytest.fixture
 def run(corpus, finished_run):
     """Workdir, output and flags of a finished run."""
     return finished_run("bytes", f"--corpus={corpus}", *TINY)

@@ -317,7 +317,10 @@ def test_flags_of_an_evaluation_are_checked_before_any_score(
         ([of_memory, f"--data_dir={NOT_UTF8}"], ["`data_dir`", "UTF-8"]),
         ([of_memory, "--token_nll="], ["`token_nll`", ".npy file"]),
         ([of_none], ["evaluation_all.json", "must hold a JSON list"]),
-        ([of_lstm, "--same_length"], ["`same_length`", "LSTM"]),
+        (
+            [of_lstm, "--same_length"],
+            ["must be those of a LSTMBackbone", "same_length"],
+        ),
     )
     refuse("evaluate.py", cases, f"--corpus={corpus}", "--split=all")
     assert not (memory / "evaluation_all.json").exists()

@@ -24,7 +24,7 @@ from script_runs import run_script
 from txl_keras.data import load_corpus
 from txl_keras.data import vocabulary
 from txl_keras.training import strategy
-from txl_keras.training.bundles import saved_steps
+from txl_keras.training.checkpointing import saved_steps
 from txl_keras.workdir import Workdir
 
 
@@ -270,7 +270,7 @@ def test_a_value_that_is_no_choice_stops_before_any_work(
     ],
 )
 def test_bad_settings_stop_before_any_work(
-    corpus, fail, tmp_path, flags, messages
+    train, fail, tmp_path, flags, messages
 ):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "latin.txt").write_bytes("naïve".encode("latin-1") * 500)
@@ -278,14 +278,7 @@ def test_bad_settings_stop_before_any_work(
     (tmp_path / "words.txt").write_text("<eos>\n<unk>\nSentence\n")
     flags = [flag.format(folder=tmp_path) for flag in flags]
     workdir = tmp_path / "run"
-    fail(
-        "main.py",
-        f"--corpus={corpus}",
-        f"--workdir={workdir}",
-        *TINY,
-        *flags,
-        messages=messages,
-    )
+    train(f"--workdir={workdir}", *flags, run=fail, messages=messages)
     assert not workdir.exists()
 
 
@@ -299,15 +292,9 @@ def test_another_configuration_is_refused_and_the_run_kept(run, fail):
     }
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(corpus, fail, tmp_path):
-    error = fail(
-        "main.py",
-        f"--corpus={corpus}",
-        f"--workdir={tmp_path}",
-        *TINY,
-        "--learning_rate=1e30",
-        "--checkpoint_every=1",
-    )
+def test_a_loss_that_is_not_finite_stops_the_run(train, fail, tmp_path):
+    flags = "--learning_rate=1e30", "--checkpoint_every=1"
+    error = train(*flags, run=fail)
     assert "the loss is nan" in error
     # Steps that were fine were kept, and the message names the last of them.
     newest = max(saved_steps(str(tmp_path / "checkpoints")))
@@ -315,34 +302,20 @@ def test_a_loss_that_is_not_finite_stops_the_run(corpus, fail, tmp_path):
 
 
 @pytest.mark.large
-def test_two_replicas_in_bfloat16_run_to_the_end(corpus, tmp_path):
-    flags = (f"--corpus={corpus}", f"--workdir={tmp_path}", *TINY)
-    printed = output_of_script(
-        "main.py",
-        *flags,
-        "--num_cpu_devices=2",
-        "--precision=bfloat16",
-        "--eval_batch_size=2",
-        "--max_eval_tokens=500",
-    )
+def test_two_replicas_in_bfloat16_run_to_the_end(train):
+    flags = "--num_cpu_devices=2", "--precision=bfloat16"
+    flags += "--eval_batch_size=2", "--max_eval_tokens=500"
+    printed = train(*flags, run=output_of_script)
     assert "2 x CPU" in printed
     assert "over the first 499 of " in printed
 
 
 @pytest.mark.large
 def test_the_text_may_be_moved_and_its_newlines_left_out(
-    corpus, succeed, tmp_path
+    corpus, train, succeed, tmp_path
 ):
-    workdir = tmp_path / "run"
-    succeed(
-        "main.py",
-        f"--corpus={corpus}",
-        f"--workdir={workdir}",
-        *TINY,
-        "--tokenizer=characters",
-        "--drop_newlines",
-        "--max_steps=7",
-    )
+    train("--tokenizer=characters", "--drop_newlines", "--max_steps=7")
+    workdir = tmp_path
     moved = tmp_path / "moved.txt"
     moved.write_bytes(corpus.read_bytes())
     flags = (f"--workdir={workdir}", f"--corpus={moved}", "--split=valid")
@@ -364,25 +337,14 @@ def test_the_text_may_be_moved_and_its_newlines_left_out(
         ["--varlen"],  # six programs
     ],
 )
-def test_any_order_of_the_text_is_learned(
-    order, corpus, succeed, fail, tmp_path
-):
-    flags = (
-        f"--corpus={corpus}",
-        f"--workdir={tmp_path}",
-        *TINY,
-        "--document_separator=\\n",
-        "--segment_length=16",
-        "--max_eval_tokens=500",
-        *order,
-    )
+def test_any_order_of_the_text_is_learned(order, train, fail, tmp_path):
+    flags = "--document_separator=\\n", "--max_eval_tokens=500", *order
     # Sentences of the corpus have 18 to 27 bytes.
-    succeed("main.py", *flags, "--max_sample_tokens=0")
+    train(*flags, "--segment_length=16", "--max_sample_tokens=0")
     losses = [line["loss"] for line in metrics_of(tmp_path) if "loss" in line]
     assert losses[-1] < losses[0] - 1
-    assert "segment_length was 16, now 17" in fail(
-        "main.py", *flags, "--segment_length=17"
-    )
+    error = train(*flags, "--segment_length=17", run=fail)
+    assert "segment_length was 16, now 17" in error
 
 
 @pytest.mark.large
@@ -437,30 +399,16 @@ def test_minutes_do_not_read_a_short_text_without_end(
 
 
 def test_minutes_do_not_continue_a_model_that_was_not_trained_here(
-    corpus, fail, group
+    train, fail, group
 ):
-    fail(
-        "main.py",
-        f"--corpus={corpus}",
-        f"--workdir={group[0]}",
-        *TINY,
-        "--minutes=0.1",
-        messages=["holds a run of another configuration"],
-    )
+    error = train(f"--workdir={group[0]}", "--minutes=0.1", run=fail)
+    assert "holds a run of another configuration" in error
 
 
 @pytest.mark.large
-def test_absolute_positions_run_to_the_end(corpus, succeed, tmp_path):
-    printed = succeed(
-        "main.py",
-        f"--corpus={corpus}",
-        f"--workdir={tmp_path}",
-        *TINY,
-        "--attention_type=vaswani",
-        "--memory_length=0",
-        "--max_steps=8",
-        "--max_eval_tokens=100",
-    )
+def test_absolute_positions_run_to_the_end(train, tmp_path):
+    flags = "--attention_type=vaswani", "--memory_length=0"
+    printed = train(*flags, "--max_steps=8", "--max_eval_tokens=100")
     sample = (tmp_path / "sample.txt").read_text("utf-8")
     assert len(sample) >= 20
     assert sample in printed
@@ -468,17 +416,13 @@ def test_absolute_positions_run_to_the_end(corpus, succeed, tmp_path):
 
 
 @pytest.mark.large
-def test_subwords_are_trained_and_scored_by_the_byte(corpus, succeed, tmp_path):
+def test_subwords_are_trained_and_scored_by_the_byte(
+    corpus, train, succeed, tmp_path
+):
     pytest.importorskip("tensorflow_text")
     pytest.importorskip("sentencepiece")
-    flags = (f"--corpus={corpus}", f"--workdir={tmp_path}", *TINY)
-    printed = succeed(
-        "main.py",
-        *flags,
-        "--tokenizer=sentencepiece",
-        "--vocabulary_size=290",
-        "--max_steps=10",
-    )
+    flags = "--tokenizer=sentencepiece", "--vocabulary_size=290"
+    printed = train(*flags, "--max_steps=10")
     test = results_of(tmp_path)["test"]
     text = load_corpus(corpus).read("test")
     tokenizer = Workdir(str(tmp_path)).load_tokenizer()
@@ -573,12 +517,11 @@ def test_a_vocabulary_file_is_the_vocabulary(
 
 @pytest.mark.large
 def test_cutoffs_are_chosen_for_large_vocabularies(
-    word_corpus, succeed, tmp_path, monkeypatch
+    word_corpus, train, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(vocabulary, "LARGE_VOCABULARY", 20)
-    flags = (f"--corpus={word_corpus}", f"--workdir={tmp_path}", *TINY)
-    flags += ("--tokenizer=words", "--cutoffs=auto", "--max_steps=3")
-    printed = succeed("main.py", *flags, "--max_sample_tokens=0")
+    flags = f"--corpus={word_corpus}", "--tokenizer=words", "--cutoffs=auto"
+    printed = train(*flags, "--max_steps=3", "--max_sample_tokens=0")
     config = Workdir(str(tmp_path)).read_config()
     cutoffs = config["model"]["backbone"]["config"]["cutoffs"]
     assert len(cutoffs) == 3 and cutoffs == sorted(set(cutoffs))

@@ -6,7 +6,7 @@ import tensorflow as tf
 from factories import save_checkpoint
 from factories import small_model
 
-from txl_keras.training.bundles import average_weights
+from txl_keras.training.checkpointing import average_weights
 from txl_keras.weights import weights_by_name
 
 STEPS = [5, 9, 12]

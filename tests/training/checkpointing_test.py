@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from txl_keras.training import bundles
-from txl_keras.training.bundles import saved_steps
-from txl_keras.training.bundles import write_checkpoint
+from txl_keras.training import checkpointing
+from txl_keras.training.checkpointing import saved_steps
+from txl_keras.training.checkpointing import write_checkpoint
 
 SHAPES = {"step": (), "weights/a": (3, 5), "memory/000": (2, 4)}
 
@@ -24,7 +24,7 @@ def make_state(step):
 
 
 def read(directory):
-    return bundles.read_newest(str(directory), SHAPES)
+    return checkpointing.read_newest(str(directory), SHAPES)
 
 
 @pytest.mark.parametrize("where", ["here", "ram://bucket"])
@@ -35,7 +35,7 @@ def test_what_is_written_is_read_and_the_oldest_are_removed(where, tmp_path):
     assert saved_steps(directory) == [20, 100]
     names = tf.io.gfile.listdir(directory)
     assert len(names) == 4, names
-    state = bundles.read_newest(directory, SHAPES)
+    state = checkpointing.read_newest(directory, SHAPES)
     expected = make_state(100)
     assert state.keys() == expected.keys()
     for name, value in expected.items():
@@ -157,5 +157,5 @@ def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path):
         "ckpt-7.index.tempstate99",
     ):
         (tmp_path / name).write_bytes(b"half")
-    bundles.remove_leftovers(str(tmp_path))
+    checkpointing.remove_leftovers(str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == keep

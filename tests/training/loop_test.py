@@ -13,8 +13,8 @@ from factories import trainer_rewinder
 
 from txl_keras.data import Segments
 from txl_keras.training import loop as loops
-from txl_keras.training.bundles import saved_steps
 from txl_keras.training.checkpointing import Checkpoints
+from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.profiler import Profile

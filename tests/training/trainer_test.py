@@ -12,8 +12,8 @@ from txl_keras.layers.compute import pallas
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.tpu import compiling as tpu_compile
-from txl_keras.training.bundles import restore_weights
 from txl_keras.training.checkpointing import Checkpoints
+from txl_keras.training.checkpointing import restore_weights
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
 

@@ -9,6 +9,7 @@ import warnings
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
+from txl_keras.checks import check_one_of
 from txl_keras.checks import shown
 from txl_keras.json_files import read_json
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
@@ -68,11 +69,6 @@ _MAX_CUTOFFS = 100
 _MAX_MEMORY_BYTES = 1 << 30
 
 
-def _check_boolean(key, value):
-    if value not in (False, True):
-        raise ValueError(f"`{key}` must be true or false, not {shown(value)}")
-
-
 def _check_list(key, value):
     if not isinstance(value, (list, tuple)) or len(value) > _MAX_CUTOFFS:
         raise ValueError(
@@ -96,7 +92,7 @@ _CHECKS = {
         (_integer(-1), {"clamp_len", "ext_len", "sample_softmax"}),
         (_check_list, {"cutoffs", "tie_projs"}),
         (
-            _check_boolean,
+            functools.partial(check_one_of, known=(False, True)),
             {"bi_data", "pre_lnorm", "proj_same_dim", "same_length"}
             | {"proj_share_all_but_first", "tie_weight", "untie_r"}
             | {"tie_word_embeddings"},

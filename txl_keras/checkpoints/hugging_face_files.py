@@ -18,11 +18,6 @@ _FILES = ("model.safetensors", "pytorch_model.bin")
 def folder_config(folder, model_type, known):
     """Returns the known keys of a folder's configuration, and its path."""
     path = folder / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(
-            "`folder` must be a folder with config.json and the weights. "
-            f"Received: folder={folder}"
-        )
     config = read_json(path)
     if config.get("model_type", model_type) != model_type:
         raise ValueError(
@@ -37,7 +32,12 @@ def folder_config(folder, model_type, known):
 
 def folder_tensors(folder):
     """Returns the `Tensors` of a folder, from one weight file or several."""
-    files = [_file_tensors(path) for path in _weight_files(folder)]
+    files = [
+        torch_tensors(*load_torch(path), path)
+        if path.suffix == ".bin"
+        else read_safetensors(path)
+        for path in _weight_files(folder)
+    ]
     owners = {}
     for file in files:
         for name in file:
@@ -78,9 +78,3 @@ def _shard_paths(index, suffix):
             f"it, *{suffix}. Received: {shown([*names])}"
         )
     return [index.parent / name for name in sorted(set(names))]
-
-
-def _file_tensors(path):
-    if path.suffix == ".bin":
-        return torch_tensors(*load_torch(path), path)
-    return read_safetensors(path)

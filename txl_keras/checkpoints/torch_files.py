@@ -30,10 +30,7 @@ _NAMES = (
 
 
 def load_torch(path):
-    """Returns the object in a file of `torch.save`, and its storages by key.
-
-    Storages are arrays. A whole module becomes a state dict.
-    """
+    """Returns the object in a file of `torch.save`, and its storages by key."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"There is no file {path}.")
     try:

@@ -179,11 +179,9 @@ def _in_order(ids):
 
 
 def _is_pickle(head):
-    """Checks whether a file is a pickle of any protocol.
-
-    Protocol 0 is text, but no list of symbols parses as 100 opcodes, or as
-    fewer that end with a stop.
-    """
+    """Returns whether a file is a pickle of any protocol."""
+    # Protocol 0 is text, but no list of symbols parses as 100 opcodes, or as
+    # fewer that end with a stop.
     if head.startswith(_PICKLE_MAGIC):
         return True
     try:

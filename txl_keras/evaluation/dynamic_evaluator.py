@@ -22,7 +22,7 @@ from txl_keras.evaluation import evaluator
 from txl_keras.evaluation.backup import Backup
 from txl_keras.evaluation.backup import arrays_hash
 from txl_keras.evaluation.backup import weights_hash
-from txl_keras.training import bundles
+from txl_keras.training import checkpointing
 from txl_keras.training.compilation import compile_layers
 from txl_keras.training.compilation import compile_replica_function
 from txl_keras.training.stopping import StopRequest
@@ -477,8 +477,8 @@ def checked_mean_square(mean_square, model, weights=None):
         name: np.shape(value) for name, value in mean_square.items()
     }
     saved = {name: tuple(shape) for name, shape in saved.items()}
-    expected = bundles.shapes_of(_chosen(model, weights))
-    bundles.check_shapes("`mean_square`", saved, expected)
+    expected = checkpointing.shapes_of(_chosen(model, weights))
+    checkpointing.check_shapes("`mean_square`", saved, expected)
     found = {}
     for name in expected:
         values = np.asarray(mean_square[name], np.float32)

@@ -18,7 +18,7 @@ from txl_keras.keras_internals import layers_of
 from txl_keras.layers.sublayers import LORA_MATRICES
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
-from txl_keras.training.bundles import check_shapes
+from txl_keras.training.checkpointing import check_shapes
 
 _SUFFIX = ".lora.safetensors"
 _ALPHA = "lora/alpha"

@@ -47,8 +47,9 @@ from txl_keras.output_folders import check_replaceable
 from txl_keras.tensor_files import int8_with_scale
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
-from txl_keras.training.bundles import check_shapes
-from txl_keras.training.bundles import shapes_of
+from txl_keras.training.checkpointing import check_shapes
+from txl_keras.training.checkpointing import first_not_finite
+from txl_keras.training.checkpointing import shapes_of
 from txl_keras.weights import to_tensor
 from txl_keras.weights import weights_by_name
 
@@ -90,10 +91,6 @@ class ModelFolder:
         check_class_name(self.class_name, self._config_path)
         self.training = content["training"]
         self._weights_path = os.path.join(path, _WEIGHTS)
-        if not tf.io.gfile.exists(self._weights_path):
-            raise FileNotFoundError(
-                f"{path} has no weights: there is no {self._weights_path}."
-            )
         self._tensors = read_safetensors(self._weights_path)
 
     def read_model_config(self):
@@ -327,12 +324,10 @@ def save_preset(model, folder, training, dtype):
         "training": _training(model, training),
         "tokenizer": tokenizer and tokenizer_hash(tokenizer),
     }
-    _check_loads(model, content)
-    weights = {n: w.numpy() for n, w in _merged_weights(model).items()}
+    weights = _merged_weights(model)
+    _check_loads(type(model), content, shapes_of(weights))
+    weights = {name: weight.numpy() for name, weight in weights.items()}
     check_replaceable("folder", folder, "a preset", lambda _: _is_ours(folder))
-    if dtype == "int8":
-        _check_finite(weights)
-        weights, dtype = _with_int8_matrices(weights), "float32"
     write_tokenizer = tokenizer and functools.partial(save_tokenizer, tokenizer)
     write_model(folder, content, weights, write_tokenizer, dtype)
 
@@ -341,7 +336,11 @@ def write_model(
     folder, content, weights, write_tokenizer=None, dtype="float32"
 ):
     """Writes a folder of weights by name; `write_tokenizer` takes a path."""
-    _check_finite(weights)
+    name = first_not_finite(weights)
+    if name:
+        raise FloatingPointError(f"Not saved: {name} is not finite.")
+    if dtype == "int8":
+        weights, dtype = _with_int8_matrices(weights), "float32"
     weights_path, tokenizer_path, config_path = (
         os.path.join(folder, name)
         for name in (_WEIGHTS, "tokenizer.json", "config.json")
@@ -392,13 +391,12 @@ def _training(model, training):
     return known
 
 
-def _check_loads(model, content):
-    """Raises `ValueError` if `from_preset` could not load the model."""
+def _check_loads(model_class, content, received):
+    """Raises `ValueError` if `from_preset` could not load these weights."""
     content = json.loads(json.dumps(content))
-    received = shapes_of(_merged_weights(model))
     source = "the preset to be saved"
-    config = check_model_config(content, type(model), source, "config")
-    expected = weight_shapes(config, type(model), source, len(received))
+    config = check_model_config(content, model_class, source, "config")
+    expected = weight_shapes(config, model_class, source, len(received))
     different = sorted({*received.items()} ^ {*expected.items()})
     if different:
         raise ValueError(
@@ -420,13 +418,6 @@ def _merged_weights(model):
     return weights
 
 
-def _check_finite(weights):
-    """Raises an error if one of the weights by name is not finite."""
-    for name, weight in weights.items():
-        if not np.isfinite(weight).all():
-            raise FloatingPointError(f"Not saved: {name} is not finite.")
-
-
 def _with_int8_matrices(weights):
     """Returns weights by name, with int8 and scales in place of matrices."""
     stored = {}
@@ -443,6 +434,7 @@ def _is_ours(folder):
     """Returns whether a folder that is not empty has the files of a preset."""
     path = os.path.join(folder, "config.json")
     try:
-        return read_json(path).get("class_name") in CLASSES
+        # A run has a class, too, but no hash of weights.
+        return {"class_name", "weights"} <= read_json(path).keys()
     except (FileNotFoundError, ValueError):
         return False

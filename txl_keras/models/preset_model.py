@@ -91,9 +91,11 @@ class PresetModel(keras.Model):
             model = build_preset(cls, preset, dtype, overrides)
         else:
             # Imported here, because it reads models of all classes.
-            from txl_keras.preset_folders import load_preset
+            from txl_keras.preset_folders import find_folder
+            from txl_keras.preset_folders import load_folder
 
-            model = load_preset(cls, preset, load_weights, dtype, overrides)
+            folder = find_folder(preset, cls)
+            model = load_folder(cls, folder, load_weights, dtype, overrides)
         if trainable is not None:
             # The constructor would not freeze the layers it makes.
             model.trainable = trainable
@@ -189,10 +191,7 @@ class BackboneModel(PresetModel):
 
 
 def _quantization_config(model):
-    """Returns what a model's config says of its quantized layers.
-
-    Layers of another model inside of this one are in its own config.
-    """
+    """Returns the config of a model's quantized layers, by their paths."""
     quantized = {
         path: {
             "mode": layer.quantization_mode,
@@ -223,14 +222,7 @@ def _quantize_layers(model, quantized):
 
 def _layers(model):
     """Returns the layers by their paths in the model, in a stable order."""
-    parts = {
-        layer.path: layer
-        for layer in layers_of(model)
-        if layer.path is not None
-    }
     prefix = f"{model.name}/"
-    return {
-        path.removeprefix(prefix): parts[path]
-        for path in sorted(parts)
-        if path.startswith(prefix)
-    }
+    parts = [x for x in layers_of(model) if (x.path or "").startswith(prefix)]
+    parts.sort(key=lambda layer: layer.path)
+    return {layer.path.removeprefix(prefix): layer for layer in parts}

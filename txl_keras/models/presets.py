@@ -154,10 +154,6 @@ TRAINED = types.MappingProxyType(
 
 def preset_config(name):
     """Returns a new dictionary of the model arguments that a preset sets."""
-    if name not in PRESETS:
-        raise ValueError(
-            f"`preset` must be one of {[*PRESETS]}. Received: preset={name!r}"
-        )
     return dict(PRESETS[name])
 
 

@@ -15,8 +15,11 @@ import tensorflow as tf
 from absl import flags
 
 from txl_keras.data import Segments
+from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
+from txl_keras.layers.compute.target import Target
+from txl_keras.layers.compute.target import use
 from txl_keras.models import presets
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
@@ -31,13 +34,9 @@ from txl_keras.tpu.report import Step
 from txl_keras.tpu.report import describe
 from txl_keras.tpu.report import report
 from txl_keras.tpu.slices import TYPES
-from txl_keras.tpu.slices import check_kernel
-from txl_keras.tpu.slices import tpu_type
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.stopping import TERMINATION
 from txl_keras.training.stopping import set_handlers
-from txl_keras.training.strategy import for_another_device
-from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import model_flops
 from txl_keras.workdir import Workdir
 from txl_keras.workdir import write_json
@@ -46,19 +45,19 @@ FLAGS = flags.FLAGS
 STEPS = ("train", "evaluation", "generation")
 
 
-class Compilation(options.Options, types=", ".join(TYPES)):
+class Compilation(options.Options):
     """Holds options of `--compile_only`.
 
     Device options:
     tpu_type: Type of the TPU slice, as gcloud calls it. The run is checked
-        against it, and --compile_only compiles for it. One of {types}.
+        against it, and --compile_only compiles for it.
     compile_only: Compile the steps of the run for --tpu_type and report their
         time and memory, instead of training. Needs neither a TPU,
         nor text, nor --workdir.
     compile_steps: The steps that --compile_only compiles.
     """
 
-    tpu_type: str = None
+    tpu_type: options.one_of(TYPES) = None
     compile_only: bool = False
     compile_steps: options.several_of(STEPS) = list(STEPS)
 
@@ -67,11 +66,12 @@ def compile_run():
     """Compiles the steps of the run and returns whether all fit in memory."""
     # The report is written to WORKDIR/tpu_compile.json or, without a workdir,
     # to ./tpu_compile_PRESET_TYPE.json.
-    slice_ = tpu_type(FLAGS.tpu_type)
+    is_missing = FLAGS.tpu_type is None
+    expected = "`tpu_type` must be given with --compile_only."
+    running.check_flags((is_missing, expected, "tpu_type"))
+    slice_ = TYPES[FLAGS.tpu_type]
     replica_batch_size(FLAGS.batch_size, slice_)
     replica_batch_size(FLAGS.eval_batch_size, slice_, "eval_batch_size")
-    if FLAGS.attention_kernel:
-        check_kernel(slice_, FLAGS.precision)
     check_compiler()
     path = _output()
     # So that the temporary folder is removed.
@@ -118,12 +118,19 @@ def _begin_child():
 def _lower_steps(folder):
     """Lowers each step to a file in `folder`; returns facts and `Step`s."""
     keras.utils.set_random_seed(FLAGS.seed)
-    slice_ = tpu_type(FLAGS.tpu_type)
-    with tf.device("CPU:0"), for_another_device():  # the host that lowers
+    slice_ = TYPES[FLAGS.tpu_type]
+    with tf.device("CPU:0"), use(Target("tpu")):  # the host that lowers
         model = _build_model()
         model.backbone.check_positions(FLAGS.segment_length)
         run = _Run(model, slice_)
-    facts = _facts(model, slice_)
+    facts = {
+        "preset": FLAGS.preset,
+        "vocabulary_size": model.backbone.vocabulary_size,
+        "tpu_type": slice_.name,
+        "date": datetime.date.today().isoformat(),
+        "versions": versions(),
+        "steps": [],
+    }
     print(_describe(facts, model), flush=True)
     steps = []
     for name in dict.fromkeys(FLAGS.compile_steps):
@@ -134,21 +141,10 @@ def _lower_steps(folder):
     return facts, steps
 
 
-def _facts(model, slice_):
-    return {
-        "preset": FLAGS.preset,
-        "vocabulary_size": model.backbone.vocabulary_size,
-        "tpu_type": slice_.name,
-        "date": datetime.date.today().isoformat(),
-        "versions": versions(),
-        "steps": [],
-    }
-
-
 def _output():
     """Returns the path to write, checked before minutes of compiling."""
     workdir = Workdir(FLAGS.workdir or ".")
-    workdir.check_writable()
+    check_can_write("workdir", workdir.path)
     if FLAGS.workdir:
         tf.io.gfile.makedirs(workdir.path)
         return workdir.file("tpu_compile.json")
@@ -168,12 +164,10 @@ def _build_model():
             "static",
         ),
     ):
-        if is_wrong:
-            value = FLAGS[name].value
-            raise ValueError(
-                f"`{name}` cannot have this value with --compile_only: "
-                f"{reason}. Received: {name}={value}"
-            )
+        wrong = (
+            f"`{name}` cannot have this value with --compile_only: {reason}."
+        )
+        running.check_flags((is_wrong, wrong, name))
     return model_flags.build_model(
         FLAGS.vocabulary_size
         or presets.preset_config(FLAGS.preset)["vocabulary_size"],
@@ -195,17 +189,12 @@ class _Run:
         self._eval_rows = replica_batch_size(FLAGS.eval_batch_size, slice_)
         self._segments = _segments(self._rows)
         strategy = tf.distribute.get_strategy()
-        self._trainer = Trainer(
+        self._trainer = training_flags.build_trainer(
             model,
-            training_flags.build_optimizer(training_flags.build_plan()),
+            training_flags.build_optimizer()[0],
             strategy,
             self._rows,
-            clip_norm=FLAGS.clip_norm or None,
-            seed=FLAGS.seed,
-            segment_lengths=self._segments.segment_lengths,
-            accumulate_steps=FLAGS.accumulate_steps,
-            intermediate_loss_steps=training_flags.intermediate_loss_steps(),
-            attention_kernel=FLAGS.attention_kernel,
+            self._segments,
         )
         self._evaluator = Evaluator(
             model, strategy, self._eval_rows, FLAGS.segment_length
@@ -230,8 +219,7 @@ class _Run:
             parts=self._parts,
             beside=self._evaluator.num_bytes,
         )
-        arguments = _batch(self._segments), tf.constant(0.0)
-        return step, self._trainer.replica_step, arguments
+        return step, self._trainer.replica_step, _arguments(self._segments)
 
     def evaluation(self):
         memory = self._evaluator.num_bytes
@@ -241,7 +229,7 @@ class _Run:
             parts={"weights": self._parts["weights"], "memory": memory},
             beside=self._parts["optimizer"] + self._parts["memory"],
         )
-        arguments = _batch(_segments(self._eval_rows)), tf.constant(0.0)
+        arguments = _arguments(_segments(self._eval_rows))
         return step, self._evaluator.replica_step, arguments
 
     def generation(self):
@@ -278,10 +266,9 @@ def _segments(rows):
     )
 
 
-def _batch(segments):
-    return {
-        name: tf.constant(value) for name, value in segments.batch(0).items()
-    }
+def _arguments(segments):
+    """Returns a batch and a request to stop, for the step of a replica."""
+    return tf.nest.map_structure(tf.constant, (segments.batch(0), 0.0))
 
 
 def _describe(facts, model):

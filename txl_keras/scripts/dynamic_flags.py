@@ -59,22 +59,18 @@ class Dynamic(options.Options):
 def check_dynamic_flags():
     """Checks the flags before anything is loaded."""
     if FLAGS.dynamic is None:
-        given = [name for name in Dynamic.names() if FLAGS[name].present]
-        if given:
-            raise ValueError(
-                f"`{given[0]}` can only be given with --dynamic. Received: "
-                f"--{given[0]}={FLAGS[given[0]].value}"
-            )
+        running.check_flags(*(
+            (FLAGS[x].present, f"`{x}` can only be given with --dynamic.", x)
+            for x in Dynamic.names()
+        ))  # fmt: skip
         return
     for name in ("dynamic_learning_rate", "dynamic_decay"):
         if FLAGS[name].value is not None:
             for value in running.numbers(name, float):
                 check_number(name, value, 0)
-    if FLAGS.dynamic == "sgd" and any(_decays()):
-        raise ValueError(
-            "`dynamic_decay` must be 0 with --dynamic=sgd. Received: "
-            f"--dynamic_decay={','.join(FLAGS.dynamic_decay)}"
-        )
+    is_wrong = FLAGS.dynamic == "sgd" and any(_decays())
+    expected = "`dynamic_decay` must be 0 with --dynamic=sgd."
+    running.check_flags((is_wrong, expected, "dynamic_decay"))
     check_pattern("dynamic_weights", FLAGS.dynamic_weights)
 
 

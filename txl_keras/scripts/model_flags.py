@@ -17,6 +17,7 @@ from txl_keras.models import presets
 from txl_keras.models.model_folder import warn_of_memory_source
 from txl_keras.models.transformer_xl_backbone import MEMORY_SOURCES
 from txl_keras.scripts import options
+from txl_keras.scripts import running
 
 FLAGS = flags.FLAGS
 
@@ -168,7 +169,7 @@ def build_model(vocabulary_size, train_tokens, dtype, config=None):
             token_counts(train_tokens, vocabulary_size)
         )
     elif "cutoffs" in changes:
-        changes["cutoffs"] = _integers("cutoffs", changes["cutoffs"])
+        changes["cutoffs"] = running.numbers("cutoffs", int)
     if changes.get("tie_projections") in _TIES:
         changes["tie_projections"] = _TIES[changes["tie_projections"]]
     changes["vocabulary_size"] = vocabulary_size
@@ -187,13 +188,3 @@ def build_model(vocabulary_size, train_tokens, dtype, config=None):
         (config if name in own else backbone)[name] = value
     config["dtype"] = backbone["dtype"] = dtype
     return TransformerXLCausalLM.from_config(config)
-
-
-def _integers(name, texts):
-    try:
-        return [int(text) for text in texts]
-    except ValueError as error:
-        raise ValueError(
-            f"`{name}` must be integers separated by commas, or auto. "
-            f"Received: {name}={','.join(texts)}"
-        ) from error

@@ -37,7 +37,6 @@ _DEFINE = {
 }
 # A name, and its description with more lines that are indented; or a topic.
 _DESCRIPTION = re.compile(r"^(\w+)( options)?:(.*(?:\n +.*)*)", re.MULTILINE)
-_topics = {}  # of the options that were defined
 
 
 def integer(least, most=None):
@@ -106,8 +105,9 @@ class Options:
                 default=None if is_required else default,
                 help=text + note,
                 required=is_required,
+                # absl groups flags by module: each topic is one.
+                module_name=f"{topic} flags",
             )
-            _topics[name] = topic
 
 
 class _Help(flags.BooleanFlag):
@@ -129,22 +129,18 @@ def define_help_flag():
 
 def defined_flags():
     """Returns the flags of all options of the script, sorted by name."""
-    return [FLAGS[name] for name in sorted(_topics) if name in FLAGS]
+    found = [x for members in flags_by_topic().values() for x in members]
+    return sorted(found, key=lambda flag: flag.name)
 
 
 def flags_by_topic():
     """Returns the flags of the script, sorted lists by topic."""
-    found = {topic: [] for topic in _TOPICS}
-    for flag in defined_flags():
-        found[_topics[flag.name]].append(flag)
-    return {topic: members for topic, members in found.items() if members}
+    found = FLAGS.flags_by_module_dict()
+    found = {topic: found.get(f"{topic} flags", []) for topic in _TOPICS}
+    return {k: sorted(v, key=lambda x: x.name) for k, v in found.items() if v}
 
 
 def describe_flags():
     """Returns the help of the script's flags, by topic."""
-    topics = flags_by_topic()
-    for topic, members in topics.items():
-        # absl groups flags by module: each topic is registered as a module.
-        for flag in members:
-            FLAGS.register_key_flag_for_module(f"{topic} flags", flag)
-    return "\n".join(FLAGS.module_help(f"{topic} flags") for topic in topics)
+    modules = (f"{topic} flags" for topic in flags_by_topic())
+    return "\n".join(map(FLAGS.module_help, modules))

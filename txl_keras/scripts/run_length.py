@@ -5,7 +5,6 @@ import time
 
 import keras
 import numpy as np
-import tensorflow as tf
 from absl import flags
 
 from txl_keras.data.feed import Feed
@@ -41,10 +40,7 @@ _TESTED_SHARE = 0.3
 
 
 def keep_plan(workdir):
-    """Sets the flags that a run chose at its start; returns what is asked now.
-
-    That is a dictionary of other values of `max_steps` and `minutes`.
-    """
+    """Sets the flags that a run chose at its start; returns others asked."""
     if not workdir.is_claimed():
         return {}
     config = workdir.read_config()
@@ -70,14 +66,8 @@ def keep_plan(workdir):
 
 
 def choose(strategy, build, segments):
-    """Chooses flags that are not given, by `--minutes`, text and processor.
-
-    `--max_steps`: as many as fit, by timing some, but not more epochs than a
-    short text is worth. `--dropout`: more for more epochs, if the model has
-    none. `--precision`: bfloat16 where it is fast. `--max_eval_tokens`: so that
-    scores take little time. `build` builds a `Trainer`, not the one that the
-    run uses.
-    """
+    """Chooses flags that are not given, by `--minutes`, text and processor."""
+    # `build` builds a `Trainer`, not the one that the run uses.
     # `--attention_kernel` was checked with the precision that was given.
     is_free = not FLAGS["precision"].present and not FLAGS.attention_kernel
     if is_free and _has_bfloat16(strategy):
@@ -124,16 +114,11 @@ def _has_bfloat16(strategy):
     is_fast = device == "tpu" or (
         device == "cpu" and prefers_tensorflow_matmul("bfloat16", training=True)
     )
-    found = tf.constant(int(is_fast), tf.int64)
-    return bool(gather_integers(strategy, lambda: found).min())
+    return bool(gather_integers(strategy, is_fast).min())
 
 
 def extend(asked, trainer, plan, workdir):
-    """Gives a restored run the steps or minutes that `keep_plan` returned.
-
-    The results of a run that goes on are removed. A run at step 0 gets the
-    time that its `--minutes` leave.
-    """
+    """Gives a restored run the steps or minutes that `keep_plan` returned."""
     step, last = int(trainer.step.numpy()), plan.last_step
     seconds = float(plan.variables["seconds"].numpy())
     budget = plan.variables["budget"]
@@ -210,8 +195,7 @@ class Pace:
             cost *= 1 + _SCORING_SHARE
         last = self._last_step(step, budget - seconds, cost, budget)
         # All workers must agree; the one that fits the fewest decides.
-        proposed = tf.constant(last, tf.int64)
-        last = gather_integers(self._trainer.strategy, lambda: proposed).min()
+        last = gather_integers(self._trainer.strategy, last).min()
         if last == self._plan.last_step:
             return ""
         updates = int(self._trainer.optimizer.iterations.numpy())
@@ -281,5 +265,5 @@ def _seconds_per_step(trainer, feed):
 
 def _longest(strategy, seconds):
     """Returns the largest of the durations of all workers."""
-    nanoseconds = tf.constant(int(1e9 * seconds), tf.int64)
-    return int(gather_integers(strategy, lambda: nanoseconds).max()) / 1e9
+    nanoseconds = gather_integers(strategy, int(1e9 * seconds))
+    return int(nanoseconds.max()) / 1e9

@@ -4,6 +4,7 @@ import difflib
 import math
 import os
 import pathlib
+import re
 import sys
 import time
 
@@ -204,13 +205,9 @@ def _check_flags():
                     f"`{name}` must be a finite number. "
                     f"Received: --{name}={value}"
                 )
-            if isinstance(value, str) and not _is_utf8(value):
+            # Python decodes invalid bytes of a command line to surrogates.
+            if re.search("[\ud800-\udfff]", str(value)):
                 raise ValueError(
                     f"`{name}` must be UTF-8: convert the text, or rename the "
                     f"file. Received: --{name}={os.fsencode(value)!r}"
                 )
-
-
-def _is_utf8(text):
-    # Python decodes invalid bytes of a command line to surrogates.
-    return not any("\ud800" <= symbol <= "\udfff" for symbol in text)

@@ -1,8 +1,10 @@
 """Shows what the model of a run writes, and what surprises it."""
 
+import dataclasses
 import functools
 import itertools
 import time
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -11,50 +13,40 @@ from absl import logging
 from txl_keras.data.corpora.files import write_text
 from txl_keras.evaluation.surprise import SurpriseReader
 from txl_keras.evaluation.surprise import fill_page
+from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.generation.generator import Generator
 from txl_keras.samplers.sampler import Sampler
+from txl_keras.training.stopping import StopRequest
+from txl_keras.workdir import Workdir
 
 # Of the time of a run. A sample compiles and costs seconds at first.
 _SHARE = 0.02
 _SHOWN_TOKENS = 100  # of a sample in training
 
 
+@dataclasses.dataclass
 class Samples:
     """Writes text and the surprise page with the weights of a run."""
 
     # Neither changes the run: both have a memory of their own, and draw by seed
-    # and step. `prompt` is a function that returns the token ids `(P,)` that
-    # the model continues, and `text` are those of the page. With `max_tokens` 0
-    # nothing is shown in training, and there is no page.
+    # and step. With `max_tokens` 0 nothing is shown in training, and there is
+    # no page.
 
-    def __init__(
-        self,
-        model,
-        strategy,
-        tokenizer,
-        workdir,
-        stop,
-        *,
-        prompt,
-        text,
-        title,
-        segment_length,
-        max_tokens,
-        seed,
-    ):
-        self._trained = model
-        is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-        self._is_distributed = is_tpu or strategy.num_replicas_in_sync > 1
-        self._tokenizer = tokenizer
-        self._workdir = workdir
-        self._stop = stop
-        self._prompt = functools.cache(prompt)
-        self._text = np.asarray(text, np.int32)
-        self._title = title
-        self._segment_length = segment_length
-        self._max_tokens = max_tokens
-        self._are_shown = max_tokens > 0
-        self._seed = seed
+    model: TransformerXLCausalLM
+    strategy: tf.distribute.Strategy
+    tokenizer: object
+    workdir: Workdir
+    stop: StopRequest
+    prompt: Callable  # returns the token ids `(P,)` that the model continues
+    text: np.ndarray  # token ids of the page
+    title: str
+    segment_length: int
+    max_tokens: int
+    seed: int
+
+    def __post_init__(self):
+        self._are_shown = self.max_tokens > 0
+        self.prompt = functools.cache(self.prompt)
         self._copy = self._generator = self._reader = None
         self._start, self._seconds = time.monotonic(), 0.0
 
@@ -65,13 +57,13 @@ class Samples:
         if not is_due or not self._are_shown:
             return
         try:
-            most = min(self._max_tokens, _SHOWN_TOKENS)
+            most = min(self.max_tokens, _SHOWN_TOKENS)
             tokens = itertools.takewhile(
-                lambda _: self._stop.signal is None,
-                self._tokens(most, self._seed + step),
+                lambda _: self.stop.signal is None,
+                self._tokens(most, self.seed + step),
             )
-            sample = self._tokenizer.decode(list(tokens))
-            if self._stop.signal is not None:
+            sample = self.tokenizer.decode(list(tokens))
+            if self.stop.signal is not None:
                 return
             progress.sample(step, sample)
             tensorboard.write_text("sample", sample, step)
@@ -87,8 +79,8 @@ class Samples:
 
     def write(self):
         """Returns a continuation of the prompt."""
-        tokens = self._tokens(self._max_tokens, self._seed)
-        return self._tokenizer.decode(list(tokens))
+        tokens = self._tokens(self.max_tokens, self.seed)
+        return self.tokenizer.decode(list(tokens))
 
     def _tokens(self, max_tokens, seed):
         model = self._current_model()
@@ -96,28 +88,28 @@ class Samples:
             self._generator = Generator(
                 model,
                 Sampler(temperature=0.8, top_p=0.95),
-                self._workdir.generation_memory_length(model.backbone),
+                self.workdir.generation_memory_length(model.backbone),
             )
         seed %= np.iinfo(np.int32).max - 1
-        for token in self._generator([self._prompt()], max_tokens, seed):
+        for token in self._generator([self.prompt()], max_tokens, seed):
             yield int(token[0])
 
     def write_page(self, step, tensorboard):
         """Writes surprise.html, unless the text is too short or not wanted."""
         # TensorBoard, which shows no HTML, gets the mean bits.
-        if not self._are_shown or len(self._text) < 2:
+        if not self._are_shown or len(self.text) < 2:
             return
         model = self._current_model()
         if self._reader is None:
             self._reader = SurpriseReader(
                 model,
-                self._tokenizer,
-                self._segment_length,
+                self.tokenizer,
+                self.segment_length,
                 model.backbone.memory_length,
             )
-        data = self._reader.read(self._text)
-        page = fill_page(f"{self._title}, step {step}", data)
-        write_text(page, self._workdir.file("surprise.html"))
+        data = self._reader.read(np.asarray(self.text, np.int32))
+        page = fill_page(f"{self.title}, step {step}", data)
+        write_text(page, self.workdir.file("surprise.html"))
         scored = data["tokens"][1:]
         means = {
             "with_memory": np.mean([x["bits"] for x in scored]).item(),
@@ -127,10 +119,11 @@ class Samples:
 
     def _current_model(self):
         """Returns the model, or a copy on one device if it is on several."""
-        if not self._is_distributed:
-            return self._trained
+        is_tpu = isinstance(self.strategy, tf.distribute.TPUStrategy)
+        if not is_tpu and self.strategy.num_replicas_in_sync == 1:
+            return self.model
         if self._copy is None:
-            config = self._trained.get_config()
-            self._copy = type(self._trained).from_config(config)
-        self._copy.set_weights(self._trained.get_weights())
+            config = self.model.get_config()
+            self._copy = type(self.model).from_config(config)
+        self._copy.set_weights(self.model.get_weights())
         return self._copy

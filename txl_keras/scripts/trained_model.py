@@ -11,7 +11,9 @@ from txl_keras.preset_folders import find_folder
 from txl_keras.preset_folders import load_folder
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
-from txl_keras.weights import weights_by_name
+from txl_keras.training.checkpointing import check_shapes
+from txl_keras.training.checkpointing import shapes_of
+from txl_keras.training.checkpointing import weight_variables
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
@@ -134,14 +136,10 @@ class TrainedOrigin:
 
     def restore_weights(self, model):
         """Copies the weights; returns words on where they come from."""
-        weights = weights_by_name(self._model)
-        for name, weight in weights_by_name(model).items():
-            shape = getattr(weights.get(name), "shape", None)
-            if shape != weight.shape:
-                raise ValueError(
-                    f"weights/{name} must be of shape {weight.shape}. "
-                    f"Received: {shape}"
-                )
-            weight.assign(weights[name])
+        weights = weight_variables(self._model)
+        variables = weight_variables(model)
+        check_shapes(self.path, shapes_of(weights), shapes_of(variables))
+        for name, variable in variables.items():
+            variable.assign(weights[name])
         at = f", step {self._step}" if self._step else ""
         return f"Starts from the best weights of {self.path}{at}"

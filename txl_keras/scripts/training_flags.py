@@ -13,6 +13,7 @@ from txl_keras.training.run_plan import RunPlan
 from txl_keras.training.schedules import SCHEDULES
 from txl_keras.training.schedules import build_schedule
 from txl_keras.training.strategy import check_alike
+from txl_keras.training.trainer import Trainer
 
 FLAGS = flags.FLAGS
 
@@ -208,8 +209,8 @@ def dtype_policy():
     return f"mixed_{FLAGS.precision}"
 
 
-def build_plan():
-    """Builds the learning-rate schedule of the flags, over their steps."""
+def build_optimizer():
+    """Builds the optimizer of the flags, and its learning rate, a `RunPlan`."""
     schedule = build_schedule(
         FLAGS.schedule,
         FLAGS.learning_rate,
@@ -217,23 +218,34 @@ def build_plan():
         _warmup_steps(),
         FLAGS.min_learning_rate,
     )
-    return RunPlan(schedule, FLAGS.max_steps)
-
-
-def build_optimizer(plan):
-    """Builds the optimizer of the flags, whose learning rate is a `RunPlan`."""
-    return optimizers.build_optimizer(
+    plan = RunPlan(schedule, FLAGS.max_steps)
+    optimizer = optimizers.build_optimizer(
         FLAGS.optimizer,
         plan,
         weight_decay=FLAGS.weight_decay,
         momentum=FLAGS.momentum,
         beta_2=FLAGS.beta_2,
     )
+    return optimizer, plan
 
 
-def intermediate_loss_steps():
-    """Returns the steps of `--intermediate_losses`: half of all or none."""
-    return FLAGS.max_steps // 2 if FLAGS.intermediate_losses else 0
+def build_trainer(model, optimizer, strategy, batch_size, segments, stop=None):
+    """Builds the `Trainer` of the flags."""
+    given = LanguageTraining.values()
+    half = FLAGS.max_steps // 2
+    return Trainer(
+        model,
+        optimizer,
+        strategy,
+        batch_size,
+        clip_norm=FLAGS.clip_norm or None,
+        seed=FLAGS.seed,
+        segment_lengths=getattr(segments, "segment_lengths", None),
+        accumulate_steps=FLAGS.accumulate_steps,
+        intermediate_loss_steps=half if given.get("intermediate_losses") else 0,
+        attention_kernel=given.get("attention_kernel", False),
+        stop=stop,
+    )
 
 
 def training_segments(split, segment_length=None):

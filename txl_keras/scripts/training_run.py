@@ -5,6 +5,7 @@ import sys
 import keras
 from absl import flags
 
+from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.plots import plot_learning_curve
@@ -20,7 +21,6 @@ from txl_keras.training.progress import Progress
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.tensorboard import TensorBoard
-from txl_keras.training.trainer import Trainer
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
@@ -29,10 +29,14 @@ FLAGS = flags.FLAGS
 class TrainingRun:
     """Trains a model on a text; a subclass for each kind of model."""
 
-    # A subclass sets `corpus`, `tokenizer`, `splits`, the segments to train on
-    # and the held-out ones `valid` and `test`; how a learning curve names a
-    # token; what a step is, in words; and maybe the mean bytes of a token of
-    # train and valid.
+    # A subclass sets `corpus`, `tokenizer`, `splits`, the `segments` to train
+    # on and the held-out ones `valid` and `test`; `unit`, how a learning curve
+    # names a token; `per_step`, what a step is, in words; and maybe the mean
+    # bytes of a token of train and valid. Its methods are `build_model()`;
+    # `evaluate(segments)`, which returns scores, or `None` if it was stopped;
+    # `describe(nll, split)` and `describe_results()`, which return words;
+    # `finish(step, scores)`, which writes what the best weights give, and may
+    # add to their scores; and maybe `show(step)`, called after a score.
     bytes_per_token = None
 
     def __init__(self, strategy, stop):
@@ -46,32 +50,12 @@ class TrainingRun:
         self.workdir = Workdir(FLAGS.workdir)
         self.workdir.check_has_config()
         if strategies.is_chief(strategy):
-            self.workdir.check_writable()
+            check_can_write("workdir", self.workdir.path)
         self._asked = run_length.keep_plan(self.workdir)
         self.trainer = self.plan = self.loop = None
 
-    def build_model(self):
-        """Builds the model."""
-        raise NotImplementedError
-
-    def evaluate(self, segments):
-        """Returns the scores of segments, or `None` if it was stopped."""
-        raise NotImplementedError
-
-    def describe(self, nll, split):
-        """Returns words for nats per token of a split."""
-        raise NotImplementedError
-
     def show(self, step):
         """Shows what the model does after a validation score."""
-
-    def finish(self, step, scores):
-        """Writes what the best weights give; may add to their scores."""
-        raise NotImplementedError
-
-    def describe_results(self):
-        """Returns words for results.json."""
-        raise NotImplementedError
 
     def settings(self):
         """Returns the flags that change the result, by name."""
@@ -82,23 +66,19 @@ class TrainingRun:
         if strategies.is_chief(self.strategy):
             print(text, flush=True)
 
-    def build_trainer(self, **options):
+    def build_trainer(self):
         """Builds the model, the optimizer and the `Trainer` of the flags."""
         self.trainer = self.plan = None  # frees those of an earlier call
         with self.strategy.scope():
             model = self.build_model()
-            self.plan = training_flags.build_plan()
-            optimizer = training_flags.build_optimizer(self.plan)
-        self.trainer = Trainer(
+            optimizer, self.plan = training_flags.build_optimizer()
+        self.trainer = training_flags.build_trainer(
             model,
             optimizer,
             self.strategy,
             FLAGS.batch_size,
-            clip_norm=FLAGS.clip_norm or None,
-            seed=FLAGS.seed,
-            accumulate_steps=FLAGS.accumulate_steps,
+            self.segments,
             stop=self.stop,
-            **options,
         )
         return self.trainer
 

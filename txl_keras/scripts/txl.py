@@ -6,7 +6,6 @@
 import ast
 import difflib
 import importlib.util
-import pathlib
 import runpy
 import sys
 
@@ -73,13 +72,6 @@ def _help():
 
 def _summary(command):
     """Returns the first line of a script's docstring, without running it."""
-    source = _scripts() / f"{COMMANDS[command]}.py"
-    doc = ast.get_docstring(ast.parse(source.read_text("utf-8")))
+    spec = importlib.util.find_spec(f"txl_keras.train.{COMMANDS[command]}")
+    doc = ast.get_docstring(ast.parse(spec.loader.get_source(spec.name)))
     return doc.partition("\n")[0]
-
-
-def _scripts():
-    """Returns the folder train/: of the installed package or of a checkout."""
-    package = pathlib.Path(importlib.util.find_spec("txl_keras").origin).parent
-    installed = package / "train"
-    return installed if installed.is_dir() else package.parent / "train"

@@ -88,17 +88,9 @@ def lower(function, arguments, num_replicas):
 
 
 def compile_hlo(hlo, slice_, num_replicas):
-    """Compiles an HLO module of `lower` for the chips of a `TpuType`.
-
-    `num_replicas` is 1 or that of the slice. A lock lets only one process per
-    machine compile at a time.
-
-    Returns a dictionary: `device`, `seconds`; bytes of `arguments`, `outputs`,
-    `aliased`, `temporaries` and `code`; `flops` and `bytes_accessed`, which
-    count the body of a loop once; `text`, the compiled module. If the compiler
-    rejects the module, the only key is `error`, its message.
-    """
-    check_compiler()
+    """Compiles an HLO module for a `TpuType`; returns facts, or an `error`."""
+    # `compiler.py` returns the facts, of which `flops` and `bytes_accessed`
+    # count the body of a loop once. `text` is the compiled module.
     with tempfile.TemporaryDirectory() as folder, _one_at_a_time() as held:
         folder = pathlib.Path(folder)
         (folder / "step.hlo").write_bytes(hlo)

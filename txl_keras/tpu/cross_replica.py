@@ -5,13 +5,10 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 
 class OneOfManyReplicas(tf.distribute.ReplicaContext):
-    """Traces the function of one replica as a part of a larger TPU slice.
+    """Traces the function of one replica as a part of a larger TPU slice."""
 
-    Inside this context `tf.distribute.get_replica_context()` is one of
-    `num_replicas` replicas, and `all_reduce` lowers to XLA's all-reduce over
-    all of them. Functions traced in it are for compiling only; they cannot run
-    here.
-    """
+    # `all_reduce` lowers to XLA's all-reduce over all `num_replicas`. Functions
+    # traced in this context are for compiling only; they cannot run here.
 
     def __init__(self, num_replicas):
         super().__init__(tf.distribute.get_strategy(), 0)

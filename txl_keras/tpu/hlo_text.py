@@ -37,11 +37,6 @@ def collectives(text):
     return found
 
 
-def loops(text):
-    """Returns the number of `while` instructions in an HLO module."""
-    return len(re.findall(r" while\(", text))
-
-
 class BytesMoved(typing.NamedTuple):
     """Holds the bytes that instructions read and write."""
 

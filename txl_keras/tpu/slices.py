@@ -49,12 +49,8 @@ class TpuType:
     topology: str  # chips along each axis, such as "4x4"
 
     @property
-    def num_chips(self):
-        return math.prod(map(int, self.topology.split("x")))
-
-    @property
     def replicas(self):
-        return self.num_chips * self.chip.cores
+        return math.prod(map(int, self.topology.split("x"))) * self.chip.cores
 
     # The name that `replica_batch_size` reads.
     num_replicas_in_sync = replicas
@@ -80,16 +76,6 @@ TYPES = {
     )
     for number, topology in topologies.items()
 }
-
-
-def tpu_type(name):
-    """Returns the `TpuType` of a name; raises `ValueError` if unknown."""
-    if name not in TYPES:
-        raise ValueError(
-            f"`tpu_type` must be one of {', '.join(TYPES)}. "
-            f"Received: tpu_type={name}"
-        )
-    return TYPES[name]
 
 
 def check_kernel(slice_, precision):

@@ -13,25 +13,37 @@ plain names:
     results/NAME       of steps that are not in metrics.jsonl yet
 
 `tf.train.Checkpoint` would silently leave out the layers that a Keras 3 model
-keeps in a list, and the memory of all replicas but the first.
+keeps in a list, and the memory of all replicas but the first. A file may come
+from a stranger: sizes are compared before anything is allocated.
 
 Letters: `B` batch over all replicas.
 """
 
 import concurrent.futures
 import functools
+import math
 import os
+import re
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_no_pattern
+from txl_keras.data.corpora.files import remove_if_empty
+from txl_keras.json_files import open_checked
 from txl_keras.missing_folder import when_present
-from txl_keras.training import bundles
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
 from txl_keras.weights import weights_by_name
+
+# The index of 24 blocks and their optimizer takes 70 kB.
+_MAX_INDEX_BYTES = 4 << 20
+
+
+class DamagedCheckpointError(ValueError):
+    """Reports a checkpoint that cannot be read in full or contains NaN."""
 
 
 class Checkpoints:
@@ -79,7 +91,7 @@ class Checkpoints:
         # All but the memory, which differs by replica.
         self._variables = {
             "step": trainer.step,
-            **bundles.weight_variables(trainer.model),
+            **weight_variables(trainer.model),
             **{
                 f"optimizer/{i:04}": variable.value
                 for i, variable in enumerate(trainer.optimizer.variables)
@@ -99,10 +111,10 @@ class Checkpoints:
     @property
     def latest(self):
         """Returns the path of the newest undamaged checkpoint, or `None`."""
-        steps = set(bundles.saved_steps(self._directory)) - self._damaged
+        steps = set(saved_steps(self._directory)) - self._damaged
         if not steps:
             return None
-        return bundles.checkpoint_path(self._directory, max(steps))
+        return checkpoint_path(self._directory, max(steps))
 
     def save(self, results=None):
         """Writes a checkpoint of the current step.
@@ -122,7 +134,7 @@ class Checkpoints:
         memory = self._gather_memory()
         if not self._is_chief:
             return
-        state = bundles.copies(self._variables)
+        state = copies(self._variables)
         self._damaged.discard(int(state["step"]))
         for (name, variable), value in zip(
             self._memory.items(), memory, strict=True
@@ -133,14 +145,14 @@ class Checkpoints:
         if self._run is not None:
             state["run"] = np.int64(self._run)
         self._begin_writing(
-            bundles.write_checkpoint, self._directory, state, self._max_to_keep
+            write_checkpoint, self._directory, state, self._max_to_keep
         )
 
     def save_best(self):
         """Writes the weights in place of the best ones so far."""
         self.wait()
         if self._is_chief:
-            weights = bundles.copies(weights_by_name(self._trainer.model))
+            weights = copies(weights_by_name(self._trainer.model))
             step = int(self._trainer.step.numpy())
             self._begin_writing(self._write_best, weights, step)
 
@@ -162,7 +174,9 @@ class Checkpoints:
         """Removes all checkpoints, and the folder if it holds nothing else."""
         self.wait()
         if self._is_chief:
-            bundles.remove_checkpoints(self._directory)
+            steps = saved_steps(self._directory)
+            remove_checkpoints(self._directory, steps)
+            remove_if_empty(self._directory)
 
     def restore(self, expected=None):
         """Restores the newest complete checkpoint, if there is any.
@@ -178,17 +192,17 @@ class Checkpoints:
         if self._is_chief:
             # An interrupted `fit` of this process may still write here.
             self._writer.submit(int).result()
-            bundles.remove_leftovers(self._directory)
+            remove_leftovers(self._directory)
         results = {}
-        steps = bundles.saved_steps(self._directory)
+        steps = saved_steps(self._directory)
         if steps:
-            shapes = bundles.shapes_of(self._variables)
+            shapes = shapes_of(self._variables)
             for name, variable in self._memory.items():
                 # The rows of all replicas, maybe more or fewer than before.
                 shapes[name] = self._trainer.batch_size, *variable.shape[1:]
             for name, shape in (expected or {}).items():
                 shapes[f"results/{name}"] = shape
-            state = bundles.read_newest(self._directory, shapes, self._run)
+            state = read_newest(self._directory, shapes, self._run)
             for name, variable in self._variables.items():
                 variable.assign(state[name])
             self._assign_memory(state)
@@ -198,20 +212,15 @@ class Checkpoints:
                 if name.startswith("results/")
             }
             self._damaged = {step for step in steps if step > state["step"]}
-        self._check_workers_agree()
-        return results
-
-    def _check_workers_agree(self):
-        step = self._trainer.step
-        found = gather_integers(
-            self._trainer.strategy, lambda: tf.cast(step.read_value(), tf.int64)
-        )
+        step = int(self._trainer.step.numpy())
+        found = gather_integers(self._trainer.strategy, step)
         if len(set(found)) > 1:
             raise ValueError(
                 f"All workers must see the same files in {self._directory}: "
                 "give a `workdir` that they share, such as a bucket. Steps "
                 f"found there, by replica: {found.tolist()}"
             )
+        return results
 
     @tf.function
     def _gather_memory(self):
@@ -247,3 +256,265 @@ class Checkpoints:
 
         rows = strategy.experimental_distribute_values_from_function(rows_of)
         tf.function(strategy.run)(assign, args=(rows,))
+
+
+# === Weights ===
+
+
+def weight_variables(model):
+    """Returns the weights of a model by their names in a checkpoint."""
+    return {f"weights/{n}": v for n, v in weights_by_name(model).items()}
+
+
+def restore_weights(model, directory, run=None):
+    """Restores a run's newest weights only; returns the step of them."""
+    variables = weight_variables(model)
+    state = read_newest(directory, {"step": (), **shapes_of(variables)}, run)
+    for name, variable in variables.items():
+        variable.assign(state[name])
+    return int(state["step"])
+
+
+def check_saved_shapes(directory, make_expected):
+    """Checks the shapes of a run's newest weights by reading only the index."""
+    # `make_expected` takes the number of saved tensors, an upper limit of the
+    # number of layers, and returns the expected shapes by name. So a model need
+    # not be built before its size is known.
+
+    def check(path):
+        _, saved = _open(path)
+        expected = make_expected(len(saved))
+        weights = {f"weights/{name}": s for name, s in expected.items()}
+        check_shapes(path, saved, weights)
+
+    _try_newest(directory, check)
+
+
+def average_weights(model, directory, num_checkpoints=None, run=None):
+    """Gives a model the mean of a run's newest checkpoints; returns steps."""
+    # Like `avg_checkpoints` of the original code, with sums in float64.
+    steps = _steps_to_read(directory)
+    if num_checkpoints is not None:
+        check_integer("num_checkpoints", num_checkpoints, 1)
+        if num_checkpoints > len(steps):
+            raise ValueError(
+                f"`num_checkpoints` must be at most {len(steps)}, as many as "
+                f"there are in {directory}; train with a higher --max_to_keep "
+                f"for more. Received: num_checkpoints={num_checkpoints}"
+            )
+        steps = steps[-num_checkpoints:]
+    variables = weight_variables(model)
+    sums = {name: np.zeros(v.shape) for name, v in variables.items()}
+    for step in steps:
+        path = checkpoint_path(directory, step)
+        state = _read(path, shapes_of(variables), run)
+        for name, total in sums.items():
+            total += state[name]
+    for name, variable in variables.items():
+        variable.assign(sums[name] / len(steps))
+    return steps
+
+
+def copies(variables):
+    """Returns the values of variables by name, as arrays of their own."""
+    # `numpy()` may share the memory of the variable.
+    return {name: np.array(v.numpy()) for name, v in variables.items()}
+
+
+def shapes_of(variables):
+    """Returns the shapes of variables by name."""
+    return {name: tuple(v.shape) for name, v in variables.items()}
+
+
+# === Files ===
+
+
+def checkpoint_path(directory, step):
+    """Returns the path of a checkpoint, without the ending of its files."""
+    return os.path.join(directory, f"ckpt-{step}")
+
+
+def saved_steps(directory):
+    """Returns the steps of the checkpoints in a directory, ascending."""
+    found = (re.fullmatch(r"ckpt-(\d+)\.index", n) for n in _list(directory))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def _list(directory):
+    gfile = tf.io.gfile
+    return gfile.listdir(directory) if gfile.isdir(directory) else []
+
+
+def write_checkpoint(directory, state, max_to_keep=None):
+    """Writes a checkpoint of arrays by name, then removes old ones."""
+    # `max_to_keep` checkpoints up to this step are kept, and none of later
+    # steps, which a run that resumed from an earlier step left behind.
+    path = checkpoint_path(directory, state["step"])
+    name = first_not_finite(state)
+    if name:
+        raise FloatingPointError(
+            f"Not saved: {name} of step {state['step']} is not finite."
+        )
+    names = sorted(state)
+    try:
+        tf.io.gfile.makedirs(directory)
+        with tf.device("CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=path,
+                tensor_names=names,
+                shape_and_slices=[""] * len(names),
+                tensors=[tf.constant(state[name]) for name in names],
+            )
+    except tf.errors.OpError as error:
+        remove_leftovers(directory)
+        kept = ", ".join(map(str, saved_steps(directory))) or "none"
+        # Without the name of the op.
+        reason = error.message.split("}} ")[-1].removesuffix(" [Op:SaveV2]")
+        raise OSError(
+            f"The checkpoint {path} could not be written: {reason}. Is the "
+            f"disk full? Whole checkpoints there, by step: {kept}."
+        ) from error
+    if max_to_keep is not None:
+        steps = saved_steps(directory)
+        kept = [step for step in steps if step <= state["step"]][-max_to_keep:]
+        remove_checkpoints(directory, set(steps) - set(kept))
+
+
+def remove_checkpoints(directory, steps):
+    """Removes the checkpoints of some steps, and files of no checkpoint."""
+    # The index first: files without an index are not a checkpoint.
+    for step in steps:
+        tf.io.gfile.remove(checkpoint_path(directory, step) + ".index")
+    remove_leftovers(directory)
+
+
+def remove_leftovers(directory):
+    """Removes the files of no checkpoint, such as of a killed process."""
+    whole = {f"ckpt-{step}" for step in saved_steps(directory)}
+    for name in _list(directory):
+        is_ours = re.match(r"(ckpt-\d+)\.(data|index)", name)
+        if is_ours and (is_ours[1] not in whole or "tempstate" in name):
+            tf.io.gfile.remove(os.path.join(directory, name))
+
+
+def read_newest(directory, shapes, run=None):
+    """Reads the newest complete checkpoint; logs an error for a damaged one."""
+    return _try_newest(directory, lambda path: _read(path, shapes, run))
+
+
+def _try_newest(directory, read):
+    """Returns `read(path)` for the newest checkpoint that is not damaged."""
+    errors = []
+    for step in reversed(_steps_to_read(directory)):
+        try:
+            result = read(checkpoint_path(directory, step))
+        except DamagedCheckpointError as error:
+            errors.append(str(error))
+            continue
+        for error in errors:
+            logging.error("%s. Step %d is taken instead.", error, step)
+        return result
+    raise DamagedCheckpointError(
+        f"No checkpoint in {directory} can be read. {errors[0]}. Bring back a "
+        "copy of the folder, or begin again with another --workdir."
+    )
+
+
+def _steps_to_read(directory):
+    steps = saved_steps(directory)
+    if not steps:
+        raise FileNotFoundError(
+            f"No checkpoint in {directory}: train first, with `txl train`."
+        )
+    return steps
+
+
+def _read(path, shapes, run=None):
+    """Reads the tensors named in `shapes`, and the saved results."""
+    reader, saved = _open(path)
+    check_shapes(path, saved, shapes)
+    try:
+        state = {
+            name: reader.get_tensor(name)
+            for name in saved
+            if name in shapes or re.match("run$|results/", name)
+        }
+    # The errors of missing and truncated files.
+    except (tf.errors.OpError, RuntimeError, IndexError) as error:
+        raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
+    # Converted weights are of no run.
+    if run is not None and state.get("run", run) != run:
+        raise ValueError(
+            f"{path} is of another run: it was saved under another "
+            "configuration than the config.json beside its folder. Bring back "
+            "the files of one run."
+        )
+    name = first_not_finite(state)
+    if name:
+        raise DamagedCheckpointError(f"{path} is damaged: {name} is not finite")
+    return state
+
+
+def _open(path):
+    """Opens a checkpoint; returns its reader and the shapes of its tensors."""
+    # Rejects files that are smaller than the tensors they claim to hold: they
+    # are damaged, or made to exhaust the memory of the reader.
+    check_no_pattern("path", path)
+    try:
+        open_checked(f"{path}.index", _MAX_INDEX_BYTES).close()
+        reader = tf.compat.v1.train.NewCheckpointReader(path)
+        shapes = reader.get_variable_to_shape_map()
+        shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        claimed = 0
+        for name, dtype in reader.get_variable_to_dtype_map().items():
+            if not (dtype.is_floating or dtype.is_integer):
+                raise ValueError(f"{name} is no number")
+            claimed += math.prod(shapes[name]) * dtype.size
+        files = tf.io.gfile.glob(f"{path}.data-*")
+        held = sum(tf.io.gfile.stat(file).length for file in files)
+        if claimed > held:
+            raise ValueError(
+                f"its tensors take {claimed:,} bytes, its files have {held:,}"
+            )
+    # The errors of missing and truncated files.
+    except (OSError, ValueError, tf.errors.OpError, RuntimeError) as error:
+        raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
+    return reader, shapes
+
+
+def check_shapes(path, saved, expected):
+    """Raises `ValueError` unless a checkpoint has these shapes."""
+    # Of the groups of `expected`, such as weights or optimizer, it must have no
+    # other variables; results are left to the caller.
+    groups = {name.split("/")[0] for name in expected} - {"results"}
+    problems = [
+        f"{name} is missing" if name not in saved
+        else f"{name} is {saved[name]}, not {shape}"
+        for name, shape in expected.items()
+        if saved.get(name) != shape
+    ]  # fmt: skip
+    problems += [
+        f"{name} is not in this model or its optimizer"
+        for name in sorted(saved.keys() - expected)
+        if name.split("/")[0] in groups
+    ]
+    if problems:
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ValueError(
+            f"{path} is of another model: {'; '.join(problems[:3])}{more}. "
+            "Bring back the config.json that it was saved with, or build the "
+            "model of the same sizes."
+        )
+
+
+def first_not_finite(state):
+    """Returns the name of the first array with NaN or infinity, if any."""
+    for name, value in state.items():
+        # Results may be: those of steps that float16 skipped are infinite.
+        if name.startswith("results/"):
+            continue
+        # NumPy has no bfloat16: its kind is "V".
+        values = value.astype("float32") if value.dtype.kind == "V" else value
+        if not np.isfinite(values).all():
+            return name
+    return None

@@ -10,23 +10,20 @@ from txl_keras.layers.compute.target import current
 
 def describe(strategy):
     """Returns the number and kind of replicas, such as "2 x GPU"."""
-    replicas = strategy.num_replicas_in_sync
-    if isinstance(strategy, tf.distribute.TPUStrategy):
-        return f"{replicas} x TPU core"
-    device = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
-    if isinstance(strategy, tf.distribute.MirroredStrategy):
-        # The CPU may be split even on a machine with GPUs.
-        device = strategy.extended.worker_devices[0].split(":")[-2]
-    return f"{replicas} x {device}"
+    device = device_of(strategy).upper().replace("TPU", "TPU core")
+    return f"{strategy.num_replicas_in_sync} x {device}"
 
 
 def device_of(strategy):
     """Returns the kind of the replicas: `"cpu"`, `"gpu"` or `"tpu"`."""
-    # Inside `for_another_device` this is always `"tpu"`.
-    if current().device == "tpu":
+    # `--compile_only` builds steps for a TPU on a CPU.
+    is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+    if is_tpu or current().device == "tpu":
         return "tpu"
-    device = describe(strategy).split()[-1].lower()
-    return "tpu" if device == "core" else device
+    if isinstance(strategy, tf.distribute.MirroredStrategy):
+        # The CPU may be split even on a machine with GPUs.
+        return strategy.extended.worker_devices[0].split(":")[-2].lower()
+    return "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
 
 
 def compile_layers(

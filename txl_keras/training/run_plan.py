@@ -63,12 +63,10 @@ class RunPlan(keras.optimizers.schedules.LearningRateSchedule):
         self._counted = now
 
     def change(self, updates, step, last_step, begins_again=False):
-        """Sets the last step after `step`; the rate still ends as planned.
-
-        With `begins_again` a run that is past the place in the schedule where
-        one of `last_step` steps would be goes back to it. A finished run, whose
-        rate may be 0, would learn nothing otherwise.
-        """
+        """Sets the last step after `step`; the rate still ends as planned."""
+        # With `begins_again` a run goes back to where one of `last_step` steps
+        # would be in the schedule. A finished run, whose rate may be 0, would
+        # learn nothing otherwise.
         place = float(self._place(updates))
         if begins_again:
             place = min(place, self._planned * step / last_step)

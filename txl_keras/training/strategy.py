@@ -3,11 +3,10 @@
 import functools
 import zlib
 
+import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.layers.compute.target import Target
-from txl_keras.layers.compute.target import use
 from txl_keras.training.compilation import describe
 from txl_keras.training.workers import bound_waiting
 from txl_keras.training.workers import read_cluster
@@ -117,17 +116,19 @@ def is_chief(strategy):
 
 def wait_for_all(strategy):
     """Returns when all workers have called this function."""
-    gather_integers(strategy, lambda: tf.constant(0, tf.int64))
+    gather_integers(strategy, 0)
 
 
-def gather_integers(strategy, value):
-    """Returns `(R, ...)`: int64 `value()` of R replicas, or of this worker."""
+def gather_integers(strategy, values):
+    """Returns `(R, ...)`: the integers of R replicas, or of this worker."""
+    values = np.array([values], np.int64)
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return value().numpy()[None]
+        return values
 
     @tf.function
     def gather():
-        return strategy.gather(strategy.run(lambda: value()[None]), axis=0)
+        of_replicas = strategy.run(lambda: tf.constant(values))
+        return strategy.gather(of_replicas, axis=0)
 
     # Called itself, it would warn that `gather` is traced again each time.
     return gather.get_concrete_function()().numpy()
@@ -137,9 +138,7 @@ def check_alike(strategy, settings):
     """Checks that all workers were started with the same settings."""
     # Otherwise they would wait for each other at different points.
     hashes = [zlib.crc32(repr(value).encode()) for value in settings.values()]
-    of_workers = gather_integers(
-        strategy, lambda: tf.constant(hashes, tf.int64)
-    )  # [replicas, settings]
+    of_workers = gather_integers(strategy, hashes)  # [replicas, settings]
     is_other = (of_workers != of_workers[0]).any(axis=0)
     names = [n for n, other in zip(settings, is_other, strict=True) if other]
     if names:
@@ -150,21 +149,13 @@ def check_alike(strategy, settings):
         )
 
 
-def for_another_device():
-    """Returns a context for building steps on a CPU that will run on a TPU."""
-    return use(Target("tpu"))
-
-
 def host_loop(strategy, replica_step, stop, rows=()):
-    """Returns a function that runs many steps on all replicas in one host call.
-
-    The function takes `(iterator, num_steps)` and returns a dictionary of
-    tensors with one entry per step, fewer if stopped. `replica_step` takes one
-    element of the data and the value of `stop` on this worker. It returns
-    scalars that are equal on all replicas, and for the names in `rows` a tensor
-    of the rows of each. Its entry `stop` is a sum over replicas: if it is not
-    0, all workers end the loop after this step.
-    """
+    """Returns a function that runs many steps on all replicas in one call."""
+    # It returns a dictionary of tensors with one entry per step, fewer if
+    # stopped. `replica_step` takes one element of the data and the value of
+    # `stop` on this worker. It returns scalars that are equal on all replicas,
+    # and for the names in `rows` a tensor of the rows of each. If its entry
+    # `stop`, a sum over replicas, is not 0, all workers end after this step.
     names = []  # of the scalars, known once a step was traced
 
     # Not a `tf.function`: `strategy.run` would compile one graph for all

@@ -2,6 +2,7 @@
 
 import textwrap
 
+import keras
 import tensorflow as tf
 
 
@@ -17,9 +18,9 @@ class TensorBoard:
     def write(self, metrics):
         """Writes the numbers of a line of metrics.jsonl, which has a `step`."""
         with self._writer.as_default(step=metrics["step"]):
-            for name, value in _flatten(metrics):
-                if name != "step":
-                    tf.summary.scalar(name, value)
+            for path, value in keras.tree.flatten_with_path(metrics):
+                if path != ("step",) and isinstance(value, (int, float)):
+                    tf.summary.scalar("/".join(map(str, path)), value)
         self._writer.flush()
 
     def write_text(self, name, text, step):
@@ -33,12 +34,3 @@ class TensorBoard:
     def close(self):
         """Closes the file."""
         self._writer.close()
-
-
-def _flatten(metrics, prefix=""):
-    """Yields pairs of name and number."""
-    for name, value in metrics.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)):
-            yield prefix + name, value

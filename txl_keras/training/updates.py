@@ -6,14 +6,9 @@ from keras import ops
 
 
 def takes_weight_decay(variable):
-    """Returns whether weight decay applies to a variable, judged by its name.
-
-    Biases and the weights of layer normalization are not decayed.
-    """
-    return "bias" not in variable.name and variable.name not in (
-        "gamma",
-        "beta",
-    )
+    """Returns whether weight decay applies: not to biases and layer norms."""
+    is_norm = variable.name in ("gamma", "beta")
+    return "bias" not in variable.name and not is_norm
 
 
 def apply_gradients(optimizer, gradients, variables):

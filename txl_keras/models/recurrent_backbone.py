@@ -23,6 +23,7 @@ from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.memory_stack import initial_memory
+from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.models.lora import LoraBackbone
 from txl_keras.models.preset_model import PresetModel
@@ -95,6 +96,15 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
             "initializer_stddev", initializer_stddev, 0
         )
         self.dropout = check_dropout("dropout", dropout)
+        self._dropout = RowDropout(
+            dropout, dtype=self.dtype_policy, name="dropout"
+        )
+
+    def build(self, token_ids_shape):
+        hidden_shape = (*token_ids_shape, self.hidden_dim)
+        for layer in self.layers:
+            is_embedding = layer is self.token_embedding
+            layer.build(token_ids_shape if is_embedding else hidden_shape)
 
     def _embedding(self, **arguments):
         """Returns the embedding of token ids, if the model has one."""

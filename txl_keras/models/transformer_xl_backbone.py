@@ -32,7 +32,6 @@ from txl_keras.layers.memory.memory_stack import COLD_STARTS
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.padding import Padding
-from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.models.episodes import Episodes
 from txl_keras.models.presets import PRESETS
@@ -298,23 +297,18 @@ class TransformerXLBackbone(RecurrentBackbone):
             )
             for i in range(num_layers)
         ]
-        self.compressions = []
-        if compression is not None:
-            self.compressions = [
-                Compression(
-                    compression,
-                    compression_rate,
-                    dtype=self.dtype_policy,
-                    name=f"compression_{i}",
-                )
-                for i in range(num_layers)
-            ]
+        self.compressions = [
+            Compression(
+                compression,
+                compression_rate,
+                dtype=self.dtype_policy,
+                name=f"compression_{i}",
+            )
+            for i in range(num_layers if compression is not None else 0)
+        ]
         self._output_norm = None
         if normalize_output:
             self._output_norm = layer_norm(self, "output_norm")
-        self._dropout = RowDropout(
-            dropout, dtype=self.dtype_policy, name="dropout"
-        )
         if stateful:
             self._training_memory, self._inference_memory = self.memory_stacks()
         self.build((None, None))
@@ -329,13 +323,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         )
 
     def build(self, token_ids_shape):
-        hidden_shape = (*token_ids_shape, self.hidden_dim)
-        if self.token_embedding is not None:
-            self.token_embedding.build(token_ids_shape)
-        for layer in (*self.blocks, *self.compressions):
-            layer.build(hidden_shape)
-        if self._output_norm is not None:
-            self._output_norm.build(hidden_shape)
+        super().build(token_ids_shape)
         if self._shares_attention_biases:
             # u and v of section 3.3.
             for name in ("content_attention_bias", "positional_attention_bias"):

@@ -17,7 +17,6 @@ from txl_keras.layers.attention.position_encoding import (
     RelativePositionEncoding,
 )
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.two_stream_block import TwoStreamBlock
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 
@@ -155,15 +154,10 @@ class XLNetBackbone(RecurrentBackbone):
             )
             for i in range(num_layers)
         ]
-        self._dropout = RowDropout(
-            dropout, dtype=self.dtype_policy, name="dropout"
-        )
         self.build((None, None))
 
     def build(self, token_ids_shape):
-        self.token_embedding.build(token_ids_shape)
-        for block in self.blocks:
-            block.build((*token_ids_shape, self.hidden_dim))
+        super().build(token_ids_shape)
         # w of section 2.3, the initial query of every target.
         self.mask_embedding = self.add_weight(
             shape=(self.hidden_dim,),

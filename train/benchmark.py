@@ -338,22 +338,14 @@ def _large_array():
 
 def _bytes_per_token(model):
     """Returns the size of all weights and caches, each read once per token."""
-    backbone = model.backbone
-    entries = backbone.memory_length * backbone.num_heads * backbone.head_dim
-    itemsize = tf.as_dtype(backbone.compute_dtype).size
-    caches = 2 * backbone.num_layers * FLAGS.batch_size * entries
-    positions = sum(
-        int(tf.size(tensor))
-        for block in backbone.project_positions(backbone.memory_length + 1)
-        for tensor in block
-    )
     # Generation reads the projected positions, not their kernels.
     weights = model.count_params() - sum(
         weight.shape.num_elements()
-        for weight in backbone.weights
+        for weight in model.backbone.weights
         if "/position/" in weight.path
     )
-    return 4 * weights + itemsize * (caches + positions)
+    reader = SegmentReader(model.backbone, FLAGS.batch_size, 1)
+    return 4 * weights + reader.num_bytes
 
 
 def _evaluation_speed(model, peer):

@@ -206,10 +206,9 @@ class _States(collections.namedtuple("_States", ["states"])):
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class _Cell(keras.layers.LSTMCell):
-    """Computes an LSTM step and outputs the hidden state and the cell state.
+    """Computes an LSTM step and outputs the hidden state and the cell state."""
 
-    With both at every token, reading can continue after any of them.
-    """
+    # With both at every token, reading can continue after any of them.
 
     def __init__(self, units, **kwargs):
         super().__init__(units, **kwargs)

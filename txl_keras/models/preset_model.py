@@ -15,10 +15,7 @@ from txl_keras.models.presets import build_preset
 
 
 class PresetModel(keras.Model):
-    """Base class of models with `from_preset` and `save_to_preset`.
-
-    A subclass is a backbone, or a `BackboneModel`.
-    """
+    """Base class of models with `from_preset` and `save_to_preset`."""
 
     # Arguments of the presets by name; their weights are newly initialized.
     presets = types.MappingProxyType({})
@@ -191,10 +188,7 @@ class BackboneModel(PresetModel):
 
 
 def _quantization_config(model):
-    """Returns what a model's config says of its quantized layers.
-
-    Layers of another model inside of this one are in its own config.
-    """
+    """Returns what a model's config says of its own quantized layers."""
     quantized = {
         path: {
             "mode": layer.quantization_mode,

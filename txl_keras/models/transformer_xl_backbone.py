@@ -522,10 +522,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         return tuple(outputs)
 
     def _remember(self, memory, states, usage, lengths, computes_loss):
-        """Returns the new memory, and the reconstruction loss `(B,)` or `None`.
-
-        `states` are the inputs of the blocks and the output of the last.
-        """
+        """Returns new memory, and the reconstruction loss `(B,)` or `None`."""
         if self.compression is None:
             reads_inputs = self.memory_source == "inputs"
             remembered = states[:-1] if reads_inputs else states[1:]

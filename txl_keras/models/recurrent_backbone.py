@@ -36,21 +36,13 @@ _REMEDY = (
 
 
 class RecurrentBackbone(LoraBackbone, PresetModel):
-    """Base class of models that read text segment by segment with a memory.
+    """Base class of models that read text segment by segment with a memory."""
 
-    What a subclass provides:
-
-    - `token_embedding`, `memory_length`, any of the class attributes and
-      properties below that differ, and a `layer_flops` of its own unless it
-      calls `_set_heads`.
-    - `call(token_ids, memory, reset, training, dropout_seed, first_row)`, which
-      begins with `_begin` or its two parts, and returns hidden states and the
-      new `Memory`.
-    - `projection_initializer`, for the softmax.
-    - For `SegmentReader`: `project_memory`, `project_positions` and
-      `call_projected`, see `TransformerXLBackbone`. What `project_memory`
-      returns has `append` and `reset_rows`, as `ProjectedMemory` has them.
-    """
+    # A subclass provides `token_embedding`, `memory_length`, a `call` that
+    # begins with `_begin` or its two parts, and `projection_initializer`, for
+    # the softmax; a `layer_flops` unless it calls `_set_heads`; and for
+    # `SegmentReader` the `project_memory`, whose result has `append` and
+    # `reset_rows`, `project_positions` and `call_projected`.
 
     cold_start = "masked"
     # Callers check these capabilities rather than the class.

@@ -275,7 +275,9 @@ def _generation(model, peer):
         contenders[name] = lambda write=write: _time_items(write(start, count))
     contenders |= {
         "training path": _training_path_writer(model),
-        "bandwidth": _read_memory,
+        "bandwidth": functools.partial(
+            _read_memory, np.ones(_BANDWIDTH_BYTES // 4, np.float32)
+        ),
     }
     times = _take_turns(contenders | peer("generate", num_tokens=count))
     bandwidth = _BANDWIDTH_BYTES / times["seconds"].pop("bandwidth")
@@ -310,16 +312,11 @@ def _training_path_writer(model):
     return _timed(write)
 
 
-def _read_memory():
-    """Times five readings of `_BANDWIDTH_BYTES` with all cores."""
-    parts = np.array_split(_large_array(), os.cpu_count())
+def _read_memory(array):
+    """Times five readings of an array with all cores."""
+    parts = np.array_split(array, os.cpu_count())
     with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
         return _time_items(list(pool.map(np.max, parts)) for _ in range(6))
-
-
-@functools.cache
-def _large_array():
-    return np.ones(_BANDWIDTH_BYTES // 4, np.float32)
 
 
 def _bytes_per_token(model):

@@ -214,6 +214,22 @@ def test_too_few_tokens_are_refused_with_both_numbers(make, least):
     assert make(least).steps_per_epoch >= 1
 
 
+@pytest.mark.parametrize(
+    ("layout", "field", "expected"),
+    [
+        (Roll(25, 1, 4, seed=3), "starts", [9, 13, 17, 1, 5]),
+        (
+            VaryingLength(9_000, 2, 32, seed=0),
+            "counts",
+            [40, 36, 24, 32, 32, 28, 32, 16],
+        ),
+    ],
+)
+def test_a_seed_gives_the_same_rows_in_every_release(layout, field, expected):
+    rows = (layout.rows(0, step) for step in range(len(expected)))
+    assert [getattr(row, field)[0] for row in rows] == expected
+
+
 def test_too_few_segments_are_refused_with_both_numbers():
     with pytest.raises(ValueError, match="has 12 segments, and 13 are needed"):
         WholeSegments(DOCUMENTS, 60, 13, 5, drop_remainder=True)

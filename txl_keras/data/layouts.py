@@ -28,14 +28,7 @@ class Rows(NamedTuple):
 
 
 class Sequential:
-    """Assigns predictions `[r P // B, (r + 1) P // B)` to row r, T per step.
-
-    >>> layout = Sequential(23, batch_size=2, segment_length=4)
-    >>> layout.steps_per_epoch
-    2
-    >>> layout.rows(epoch=0, step=1).starts.tolist()
-    [4, 15]
-    """
+    """Assigns predictions `[r P // B, (r + 1) P // B)` to row r, T per step."""
 
     def __init__(self, num_tokens, batch_size, segment_length, shortest=None):
         # A row needs `shortest` predictions, by default those of one step.
@@ -64,19 +57,12 @@ class Sequential:
 
 
 class Roll(Sequential):
-    """Starts every row at a random offset in each epoch and wraps around.
+    """Starts every row at a random offset in each epoch and wraps around."""
 
-    A row begins at a random offset below T and at a random segment, and after
-    its last segment continues at its first one with memory reset. No token is
-    an input twice in an epoch. Fewer than 2 T tokens at the ends of a row are
-    left out, and they differ between epochs.
-
-    >>> layout = Roll(25, batch_size=1, segment_length=4, seed=3)
-    >>> [int(layout.rows(0, step).starts[0]) for step in range(5)]
-    [9, 13, 17, 1, 5]
-    >>> [bool(layout.rows(0, step).reset[0]) for step in range(5)]
-    [True, False, False, True, False]
-    """
+    # A row begins at a random offset below T and at a random segment, and after
+    # its last segment continues at its first one with memory reset. No token is
+    # an input twice in an epoch. Fewer than 2 T tokens at the ends of a row are
+    # left out, and they differ between epochs.
 
     def __init__(self, num_tokens, batch_size, segment_length, seed):
         spare = segment_length - 1  # largest offset
@@ -96,25 +82,16 @@ class Roll(Sequential):
 
 
 class VaryingLength(Sequential):
-    """Varies the segment length, so that segment boundaries differ.
+    """Varies the segment length, so that segment boundaries differ."""
 
-    The original code draws a length for each step: from a normal distribution
-    with standard deviation 5 around T, or with probability 0.05 around T / 2.
-    XLA compiles one program per length, so this layout uses only six. Every
-    cycle of 20 steps has one segment of half the length and 19 rounded
-    quantiles of the normal distribution, in a random order. All cycles have the
-    same total length, so a step is found without the cycles before it.
-
-    >>> layout = VaryingLength(9_000, batch_size=2, segment_length=32, seed=0)
-    >>> layout.lengths
-    (16, 24, 28, 32, 36, 40)
-    >>> [int(layout.rows(0, step).counts[0]) for step in range(8)]
-    [40, 36, 24, 32, 32, 28, 32, 16]
-    """
+    # The original code draws a length for each step: from a normal distribution
+    # with standard deviation 5 around T, or with probability 0.05 around T / 2.
+    # XLA compiles one program per length, so this layout uses only six. Every
+    # cycle of 20 steps has one segment of half the length and 19 rounded
+    # quantiles of the normal distribution, in a random order. All cycles have
+    # the same total length, so a step is found without those before it.
 
     def __init__(self, num_tokens, batch_size, segment_length, seed):
-        # Quantiles of a normal distribution with standard deviation 5, rounded
-        # to multiples of 4, and half the length: a cycle of 20 steps.
         normal = statistics.NormalDist(0, 5 / 4)
         shares = (np.arange(19) + 0.5) / 19
         rounded = np.round([normal.inv_cdf(share) for share in shares])
@@ -138,19 +115,10 @@ class VaryingLength(Sequential):
 
 
 class Shuffle(Sequential):
-    """Concatenates the documents in a new random order in every epoch.
+    """Concatenates the documents in a new random order in every epoch."""
 
-    Rows read the shuffled stream as in `Sequential`. Memory is carried from one
-    document to the next, as the original code does for the sentences of the One
-    Billion Word corpus. `documents` holds the start position of each document.
-
-    >>> documents = np.array([0, 10, 14])
-    >>> layout = Shuffle(documents, 24, batch_size=1, segment_length=8, seed=1)
-    >>> layout.spans(0, 0, 24)
-    [(14, 24), (10, 14), (0, 10)]
-    >>> layout.spans(1, 0, 24)
-    [(10, 14), (14, 24), (0, 10)]
-    """
+    # Memory is carried from one document to the next, as the original code does
+    # for the sentences of the One Billion Word corpus.
 
     def __init__(self, documents, num_tokens, batch_size, segment_length, seed):
         super().__init__(num_tokens, batch_size, segment_length)
@@ -169,33 +137,19 @@ class Shuffle(Sequential):
 
 
 class WholeSegments:
-    """Assigns segments `[r S // B, (r + 1) S // B)` of the documents to row r.
+    """Assigns segments `[r S // B, (r + 1) S // B)` of documents to row r."""
 
-    Each document is divided into segments of T, the last one maybe shorter; a
-    text without documents is one. With a `seed`, the order of the documents
-    changes in every epoch.
-
-    The content of a segment does not depend on B, only the row that reads it
-    does. With `warmup_segments`, a row first reads that many segments before
-    its own to fill its memory, without scoring their targets. A row with fewer
-    segments before its own is idle in the first steps. With `drop_remainder` an
-    epoch ends when the shortest row has no segment left, otherwise when all
-    segments were read.
-
-    ```
-    S = 5, B = 2, 1 for warm-up    step 0   step 1   step 2   step 3
-    row 0                          .        0        1        .
-    row 1                          (1)      2        3        4
-    ```
-
-    >>> layout = WholeSegments(np.zeros(1, int), 20, 2, 4, False, 1)
-    >>> layout.steps_per_epoch
-    4
-    >>> [layout.rows(0, step).starts.tolist() for step in (0, 1)]
-    [[0, 4], [0, 8]]
-    >>> [layout.rows(0, step).scored.tolist() for step in (0, 1)]
-    [[False, False], [True, True]]
-    """
+    # Each document is divided into segments of T, the last one maybe shorter;
+    # with a `seed`, in a new order of documents in every epoch. The content of
+    # a segment does not depend on B, only the row that reads it does. A row
+    # first reads `warmup_segments` before its own to fill its memory, without
+    # scoring their targets; if it has fewer, it is idle in the first steps. An
+    # epoch ends when the shortest row has no segment left (`drop_remainder`),
+    # or when all segments were read:
+    #
+    # S = 5, B = 2, 1 for warm-up    step 0   step 1   step 2   step 3
+    # row 0                          .        0        1        .
+    # row 1                          (1)      2        3        4
 
     def __init__(
         self,
@@ -249,11 +203,7 @@ class WholeSegments:
 
 
 def concatenated(sizes, seed=None):
-    """Orders items of given sizes, anew in each epoch if there is a seed.
-
-    Returns a function from an epoch to the items in order `(D,)` and their
-    offsets `(D + 1,)`.
-    """
+    """Returns a function from an epoch to an order `(D,)`, and offsets."""
 
     # Two epochs, because prefetching reads past the end of an epoch.
     @functools.lru_cache(maxsize=2)

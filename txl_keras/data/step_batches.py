@@ -13,13 +13,7 @@ _PREFETCHED_STEPS = 4
 
 
 class StepBatches:
-    """Defines the base class of `Segments` and similar batches.
-
-    Attributes:
-        batch_size: Integer B, over all replicas.
-        steps_per_epoch: Integer, steps per epoch.
-        segment_length: Integer T, tokens per row.
-    """
+    """Base class of batches with `steps_per_epoch` and `batch_size`."""
 
     def __len__(self):
         return self.steps_per_epoch

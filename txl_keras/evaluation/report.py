@@ -22,10 +22,8 @@ _BLOCK = 1 << 20  # tokens processed at once
 
 
 def bytes_per_token(tokenizer, tokens):
-    """Returns the mean of all tokens but the first, which has no score.
-
-    `None` if text is lost: an `<unk>` stands for an unknown number of bytes.
-    """
+    """Returns the mean of all tokens but the first, `None` if text is lost."""
+    # An `<unk>` stands for an unknown number of bytes.
     if not tokenizer.is_lossless:
         return None
     first, all_tokens = (
@@ -263,11 +261,7 @@ def segment_position_losses(nll, segments):
 
 
 def merge_positions(losses, per_doubling=4):
-    """Averages neighbouring positions: `per_doubling` points per doubling.
-
-    Returns four lists: positions, means, and these less and plus two standard
-    errors.
-    """
+    """Returns positions, means, and these -/+ two standard errors, in bins."""
     # Single positions are too noisy to plot.
     nll, errors, counts = (
         np.array(losses[name], float)

@@ -34,12 +34,12 @@ def add_arguments(config, base, layer, *others):
 class ConfiguredLayer(keras.layers.Layer):
     """Base class of layers that keep each argument as an attribute."""
 
-    @classmethod
-    def of(cls, owner, **kwargs):
-        """Creates a layer whose other arguments are attributes of its owner."""
-        names = {*argument_names(cls, ConfiguredLayer)} - {*kwargs}
-        owned = {name: getattr(owner, name) for name in names}
-        return cls(dtype=owner.dtype_policy, **owned, **kwargs)
-
     def get_config(self):
         return add_arguments(super().get_config(), ConfiguredLayer, self)
+
+
+def part_of(owner, layer_class, **kwargs):
+    """Creates a layer whose other arguments are attributes of its owner."""
+    names = {*argument_names(layer_class, ConfiguredLayer)} - {*kwargs}
+    owned = {name: getattr(owner, name) for name in names}
+    return layer_class(dtype=owner.dtype_policy, **owned, **kwargs)

@@ -25,25 +25,9 @@ _ALPHA = "lora/alpha"
 
 
 class LoraBackbone(ModelAsLayer, keras.Model):
-    """Base class of backbones that can be fine-tuned by LoRA.
+    """Base class of backbones that can be fine-tuned by LoRA."""
 
-    Example:
-
-    ```python
-    import numpy as np
-    from txl_keras.models import TransformerXLCausalLM
-
-    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
-    model.backbone.enable_lora(rank=4)
-    model.compile("adam")
-    ids = np.arange(60).reshape(3, 20)
-    model.fit(ids[:, :-1], ids[:, 1:], batch_size=3, verbose=0)
-    model.backbone.save_lora_weights("mine.lora.safetensors")
-    ```
-
-    Reference:
-        [Hu et al., 2022](https://arxiv.org/abs/2106.09685), section 4.
-    """
+    # Hu et al., 2022, https://arxiv.org/abs/2106.09685, section 4.
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

@@ -11,7 +11,6 @@ from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.memory.projected_memory import choose_rows
-from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 
@@ -110,19 +109,11 @@ class LSTMBackbone(RecurrentBackbone):
             )
             for i in range(num_layers)
         ]
-        self._dropout = RowDropout(
-            dropout, dtype=self.dtype_policy, name="dropout"
-        )
         self.build((None, None))
 
     def projection_initializer(self):
         """Returns the initializer of projections from tables to size D."""
         return self.token_embedding.projection_initializer.clone()
-
-    def build(self, token_ids_shape):
-        self.token_embedding.build(token_ids_shape)
-        for layer in self.layers_of_cells:
-            layer.build((*token_ids_shape, self.hidden_dim))
 
     def layer_flops(self, segment_length, memory_length):
         return 16 * segment_length * self.hidden_dim**2
@@ -215,10 +206,9 @@ class _States(collections.namedtuple("_States", ["states"])):
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class _Cell(keras.layers.LSTMCell):
-    """Computes an LSTM step and outputs the hidden state and the cell state.
+    """Computes an LSTM step and outputs the hidden state and the cell state."""
 
-    With both at every token, reading can continue after any of them.
-    """
+    # With both at every token, reading can continue after any of them.
 
     def __init__(self, units, **kwargs):
         super().__init__(units, **kwargs)

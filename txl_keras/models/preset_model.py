@@ -10,14 +10,12 @@ from txl_keras.checks import check_vocabulary
 from txl_keras.data.tokenizers.building import deserialize_tokenizer
 from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.keras_internals import layers_of
+from txl_keras.layers.config import add_arguments
 from txl_keras.models.presets import build_preset
 
 
 class PresetModel(keras.Model):
-    """Base class of models with `from_preset` and `save_to_preset`.
-
-    A subclass is a backbone, or a `BackboneModel`.
-    """
+    """Base class of models with `from_preset` and `save_to_preset`."""
 
     # Arguments of the presets by name; their weights are newly initialized.
     presets = types.MappingProxyType({})
@@ -128,13 +126,7 @@ class PresetModel(keras.Model):
         save_preset(self, folder, training, dtype)
 
     def get_config(self):
-        config = {**super().get_config(), **_quantization_config(self)}
-        if hasattr(self, "backbone"):
-            backbone = keras.saving.serialize_keras_object(self.backbone)
-            config["backbone"] = backbone
-        if getattr(self, "tokenizer", None) is not None:
-            config["tokenizer"] = serialize_tokenizer(self.tokenizer)
-        return config
+        return {**super().get_config(), **_quantization_config(self)}
 
     @classmethod
     def from_config(cls, config):
@@ -181,6 +173,13 @@ class BackboneModel(PresetModel):
             check_vocabulary(tokenizer, self.backbone.vocabulary_size)
         self._tokenizer = tokenizer
 
+    def get_config(self):
+        config = super().get_config()
+        if self.tokenizer is not None:
+            config["tokenizer"] = serialize_tokenizer(self.tokenizer)
+        softmax = getattr(self, "softmax", None)
+        return add_arguments(config, BackboneModel, self, softmax)
+
     def initial_memory(self, batch_size, memory_length=None):
         """Returns the memory of a cold start: see `RecurrentBackbone`."""
         return self.backbone.initial_memory(batch_size, memory_length)
@@ -191,7 +190,7 @@ class BackboneModel(PresetModel):
 
 
 def _quantization_config(model):
-    """Returns the config of a model's quantized layers, by their paths."""
+    """Returns what a model's config says of its own quantized layers."""
     quantized = {
         path: {
             "mode": layer.quantization_mode,

@@ -23,6 +23,7 @@ from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.memory_stack import initial_memory
+from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.models.lora import LoraBackbone
 from txl_keras.models.preset_model import PresetModel
@@ -35,21 +36,13 @@ _REMEDY = (
 
 
 class RecurrentBackbone(LoraBackbone, PresetModel):
-    """Base class of models that read text segment by segment with a memory.
+    """Base class of models that read text segment by segment with a memory."""
 
-    What a subclass provides:
-
-    - `token_embedding`, `memory_length`, any of the class attributes and
-      properties below that differ, and a `layer_flops` of its own unless it
-      calls `_set_heads`.
-    - `call(token_ids, memory, reset, training, dropout_seed, first_row)`, which
-      begins with `_begin` or its two parts, and returns hidden states and the
-      new `Memory`.
-    - `projection_initializer`, for the softmax.
-    - For `SegmentReader`: `project_memory`, `project_positions` and
-      `call_projected`, see `TransformerXLBackbone`. What `project_memory`
-      returns has `append` and `reset_rows`, as `ProjectedMemory` has them.
-    """
+    # A subclass provides `token_embedding`, `memory_length`, a `call` that
+    # begins with `_begin` or its two parts, and `projection_initializer`, for
+    # the softmax; a `layer_flops` unless it calls `_set_heads`; and for
+    # `SegmentReader` the `project_memory`, whose result has `append` and
+    # `reset_rows`, `project_positions` and `call_projected`.
 
     cold_start = "masked"
     # Callers check these capabilities rather than the class.
@@ -95,6 +88,15 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
             "initializer_stddev", initializer_stddev, 0
         )
         self.dropout = check_dropout("dropout", dropout)
+        self._dropout = RowDropout(
+            dropout, dtype=self.dtype_policy, name="dropout"
+        )
+
+    def build(self, token_ids_shape):
+        hidden_shape = (*token_ids_shape, self.hidden_dim)
+        for layer in self.layers:
+            is_embedding = layer is self.token_embedding
+            layer.build(token_ids_shape if is_embedding else hidden_shape)
 
     def _embedding(self, **arguments):
         """Returns the embedding of token ids, if the model has one."""

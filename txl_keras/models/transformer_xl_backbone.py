@@ -21,6 +21,7 @@ from txl_keras.layers.attention.position_encoding import (
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import zero_masked
+from txl_keras.layers.config import part_of
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.decoder_block import check_remembers
@@ -32,7 +33,6 @@ from txl_keras.layers.memory.memory_stack import COLD_STARTS
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.padding import Padding
-from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.models.episodes import Episodes
 from txl_keras.models.presets import PRESETS
@@ -291,30 +291,26 @@ class TransformerXLBackbone(RecurrentBackbone):
             name="position_encoding",
         )
         self.blocks = [
-            DecoderBlock.of(
+            part_of(
                 self,
+                DecoderBlock,
                 kernel_initializer=self.kernel_initializer(),
                 name=f"block_{i}",
             )
             for i in range(num_layers)
         ]
-        self.compressions = []
-        if compression is not None:
-            self.compressions = [
-                Compression(
-                    compression,
-                    compression_rate,
-                    dtype=self.dtype_policy,
-                    name=f"compression_{i}",
-                )
-                for i in range(num_layers)
-            ]
+        self.compressions = [
+            Compression(
+                compression,
+                compression_rate,
+                dtype=self.dtype_policy,
+                name=f"compression_{i}",
+            )
+            for i in range(num_layers if compression is not None else 0)
+        ]
         self._output_norm = None
         if normalize_output:
             self._output_norm = layer_norm(self, "output_norm")
-        self._dropout = RowDropout(
-            dropout, dtype=self.dtype_policy, name="dropout"
-        )
         if stateful:
             self._training_memory, self._inference_memory = self.memory_stacks()
         self.build((None, None))
@@ -329,13 +325,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         )
 
     def build(self, token_ids_shape):
-        hidden_shape = (*token_ids_shape, self.hidden_dim)
-        if self.token_embedding is not None:
-            self.token_embedding.build(token_ids_shape)
-        for layer in (*self.blocks, *self.compressions):
-            layer.build(hidden_shape)
-        if self._output_norm is not None:
-            self._output_norm.build(hidden_shape)
+        super().build(token_ids_shape)
         if self._shares_attention_biases:
             # u and v of section 3.3.
             for name in ("content_attention_bias", "positional_attention_bias"):
@@ -534,10 +524,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         return tuple(outputs)
 
     def _remember(self, memory, states, usage, lengths, computes_loss):
-        """Returns the new memory, and the reconstruction loss `(B,)` or `None`.
-
-        `states` are the inputs of the blocks and the output of the last.
-        """
+        """Returns new memory, and the reconstruction loss `(B,)` or `None`."""
         if self.compression is None:
             reads_inputs = self.memory_source == "inputs"
             remembered = states[:-1] if reads_inputs else states[1:]

@@ -523,10 +523,3 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             "`txl_keras.serving.export(model, folder)`, which takes and "
             f"returns memory. Received: filepath={filepath!r}"
         )
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "tie_embeddings": self.softmax.tie_embeddings,
-            "tie_projections": list(self.softmax.tie_projections),
-        }

@@ -246,14 +246,6 @@ class TransformerXLTextClassifier(TokenModel):
         check_token_ids("x", token_ids[is_text], vocabulary_size)
         self._checked_labels(y)
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "num_classes": self.num_classes,
-            "segment_length": self.segment_length,
-            "pooling": self.pooling,
-        }
-
 
 def _check_lengths(lengths, width):
     """Checks that the numbers of tokens per text are in `[1, width]`."""

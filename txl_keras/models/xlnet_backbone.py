@@ -17,7 +17,7 @@ from txl_keras.layers.attention.position_encoding import (
     RelativePositionEncoding,
 )
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.row_dropout import RowDropout
+from txl_keras.layers.config import part_of
 from txl_keras.layers.two_stream_block import TwoStreamBlock
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 
@@ -148,22 +148,18 @@ class XLNetBackbone(RecurrentBackbone):
             clamp_length, bidirectional=True, name="position_encoding"
         )
         self.blocks = [
-            TwoStreamBlock.of(
+            part_of(
                 self,
+                TwoStreamBlock,
                 kernel_initializer=self.kernel_initializer(),
                 name=f"block_{i}",
             )
             for i in range(num_layers)
         ]
-        self._dropout = RowDropout(
-            dropout, dtype=self.dtype_policy, name="dropout"
-        )
         self.build((None, None))
 
     def build(self, token_ids_shape):
-        self.token_embedding.build(token_ids_shape)
-        for block in self.blocks:
-            block.build((*token_ids_shape, self.hidden_dim))
+        super().build(token_ids_shape)
         # w of section 2.3, the initial query of every target.
         self.mask_embedding = self.add_weight(
             shape=(self.hidden_dim,),

@@ -184,9 +184,3 @@ class XLNetPermutationLM(BackboneModel):
             **kwargs,
         )
         return query, memory
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "tie_embeddings": self.softmax.tie_embeddings,
-        }

@@ -274,10 +274,7 @@ class CompressiveCache(
 
 
 def _take(x, first, length):
-    """Returns `length` entries of each row from its `first` on.
-
-    Entries beyond the end of `x` repeat the last one.
-    """
+    """Returns `length` entries of each row; beyond the end the last one."""
     indices = first[:, None] + tf.range(length)
     indices = tf.minimum(indices, tf.shape(x)[1] - 1)
     return tf.gather(x, indices, axis=1, batch_dims=1)

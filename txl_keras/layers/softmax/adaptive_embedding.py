@@ -189,11 +189,9 @@ class AdaptiveEmbedding(ClusteredLayer):
         return tf.where(known[..., None], x, tf.constant(float("nan"), x.dtype))
 
     def _rows(self, token_ids, cluster):
-        """Looks up ids in a cluster's table, with zeros for other clusters.
-
-        All ids are looked up in each table, so that shapes are static. That
-        costs little for the small embeddings of the tails.
-        """
+        """Looks up ids in a cluster's table, with zeros for other clusters."""
+        # All ids are looked up in each table, so that shapes are static. That
+        # costs little for the small embeddings of the tails.
         ids = token_ids - tf.cast(self.bounds[cluster], token_ids.dtype)
         inside = (ids >= 0) & (ids < self.cluster_size(cluster))
         table = tf.convert_to_tensor(self.embeddings[cluster])

@@ -192,10 +192,7 @@ class AdaptiveSoftmax(ClusteredLayer):
         return [tf.convert_to_tensor(x) for x in parameters if x is not None]
 
     def _head_logit_parts(self, hidden):
-        """Computes the head's logits without biases, and returns its biases.
-
-        Both are lists: for the first cluster, then for the tails if any.
-        """
+        """Returns lists of the head's logits without biases, and of biases."""
         if not self.built:  # a first call of `log_probs`, not of the layer
             self.build()
         kernel, bias, *projection = self._parameters(0)
@@ -380,25 +377,12 @@ def _project(hidden, projection=None):
     return tf.matmul(hidden, projection, transpose_b=True)
 
 
-def _nll_of_few_rows(targets, hidden, kernel, bias, *projection):
-    """Computes the loss of few rows `(K, D)` over a large table `(n, e)`.
-
-    The matmul is table times rows, not rows times table. On CPUs, XLA takes
-    only 0.8 (48 rows) to 0.5 (16 rows) of the time for it.
-    """
-    hidden = _project(hidden, *projection)
-    logits = tf.matmul(kernel, hidden, transpose_b=True)  # [n, K]
-    return _nll_of_parts([logits], [bias], [targets], axis=0)
-
-
 def _nll_of_parts(parts, biases, targets, axis=-1):
-    """Computes the loss `(K,)` of classes that are split over several tensors.
-
-    Per part there are logits without biases, `(K, n_i)`, or `(n_i, K)` if
-    `axis` is 0; biases `(n_i,)`; and targets `(K,)`, -1 if in another part.
-    The gradient is written by hand, so that forward and backward are one pass
-    each over what may be hundreds of thousands of classes.
-    """
+    """Computes the loss `(K,)` of classes that are split over several parts."""
+    # Per part there are logits without biases, `(K, n_i)`, or `(n_i, K)` if
+    # `axis` is 0; biases `(n_i,)`; and targets `(K,)`, -1 if in another part.
+    # The gradient is written by hand, so that forward and backward are one pass
+    # each over what may be hundreds of thousands of classes.
 
     @tf.custom_gradient
     def nll(*tensors):
@@ -465,15 +449,10 @@ def _softmax_nll_gradient(tensors, targets, axis, norm, upstream):
 
 
 def _tail_nll(hidden, targets, parameters, order, start, stop, rows_per_pass):
-    """Computes the loss of rows `order[start:stop]` in a tail, 0 for others.
-
-    Each pass computes `rows_per_pass` rows, and there are as many passes as
-    needed. The gradient repeats them, so memory holds only one pass and one
-    dense gradient of the table.
-
-    `hidden` is `(R, D)`. `targets` `(R,)` are indices in the tail. `order`
-    `(R,)` sorts the rows by cluster. Returns float32 `(R,)`.
-    """
+    """Computes the loss of rows `order[start:stop]` in a tail, 0 for others."""
+    # `order` sorts the R rows by cluster; `targets` are indices in the tail.
+    # The gradient repeats the passes, so memory holds only one pass and one
+    # dense gradient of the table.
     num_rows = tf.shape(order)[0]
     last_target = parameters[0].shape[0] - 1
 
@@ -484,9 +463,13 @@ def _tail_nll(hidden, targets, parameters, order, start, stop, rows_per_pass):
         rows = tf.gather(order, tf.minimum(positions, num_rows - 1))
         return rows, positions < stop
 
-    def nll_of(rows, hidden_rows, *parameters):
+    def nll_of(rows, hidden_rows, kernel, bias, *projection):
         inside = tf.clip_by_value(tf.gather(targets, rows), 0, last_target)
-        return _nll_of_few_rows(inside, hidden_rows, *parameters)
+        hidden_rows = _project(hidden_rows, *projection)
+        # The matmul is table times rows, not rows times table. On CPUs, XLA
+        # takes only 0.8 (48 rows) to 0.5 (16 rows) of the time for it.
+        logits = tf.matmul(kernel, hidden_rows, transpose_b=True)  # [n, K]
+        return _nll_of_parts([logits], [bias], [inside], axis=0)
 
     def sum_over_passes(body, *values):
         """Runs `body` for all passes, and carries the sums it returns."""

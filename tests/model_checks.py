@@ -2,6 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
+from factories import read_in_parts
 
 from txl_keras.layers.compute import target
 from txl_keras.models import SegmentReader
@@ -10,11 +11,9 @@ from txl_keras.models import SegmentReader
 def scored(model, ids):
     """Nll of two segments with memory, one after the other."""
     length = ids.shape[1] // 2
-    first, memory = model.score(ids[:, :length], ids[:, 1 : length + 1])
-    second, _ = model.score(
-        ids[:, length:-1], ids[:, length + 1 :], memory=memory
-    )
-    return np.concatenate([first, second], axis=1)
+    lengths = [length, ids.shape[1] - 1 - length]
+    text = {"inputs": ids[:, :-1], "targets": ids[:, 1:]}
+    return read_in_parts(model.score, lengths, **text)[0]
 
 
 def check_every_way(model, ids, atol):

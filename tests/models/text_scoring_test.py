@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import read_in_parts
 from factories import small_model
 
 from txl_keras.data import ByteTokenizer
@@ -81,14 +82,10 @@ def test_a_scorer_takes_the_models_own_memory_by_default(model):
     scorer = TextScorer(model, TOKENIZER, batch_size=2, segment_length=5)
     [(_, nll)] = scorer.score([text])
     ids = TOKENIZER.encode(text)[None]
-    expected, memory = [], model.initial_memory(1)  # of 4
-    for start in range(0, 11, 5):
-        stop = min(start + 5, 11)
-        part, memory = model.score(
-            ids[:, start:stop], ids[:, start + 1 : stop + 1], memory
-        )
-        expected.extend(part[0].numpy())
-    np.testing.assert_allclose(nll[1:], expected, atol=1e-5)
+    expected, _ = read_in_parts(
+        model.score, [5, 5, 1], inputs=ids[:, :-1], targets=ids[:, 1:]
+    )
+    np.testing.assert_allclose(nll[1:], expected[0], atol=1e-5)
     assert np.abs(nll[1:] - score_alone(model, text)).max() > 1e-4
     [hidden] = scorer.embed(["abc"])
     expected, _ = model.backbone(TOKENIZER.encode("abc")[None])

@@ -126,7 +126,3 @@ def test_inputs_of_another_size_and_unknown_layers_are_an_error():
     for layer in (1, -1, 0.0):
         with pytest.raises(ValueError, match="`layer` must be an integer"):
             stack(X[:B], layer=layer)
-    for sizes in ({"batch_size": 0}, {"memory_length": 2**31}):
-        config = {"batch_size": B, "memory_length": M, **sizes}
-        with pytest.raises(ValueError, match=f"`{next(iter(sizes))}` must be"):
-            MemoryStack(1, hidden_dim=D, **config)

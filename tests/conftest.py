@@ -259,3 +259,13 @@ def browser():
     driver = webdriver.Chrome(options=options, service=service)
     yield driver
     driver.quit()
+
+
+@pytest.fixture(params=["light", "dark"])
+def scheme(browser, request):
+    """Colours that the browser asks pages for."""
+    scheme = {"name": "prefers-color-scheme", "value": request.param}
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [scheme]}
+    )
+    return request.param

@@ -7,6 +7,12 @@ def contrast(*colors):
     return (light + 0.05) / (dark + 0.05)
 
 
+def check_contrast(pairs):
+    """Checks that pairs of colours satisfy WCAG 2, level AA."""
+    for pair in pairs:
+        assert contrast(*pair) > 4.5, pair
+
+
 def luminance(color):
     """Returns the relative luminance of `rgb(r, g, b)`, from 0 to 1."""
     parts = [int(part) / 255 for part in color[4:-1].split(",")]

@@ -6,6 +6,7 @@ Sizes differ, so that swapped axes fail.
 import random
 
 import numpy as np
+import tensorflow as tf
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.data.preparation import tokenizer_hash
@@ -14,6 +15,7 @@ from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
+from txl_keras.samplers.sampler import NO_EFFECT
 from txl_keras.training.checkpointing import copies
 from txl_keras.training.checkpointing import weight_variables
 from txl_keras.training.checkpointing import write_checkpoint
@@ -135,6 +137,41 @@ def assert_same(found, expected, atol=0.0):
     """Asserts that sequences of arrays are equal, or within `atol`."""
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
+
+
+def read_in_parts(function, lengths, memory=None, **inputs):
+    """Outputs of segments of these lengths in a text, and the last memory."""
+    outputs, ends = [], np.cumsum(lengths)
+    for start, end in zip(ends - lengths, ends, strict=True):
+        part = {name: x[:, start:end] for name, x in inputs.items()}
+        output, memory = function(memory=memory, **part)
+        outputs.append(output)
+    return np.concatenate(outputs, axis=1), memory
+
+
+def tensors_of(prefix):
+    """The tensors of a checkpoint by their names."""
+    reader = tf.train.load_checkpoint(str(prefix))
+    names = reader.get_variable_to_shape_map()
+    return {name: reader.get_tensor(name) for name in names}
+
+
+def save_tensors(tensors, prefix):
+    """Writes a checkpoint of tensors by their names."""
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix),
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(tensors),
+        tensors=list(tensors.values()),
+    )
+
+
+def as_tensors(parameters):
+    """Parameters of a sampler, with those without effect, as tensors."""
+    return {
+        name: tf.constant(value, tf.int32 if name == "top_k" else tf.float32)
+        for name, value in {**NO_EFFECT, **parameters}.items()
+    }
 
 
 def random_ids(*shape, seed=0):

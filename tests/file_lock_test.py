@@ -5,6 +5,7 @@ import sys
 import types
 
 import pytest
+from script_runs import run_code
 
 from txl_keras import file_lock
 
@@ -67,7 +68,5 @@ def test_windows_locks_the_first_byte_and_waits_for_it(monkeypatch, tmp_path):
 
 
 def test_windows_imports_all_modules():
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_FCNTL], capture_output=True, text=True
-    )
+    done = run_code(WITHOUT_FCNTL)
     assert done.returncode == 0, done.stderr

@@ -2,20 +2,16 @@
 
 import numpy as np
 import tensorflow as tf
+from factories import read_in_parts
 
 from txl_keras.layers.compute import target
 from txl_keras.models import SegmentReader
 
 
 def segment_nll(model, ids, lengths):
-    """Nll of segments of these lengths, each with the memory of the last."""
-    memory, found, start = None, [], 0
-    for length in lengths:
-        part = ids[:, start : start + length + 1]
-        nll, memory = model.score(part[:, :-1], part[:, 1:], memory=memory)
-        found.append(nll)
-        start += length
-    return np.concatenate(found, axis=1)
+    """Losses `(B, n)` of all ids but the first, read in segments."""
+    text = {"inputs": ids[:, :-1], "targets": ids[:, 1:]}
+    return read_in_parts(model.score, lengths, **text)[0]
 
 
 def scored(model, ids):

@@ -3,7 +3,6 @@
 All files are read by one program under a limit of memory, `read_foreign.py`.
 """
 
-import io
 import json
 import pathlib
 import pickle
@@ -18,6 +17,8 @@ import pytest
 import safetensors.numpy
 from stored_models import GOLDEN
 from stored_models import stored_config
+from stored_models import torch_legacy
+from stored_models import zipped
 
 from txl_keras.checkpoints import load_tf1
 from txl_keras.checkpoints import load_vocabulary
@@ -64,17 +65,9 @@ PICKLES = {
 }  # fmt: skip
 
 
-def zipped(pickled, compression=zipfile.ZIP_STORED):
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", compression) as archive:
-        archive.writestr("model/data.pkl", pickled)
-        archive.writestr("model/data/0", bytes(4000))
-    return file.getvalue()
-
-
-def legacy(pickled):
-    head = [0x1950A86A20F9469CFC6C, 1001, {}]
-    return b"".join(pickle.dumps(part, 2) for part in head) + pickled
+def packed(pickled, **options):
+    numbers = "model/data/0", bytes(4000)
+    return zipped(("model/data.pkl", pickled), numbers, **options)
 
 
 def text(value):
@@ -131,7 +124,10 @@ VOCABULARIES = {
     **PICKLES,
     "tuples as symbol": (b"\x80\x02]" + TUPLES + b"a.", "at least one char"),
     "zip bomb": (
-        zipped(b"\x80\x02" + b"N0" * (9 * MEBIBYTE), zipfile.ZIP_DEFLATED),
+        packed(
+            b"\x80\x02" + b"N0" * (9 * MEBIBYTE),
+            compression=zipfile.ZIP_DEFLATED,
+        ),
         "compressed",
     ),
     "zip of many members": (huge_directory(), "damaged: BadZipFile"),
@@ -148,32 +144,32 @@ VOCABULARIES = {
 
 TORCH_FILES = {
     "tensor of stride 0": (
-        zipped(state(a=tensor((10**6, 10**6), (0, 0)))),
+        packed(state(a=tensor((10**6, 10**6), (0, 0)))),
         "does not fit its configuration",
     ),
     "tensor beyond its numbers": (
-        zipped(state(a=tensor((1001,), (1,)))),
+        packed(state(a=tensor((1001,), (1,)))),
         "the tensor 'a' is damaged",
     ),
     "tensor without numbers": (
-        zipped(state(a=tensor((3,), (1,)))).replace(b"model/data/0", b"x" * 12),
+        packed(state(a=tensor((3,), (1,)))).replace(b"model/data/0", b"x" * 12),
         "the numbers of tensors are missing",
     ),
     "another checksum": (
-        zipped(state(a=tensor((1000,), (1,)))).replace(b"\0" * 9, b"\1" * 9, 1),
+        packed(state(a=tensor((1000,), (1,)))).replace(b"\0" * 9, b"\1" * 9, 1),
         "the checksum of model/data/0 is wrong",
     ),
     "numbers to be negated": (
-        zipped(
+        packed(
             state(
                 a=tensor((9,), (1,), metadata=b"}" + text("neg") + b"\x88s")
             )
         ),
         "expected no metadata",
     ),
-    "modules in modules": (zipped(nested_modules()), "contain each other"),
+    "modules in modules": (packed(nested_modules()), "contain each other"),
     "path as configuration": (
-        zipped(
+        packed(
             b"\x80\x02}(" + text("model_state") + state()[2:-1]
             + text("model_config") + text("/etc/passwd") + b"u."
         ),
@@ -230,7 +226,7 @@ def calls(folder):
     config = stored_config(PYTORCH)
     for name in ("memo index", "tuples as key"):
         content, words = PICKLES[name]
-        for wrap in (zipped, legacy):
+        for wrap in (packed, torch_legacy):
             path = written(f"{name}.{wrap.__name__}", wrap(content))
             name_of_call = f"{name}, {wrap.__name__}"
             yield name_of_call, "load_pytorch", [path, config], words
@@ -366,8 +362,8 @@ def test_whatever_is_damaged_is_refused_with_a_sentence(tmp_path):
     files = [
         *((load_vocabulary, pickle.dumps(content, p)) for p in range(6)),
         (load_vocabulary, json.dumps(content).encode()),
-        (load_torch, zipped(pickled)),
-        (load_torch, legacy(pickled)),
+        (load_torch, packed(pickled)),
+        (load_torch, torch_legacy(pickled)),
     ]
     path, refused = tmp_path / "damaged", 0
     for i in range(600):

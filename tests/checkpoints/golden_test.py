@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import tensorflow as tf
+from factories import read_in_parts
 from stored_models import GOLDEN
+from stored_models import check_memory
 from stored_models import load_arrays
 from stored_models import save_torch
+from stored_models import segments
 from stored_models import stored_arrays
 from stored_models import stored_config
 
@@ -37,22 +40,6 @@ OWN_REFERENCE = [
 
 def outputs(name):
     return np.load(GOLDEN / name / "golden.npz")
-
-
-def segments(tokens, length):
-    """Inputs and targets of the segments of a text `(n + 1, B)`."""
-    for start in range(0, len(tokens) - 1, length):
-        end = start + length
-        yield tokens[start:end].T, tokens[start + 1 : end + 1].T
-
-
-def check_memory(memory, expected):
-    """Compares with memory `(L or more, M or less, B, D)`."""
-    for state, values in zip(memory.states, expected, strict=False):
-        values = values.transpose(1, 0, 2)
-        np.testing.assert_allclose(
-            state[:, -values.shape[1] :], values, atol=1e-5
-        )
 
 
 def check_scores(model, name):
@@ -98,13 +85,11 @@ def check_projected_scores(model, golden):
 
 def check_log_probs(model, name, length):
     golden = outputs(name)
-    memory = None
-    for start in range(0, golden["tokens"].shape[1], length):
-        segment = slice(start, start + length)
-        ours, memory = model.log_probs(golden["tokens"][:, segment], memory)
-        np.testing.assert_allclose(
-            ours, golden["log_probs"][:, segment], atol=1e-5
-        )
+    lengths = [length] * (golden["tokens"].shape[1] // length)
+    ours, memory = read_in_parts(
+        model.log_probs, lengths, inputs=golden["tokens"]
+    )
+    np.testing.assert_allclose(ours, golden["log_probs"], atol=1e-5)
     check_memory(memory, golden["final_memory"])
 
 

@@ -4,7 +4,6 @@ import argparse
 import os
 import pickle
 import sys
-import zipfile
 
 import pytest
 from stored_models import assert_same_weights
@@ -12,6 +11,8 @@ from stored_models import load_arrays
 from stored_models import save_torch
 from stored_models import stored_arrays
 from stored_models import stored_config
+from stored_models import torch_legacy
+from stored_models import zipped
 
 from txl_keras.checkpoints import load_pytorch
 
@@ -28,23 +29,18 @@ class Calls:
         return self.call
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_code_in_a_file_is_not_run(tmp_path, zipped):
+@pytest.mark.parametrize("in_archive", [True, False])
+def test_code_in_a_file_is_not_run(tmp_path, in_archive):
     marker = tmp_path / "marker"
     call = Calls(os.system, f"touch {marker}")
     pickled = pickle.dumps({"a": call}, protocol=2)
     path = tmp_path / "model.pt"
-    if zipped:
-        with zipfile.ZipFile(path, "w") as file:
-            file.writestr("model/data.pkl", pickled)
-            file.writestr("model/version", "3\n")
-            file.writestr("model/byteorder", "little")
+    if in_archive:
+        others = {"model/version": "3\n", "model/byteorder": "little"}
+        content = zipped(("model/data.pkl", pickled), *others.items())
     else:
-        header = [0x1950A86A20F9469CFC6C, 1001, {}]
-        path.write_bytes(
-            b"".join(pickle.dumps(part, protocol=2) for part in header)
-            + pickled
-        )
+        content = torch_legacy(pickled)
+    path.write_bytes(content)
     with pytest.raises(ValueError, match="system.*nothing .* was executed"):
         load_pytorch(path, stored_config(NAME))
     assert not marker.exists()
@@ -71,8 +67,10 @@ def test_a_checkpoint_of_nvidia_brings_its_configuration(tmp_path):
     assert_same_weights(model, load_arrays(arrays, stored_config(name)))
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_a_whole_module_is_read_as_its_tensors(zipped, tmp_path, monkeypatch):
+@pytest.mark.parametrize("in_archive", [True, False])
+def test_a_whole_module_is_read_as_its_tensors(
+    in_archive, tmp_path, monkeypatch
+):
     torch = pytest.importorskip("torch")
     module = type(sys)("mem_transformer")
 
@@ -93,13 +91,10 @@ def test_a_whole_module_is_read_as_its_tensors(zipped, tmp_path, monkeypatch):
                 owner.add_module(part, torch.nn.Sequential())
             owner = owner._modules[part]
         owner.register_parameter(last, torch.nn.Parameter(torch.tensor(array)))
-    torch.save(
-        model,
-        tmp_path / "model.pt",
-        _use_new_zipfile_serialization=zipped,
-    )
+    path = tmp_path / "model.pt"
+    torch.save(model, path, _use_new_zipfile_serialization=in_archive)
     monkeypatch.delitem(sys.modules, "mem_transformer")
-    loaded = load_pytorch(tmp_path / "model.pt", stored_config(NAME))
+    loaded = load_pytorch(path, stored_config(NAME))
     assert_same_weights(loaded, load_arrays(arrays, stored_config(NAME)))
 
 

@@ -1,8 +1,11 @@
 """Tiny random models and their outputs: see `testdata/golden`."""
 
+import io
 import json
 import pathlib
+import pickle
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -13,6 +16,22 @@ from txl_keras.checkpoints.pytorch import from_tensors
 from txl_keras.tensor_files import Tensors
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "testdata" / "golden"
+
+
+def zipped(*members, compression=zipfile.ZIP_STORED):
+    """The bytes of an archive of names and contents."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def torch_legacy(pickled):
+    """A file as PyTorch wrote it before its archives."""
+    sizes = {"little_endian": True, "type_sizes": {}}
+    heads = [0x1950A86A20F9469CFC6C, 1001, sizes]
+    return b"".join(pickle.dumps(head, 2) for head in heads) + pickled
 
 
 def stored_config(name):
@@ -31,6 +50,22 @@ def stored_arrays(name):
     """The state dict of a PyTorch model, for places without PyTorch."""
     with np.load(GOLDEN / name / "model_state.npz") as arrays:
         return dict(arrays)
+
+
+def segments(tokens, length):
+    """Inputs and targets of the segments of a text `(n + 1, B)`."""
+    for start in range(0, len(tokens) - 1, length):
+        end = start + length
+        yield tokens[start:end].T, tokens[start + 1 : end + 1].T
+
+
+def check_memory(memory, expected, atol=1e-5):
+    """Compares with memory `(L or more, M or less, B, D)`."""
+    for state, values in zip(memory.states, expected, strict=False):
+        values = values.transpose(1, 0, 2)
+        np.testing.assert_allclose(
+            state[:, -values.shape[1] :], values, atol=atol
+        )
 
 
 def save_torch(arrays, path):

@@ -5,7 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from factories import save_tensors
+from factories import tensors_of
 from stored_models import GOLDEN
 from stored_models import assert_same_weights
 from stored_models import stored_config
@@ -31,23 +32,10 @@ def folder(tmp_path):
     return tmp_path
 
 
-def save(tensors, prefix):
-    tf.raw_ops.SaveV2(
-        prefix=str(prefix),
-        tensor_names=list(tensors),
-        shape_and_slices=[""] * len(tensors),
-        tensors=list(tensors.values()),
-    )
-
-
 @pytest.fixture
 def of_training(tmp_path):
     """The prefix of a stored checkpoint with what Adam keeps."""
-    reader = tf.train.load_checkpoint(str(GOLDEN / NAME / "model.ckpt"))
-    tensors = {
-        name: reader.get_tensor(name)
-        for name in reader.get_variable_to_shape_map()
-    }
+    tensors = tensors_of(GOLDEN / NAME / "model.ckpt")
     for name, tensor in [*tensors.items()]:
         tensors[f"{name}/Adam"] = tensor + 1
         tensors[f"{name}/Adam_1"] = tensor**2
@@ -56,7 +44,7 @@ def of_training(tmp_path):
         "beta2_power": np.float32(0.99),
         "global_step": np.int64(7),
     }
-    save(tensors, tmp_path / "model.ckpt-7")
+    save_tensors(tensors, tmp_path / "model.ckpt-7")
     return tmp_path / "model.ckpt-7"
 
 
@@ -193,7 +181,7 @@ def test_one_projection_of_the_embedding_is_tied_or_not(
     )
     tensors = write(model, transformer_xl_layout(model, TF1))
     assert sorted(name for name in tensors if "proj" in name) == names
-    save(tensors, tmp_path / "model.ckpt")
+    save_tensors(tensors, tmp_path / "model.ckpt")
     loaded = load_tf1(tmp_path, config)
     ids = np.arange(8, dtype="int32").reshape(2, 4)
     np.testing.assert_allclose(

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from txl_keras.checkpoints import load_hugging_face
-from txl_keras.checkpoints import load_vocabulary
 from txl_keras.checkpoints import save_hugging_face
 from txl_keras.models import TransformerXLCausalLM
 
@@ -44,12 +43,3 @@ def test_a_wrong_field_is_named(field, folder):
             load_hugging_face(folder)
     path.write_text(json.dumps(config))
     assert load_hugging_face(folder).backbone.num_layers == 1
-
-
-def test_a_vocabulary_that_is_cut_short_is_an_error(tmp_path):
-    words = json.dumps(["<eos>", *map(str, range(30))]).encode()
-    path = tmp_path / "vocab.json"
-    for content in (words[:-1], words[:9], b"\xff" + words):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match="vocab.json"):
-            load_vocabulary(path)

@@ -102,20 +102,30 @@ def test_a_dataset_has_the_batches_again_and_again():
         (lambda: TextBatches(texts(), [0, 1], B, T), "14 and 2"),
         (lambda: TextBatches([], [], B, T), "at least 1. Received: 0 and 0"),
         (lambda: TextBatches([[1], []], [0, 1], B, T), r"token_ids\[1\]=\[\]"),
-        (lambda: batches(max_batch_tokens=0), "max_batch_tokens=0"),
         (lambda: batches(seed=-1), "seed=-1"),
         (lambda: batches().batch(-1), "step=-1"),
         (lambda: batches().dataset(0), "num_steps=0"),
         (lambda: batches().dataset(2.5), "num_steps=2.5"),
         (lambda: pad_texts([]), "at least one token each"),
         (lambda: pad_texts([[1], []]), "at least one token each"),
-        (lambda: pad_texts([[1, 2]], 0), "multiple_of=0"),
-        (lambda: pad_texts([[1, 2]], 2.5), "multiple_of=2.5"),
+        (lambda: pad_texts(None), "`token_ids`"),
+        (lambda: pad_texts(5), "`token_ids`"),
+        (lambda: TextBatches(texts(), None, B, T), "`label_ids`"),
     ],
 )
 def test_bad_arguments_are_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("value", [0, -3, 1.5, np.nan, "3", [3], True, None])
+def test_sizes_are_integers(value):
+    for name in ("batch_size", "segment_length", "max_batch_tokens"):
+        sizes = {"batch_size": B, "segment_length": T, name: value}
+        with pytest.raises((ValueError, TypeError), match=name):
+            TextBatches([[1, 2], [3]], [0, 1], **sizes)
+    with pytest.raises((ValueError, TypeError), match="multiple_of"):
+        pad_texts([[1, 2]], value)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from contrast import contrast
+from contrast import check_contrast
 from contrast import luminance
 from factories import small_model
 
@@ -128,20 +128,21 @@ def test_ids_and_the_tokenizer_of_the_model_will_do(model, page):
 
 
 def test_wrong_arguments_are_errors(model):
-    with pytest.raises(ValueError, match="`tokenizer` must be set"):
-        surprise_page(model, TEXT)
-    with pytest.raises(ValueError, match="`tokenizer` must have as many"):
-        surprise_page(model, TEXT, IdTokenizer(11))
-    for text in ("", "a", "a" * 20_001):
-        with pytest.raises(ValueError, match="`text` must have at least 2 and"):
-            surprise_page(model, text, ByteTokenizer())
-    with pytest.raises(ValueError, match="`num_candidates` must"):
-        surprise_page(model, TEXT, ByteTokenizer(), num_candidates=0)
-    with pytest.raises(ValueError, match="`text` must hold integers"):
-        surprise_page(model, np.array([3, 256]), ByteTokenizer())
-    for ids in ([1.7, 2.2], [3, 2**32 + 5], None, [[1, 2], [3, 4]]):
-        with pytest.raises(ValueError, match="`text` must"):
-            surprise_page(model, ids, ByteTokenizer())
+    size = "`text` must have at least 2 and"
+    for wrong, message in (
+        ({"tokenizer": None}, "`tokenizer` must be set"),
+        ({"tokenizer": IdTokenizer(11)}, "`tokenizer` must have as many"),
+        *(({"text": text}, size) for text in ("", "a", "a" * 20_001)),
+        ({"num_candidates": 0}, "`num_candidates` must"),
+        ({"text": np.array([3, 256])}, "`text` must hold integers"),
+        ({"text": [1.7, 2.2]}, "`text` must"),
+        ({"text": [3, 2**32 + 5]}, "`text` must"),
+        ({"text": None}, "`text` must"),
+        ({"text": [[1, 2], [3, 4]]}, "`text` must"),
+    ):
+        call = {"text": TEXT, "tokenizer": ByteTokenizer(), **wrong}
+        with pytest.raises(ValueError, match=message):
+            surprise_page(model, **call)
 
 
 # === In a browser ===
@@ -269,12 +270,7 @@ def test_two_texts_stand_side_by_side(opened):
     assert [span.text for span in marked] == ["<", "<"]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast(opened, scheme):
-    opened.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia",
-        {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
-    )
     colors = opened.execute_script("""
         const area = document.getElementById("text");
         const kinds = ["s1", "s2", "s3", "s4", "s5", "s6", "h1", "h2", "h3",
@@ -290,7 +286,6 @@ def test_text_has_contrast(opened, scheme):
         }).concat([[getComputedStyle(document.body).color,
                     getComputedStyle(document.body).backgroundColor]]);
     """)
-    for pair in colors:
-        assert contrast(*pair) > 4.5, pair  # WCAG 2, level AA
+    check_contrast(colors)
     dark_page = luminance(colors[-1][1]) < 0.1
     assert dark_page == (scheme == "dark")

@@ -4,7 +4,9 @@ import keras
 import numpy as np
 import pytest
 from attention_loops import random
+from factories import assert_same
 from factories import feature_backbone
+from factories import read_in_parts
 
 B, T, M, F, D = 3, 11, 6, 5, 16
 # First steps of episodes: none; inside; at the start, twice in a row and last.
@@ -19,19 +21,6 @@ def backbone_of(**settings):
     )
 
 
-def read(backbone, x, reset, memory, lengths):
-    """Reads segments of these lengths; returns outputs and the last memory."""
-    outputs, start = [], 0
-    for length in lengths:
-        part = slice(start, start + length)
-        hidden, memory = backbone(
-            embeddings=x[:, part], memory=memory, reset=reset[:, part]
-        )
-        outputs.append(hidden)
-        start += length
-    return np.concatenate(outputs, axis=1), memory
-
-
 @pytest.mark.parametrize("attention_type", ["relative", "shaw"])
 def test_acting_step_by_step_equals_learning_on_segments(attention_type):
     # With `same_length` all cuts of a text see the same keys.
@@ -41,9 +30,10 @@ def test_acting_step_by_step_equals_learning_on_segments(attention_type):
     backbone = backbone_of(**settings)
     _, before = backbone(embeddings=random(B, M, D, seed=1))
     x = random(B, T, D)
-    expected, memory = read(backbone, x, RESET, before, [1] * T)
+    text = {"embeddings": x, "reset": RESET}
+    expected, memory = read_in_parts(backbone, [1] * T, before, **text)
     for lengths in ([T], [4, 7], [5, 1, 5]):
-        found, other = read(backbone, x, RESET, before, lengths)
+        found, other = read_in_parts(backbone, lengths, before, **text)
         np.testing.assert_allclose(found, expected, atol=1e-5)
         np.testing.assert_array_equal(other.valid_length, [M, M, 1])
         mask = memory.mask().numpy()[..., None]
@@ -111,5 +101,4 @@ def test_a_keras_model_learns_with_episodes(gate, tmp_path):
     model.save(path)
     loaded = keras.saving.load_model(path)
     assert loaded.get_layer(backbone.name).gate == gate
-    for ours, theirs in zip(loaded.weights, model.weights, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_same(loaded.weights, model.weights)

@@ -1,12 +1,16 @@
 """Tests what all backbones share: memory, resets, dropout, precision."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from factories import D
 from factories import V
+from factories import assert_same
 from factories import random_ids
+from factories import read_in_parts
 from factories import small_backbone
 
 from txl_keras.models import LSTMBackbone
@@ -50,20 +54,33 @@ def backbone_of(name, dropout=0.0, **config):
 
 def read(backbone, ids, lengths=None, memory=None, **call):
     """Reads segments of these lengths; returns states and the last memory."""
-    states = []
-    bounds = np.cumsum([0, *(lengths or [ids.shape[1]])])
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
-        inputs = {"token_ids": ids[:, start:end]}
-        if backbone.vocabulary_size is None:
-            inputs = {"embeddings": EMBEDDINGS[ids[:, start:end]]}
-        hidden, memory = backbone(**inputs, memory=memory, **call)
-        states.append(hidden)
-    return tf.concat(states, axis=1).numpy(), memory
+    inputs = {"token_ids": ids}
+    if backbone.vocabulary_size is None:
+        inputs = {"embeddings": EMBEDDINGS[ids]}
+    function = functools.partial(backbone, **call)
+    return read_in_parts(function, lengths or [ids.shape[1]], memory, **inputs)
 
 
 def differ(one, other):
     """Returns whether each row has a number that is another."""
     return np.abs(one - other).max(axis=(1, 2)).min() > 1e-4
+
+
+@pytest.mark.parametrize("make", [TransformerXLBackbone, XLNetBackbone])
+def test_memory_of_a_block_is_its_input(make):
+    backbone = small_backbone(make=make)
+    ids = random_ids(B, T)
+    hidden, memory = backbone(ids)
+    x, call = backbone.token_embedding.embeddings[0].numpy()[ids], {}
+    if make is TransformerXLBackbone:
+        x = x * np.sqrt(D)
+        biases = "content_attention_bias", "positional_attention_bias"
+        call["attention_biases"] = [getattr(backbone, name) for name in biases]
+    for block, state in zip(backbone.blocks, memory.states, strict=True):
+        np.testing.assert_allclose(state[:, -T:], x, atol=1e-5)
+        np.testing.assert_array_equal(state[:, :-T], np.zeros((B, 1, D)))
+        x = block(x, **call).numpy()
+    np.testing.assert_allclose(hidden, x, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -88,8 +105,7 @@ def test_a_text_may_be_cut_anywhere(name):
         found, memory = read(backbone, ids, lengths)
         np.testing.assert_allclose(found, expected, atol=1e-5)
         np.testing.assert_array_equal(memory.valid_length, end.valid_length)
-        for one, other in zip(memory.states, end.states, strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-5)
+        assert_same(memory.states, end.states, atol=1e-5)
     assert differ(read(backbone, ids[:, 3:])[0], expected[:, 3:])
 
 
@@ -168,12 +184,8 @@ def test_compiled_by_xla_is_the_same(name):
         )
 
     compiled = tf.function(run, jit_compile=True)(ids, memory)
-    for found, expected in zip(
-        tf.nest.flatten(compiled),
-        tf.nest.flatten(run(ids, memory)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+    expected = tf.nest.flatten(run(ids, memory))
+    assert_same(tf.nest.flatten(compiled), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [*KINDS, "embeddings", *ABSOLUTE])

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from factories import random_ids
+from factories import read_in_parts
 from factories import small_backbone
 from factories import small_model
 
@@ -180,17 +181,13 @@ def test_a_functional_model_hands_memory_on(config, tmp_path):
     text = random_ids(B, 4 * T, seed=5)
 
     def read(model):
-        hidden, memory = [], backbone.initial_memory(B)
-        for part in (text[:, : 2 * T], text[:, 2 * T :]):
-            found, memory = model([tf.constant(part), memory])
-            hidden.append(found)
-        return np.concatenate(hidden, axis=1)
+        def call(ids, memory):
+            return model([tf.constant(ids), memory])
 
-    expected, memory = [], None
-    for part in np.split(text, 4, axis=1):
-        found, memory = backbone(part, memory=memory)
-        expected.append(found)
-    expected = np.concatenate(expected, axis=1)
+        memory = backbone.initial_memory(B)
+        return read_in_parts(call, [2 * T] * 2, memory, ids=text)[0]
+
+    expected, _ = read_in_parts(backbone, [T] * 4, token_ids=text)
     np.testing.assert_allclose(read(model), expected, atol=1e-5)
     model.save(tmp_path / "model.keras")
     for copy in (

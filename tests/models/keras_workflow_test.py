@@ -11,6 +11,7 @@ import tensorflow as tf
 from factories import V
 from factories import assert_same
 from factories import random_ids
+from factories import read_in_parts
 from factories import rewinder
 from factories import small_model as model_of
 
@@ -48,13 +49,8 @@ def hard_text():
 
 def functional_nll(model, ids):
     """Mean nll over the text, with memory as a value."""
-    nlls, memory = [], None
-    for start in range(0, BATCHES * T, T):
-        nll, memory = model.score(
-            ids[:, start : start + T], ids[:, start + 1 : start + T + 1], memory
-        )
-        nlls.append(nll)
-    return float(np.mean(nlls))
+    text = {"inputs": ids[:, :-1], "targets": ids[:, 1:]}
+    return float(np.mean(read_in_parts(model.score, [T] * BATCHES, **text)[0]))
 
 
 def compiled(model=None, learning_rate=0.01, **config):

@@ -7,6 +7,7 @@ import safetensors.numpy
 from factories import D
 from factories import H
 from factories import N
+from factories import assert_same
 from factories import random_ids
 from factories import small_model
 from model_checks import check_every_way
@@ -271,8 +272,7 @@ def test_a_file_of_another_model_changes_nothing(
     before = [w.numpy() for w in model.weights]
     with pytest.raises(ValueError, match=message):
         model.backbone.load_lora_weights(lora_file)
-    for weight, value in zip(model.weights, before, strict=True):
-        np.testing.assert_array_equal(weight, value)
+    assert_same(model.weights, before)
 
 
 A, ALPHA = "lora/block_0/attention/query/lora_kernel_a", "lora/alpha"

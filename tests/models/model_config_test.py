@@ -4,6 +4,7 @@ Otherwise 100 bytes take minutes, terabytes, or whatever Keras can import.
 """
 
 import json
+import pathlib
 import sys
 
 import pytest
@@ -42,29 +43,25 @@ def runs(tmp_path_factory):
 @pytest.fixture
 def load(runs):
     """Loads a run with fields of its config.json changed."""
-    texts = {}
 
     def load_with(name, changes):
         model_class, workdir = runs[name]
-        path = workdir.file("config.json")
-        if path not in texts:
-            with open(path) as file:
-                texts[path] = file.read()
-        config = json.loads(texts[path])
+        path = pathlib.Path(workdir.file("config.json"))
+        text = path.read_text()
+        config = json.loads(text)
         for field, value in changes.items():
             *parents, last = field.split(".")
             at = config
             for parent in parents:
                 at = at[parent]
             at[last] = value
-        with open(path, "w") as file:
-            json.dump(config, file)
-        return model_class.from_config(workdir.read_model_config())
+        path.write_text(json.dumps(config))
+        try:
+            return model_class.from_config(workdir.read_model_config())
+        finally:
+            path.write_text(text)
 
-    yield load_with
-    for path, text in texts.items():
-        with open(path, "w") as file:
-            file.write(text)
+    return load_with
 
 
 @pytest.mark.parametrize("name", MODELS)

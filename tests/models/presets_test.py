@@ -3,8 +3,8 @@
 import functools
 import math
 
-import numpy as np
 import pytest
+from factories import assert_same
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import CharacterTokenizer
@@ -110,10 +110,7 @@ def test_a_trained_preset_is_found_by_its_name(tmp_path, monkeypatch):
     assert loaded.tokenizer.vocabulary_size == 7
     assert loaded.backbone.memory_length == 5
     backbone = TransformerXLBackbone.from_preset("mine_small")
-    for ours, theirs in zip(
-        backbone.weights, loaded.backbone.weights, strict=True
-    ):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_same(backbone.weights, loaded.backbone.weights)
     message = r"a trained model, one of \['mine_small'\], .*'mine_smal'"
     with pytest.raises(ValueError, match=message):
         TransformerXLCausalLM.from_preset("mine_smal")

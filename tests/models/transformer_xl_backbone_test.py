@@ -1,25 +1,8 @@
 import numpy as np
-from factories import D
 from factories import random_ids
 from factories import small_backbone
 
 B, T = 4, 5
-
-
-def test_memory_of_a_block_is_its_input():
-    backbone = small_backbone()
-    ids = random_ids(B, T)
-    hidden, memory = backbone(ids)
-    x = backbone.token_embedding.embeddings[0].numpy()[ids] * np.sqrt(D)
-    biases = (
-        backbone.content_attention_bias,
-        backbone.positional_attention_bias,
-    )
-    for block, state in zip(backbone.blocks, memory.states, strict=True):
-        np.testing.assert_allclose(state[:, -T:], x, atol=1e-5)
-        np.testing.assert_array_equal(state[:, :-T], np.zeros((B, 1, D)))
-        x = block(x, attention_biases=biases).numpy()
-    np.testing.assert_allclose(hidden, x, atol=1e-5)
 
 
 def test_normalize_output_normalizes_the_last_hidden_states():

@@ -5,7 +5,9 @@ import pytest
 import tensorflow as tf
 from factories import D
 from factories import V
+from factories import assert_same
 from factories import random_ids
+from factories import read_in_parts
 from factories import small_model as model_of
 
 from txl_keras.models import LSTMBackbone
@@ -52,13 +54,9 @@ def test_same_length_makes_segments_meaningless():
     model = small_model(memory_length=3, same_length=True, num_layers=1)
     inputs, targets = text(12)
     long, _ = model.score(inputs, targets)
-    parts, memory = [], None
-    for start, end in ((0, 2), (2, 7), (7, 8), (8, 12)):
-        nll, memory = model.score(
-            inputs[:, start:end], targets[:, start:end], memory
-        )
-        parts.append(nll)
-    np.testing.assert_allclose(np.concatenate(parts, 1), long, atol=1e-5)
+    text_of = {"inputs": inputs, "targets": targets}
+    found, _ = read_in_parts(model.score, [2, 5, 1, 4], **text_of)
+    np.testing.assert_allclose(found, long, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [None, "mixed_bfloat16"])
@@ -83,10 +81,7 @@ def test_scores_are_those_of_the_states_of_the_backbone(make, dtype):
         nll, memory = model.score(inputs, targets, **arguments)
         assert nll.dtype == "float32"
         np.testing.assert_array_equal(nll, model.softmax(hidden, targets))
-        for state, expected in zip(
-            memory.states, expected_memory.states, strict=True
-        ):
-            np.testing.assert_array_equal(state, expected)
+        assert_same(memory.states, expected_memory.states)
     hidden, _ = model.backbone(inputs, **call)
     log_probs, _ = model.log_probs(inputs, **call)
     assert log_probs.dtype == "float32"
@@ -97,13 +92,12 @@ def test_memory_may_be_longer_than_in_training_or_empty():
     model = small_model(memory_length=2)
     inputs, targets = text(3 * T)
     expected, _ = model.score(inputs, targets)
-    memory, parts = model.initial_memory(B, 20), []
-    for start in range(0, 3 * T, T):
-        part = slice(start, start + T)
-        nll, memory = model.score(inputs[:, part], targets[:, part], memory)
-        parts.append(nll)
+    found, memory = read_in_parts(
+        model.score, [T] * 3, model.initial_memory(B, 20),
+        inputs=inputs, targets=targets,
+    )  # fmt: skip
     assert memory.states[0].shape == (B, 20, D)
-    np.testing.assert_allclose(np.concatenate(parts, 1), expected, atol=1e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
     second = inputs[:, T:], targets[:, T:]
     _, memory = model.score(*second, model.initial_memory(B, 0))
     again, _ = model.score(*second, memory)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from factories import V
+from factories import read_in_parts
 from factories import seed_weights
 from factories import small_backbone as backbone_of
 from factories import small_model
@@ -40,12 +41,9 @@ def texts(lengths=LENGTHS):
 
 def states_of(backbone, ids):
     """Hidden states `(n, D)` of a text that is read alone, by segments."""
-    memory, states = None, []
-    for start in range(0, len(ids), T):
-        segment = ids[None, start : start + T]
-        hidden, memory = backbone(segment, memory=memory)
-        states.append(hidden[0])
-    return np.concatenate(states)
+    ends = [*range(T, len(ids), T), len(ids)]
+    lengths = np.diff(ends, prepend=0)
+    return read_in_parts(backbone, lengths, token_ids=ids[None])[0][0]
 
 
 @pytest.mark.parametrize(

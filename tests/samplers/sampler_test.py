@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import as_tensors
 
 from txl_keras import samplers
 from txl_keras.layers.compute.dropout import fold_in
@@ -59,13 +60,6 @@ def some_log_probs(batch_size=64, vocabulary_size=33):
     logits[:, 3] += 40 * seen[:, 3] - 20  # a penalty that matters
     log_probs = tf.nn.log_softmax(tf.constant(logits, tf.float32))
     return log_probs, seeds_of(9, batch_size), tf.constant(seen)
-
-
-def as_tensors(parameters):
-    return {
-        name: tf.constant(value, tf.int32 if name == "top_k" else tf.float32)
-        for name, value in {**sampler_module.NO_EFFECT, **parameters}.items()
-    }
 
 
 GREEDY = [1, 0, 0, 0, 0]

@@ -83,7 +83,8 @@ def context_losses(
     """
     check_list("context_lengths", context_lengths)
     lengths = [check_integer("context_lengths", n, 1) for n in context_lengths]
-    longest = max(lengths, default=0)
+    check_integer("len(context_lengths)", len(lengths), 1)
+    longest = max(lengths)
     positions = check_token_ids(
         "positions", positions, len(tokens), longest,
         "Each needs as many tokens before it as the longest context",

@@ -154,7 +154,8 @@ def test_wrong_ids_are_refused(name):
         tokenizer.decode([0, 300])
     with pytest.raises(ValueError, match="from -1 to"):
         tokenizer.decode([-1])
-    for wrong in ([0.0], 1.5, True, 1j, "a", b"a", None, [None]):
+    lists = [0.5], [2**40], [True], ["1"], [np.nan], [1j], [None]
+    for wrong in (*lists, [0.0], 1.5, True, 1j, "a", b"a", None):
         with pytest.raises(ValueError, match="`ids` must"):
             tokenizer.decode(wrong)
     with pytest.raises(ValueError, match=r"shape \(2, 3\)"):

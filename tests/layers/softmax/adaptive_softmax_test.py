@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import as_tensors
 
 from txl_keras.layers import AdaptiveEmbedding
 from txl_keras.layers import AdaptiveSoftmax
@@ -694,17 +695,9 @@ def test_samples_by_tensors_are_those_by_numbers(jit_compile):
     def run(parameters):
         return softmax.sample(hidden, Sampler(**parameters), seeds, seen)
 
-    off = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0}
-    off |= {"temperature": 1.0, "repetition_penalty": 1.0}
     for parameters in [{}, *SAMPLERS]:
-        tensors = {
-            name: tf.constant(
-                value, tf.int32 if name == "top_k" else tf.float32
-            )
-            for name, value in {**off, **parameters}.items()
-        }
         np.testing.assert_array_equal(
-            run(tensors),
+            run(as_tensors(parameters)),
             softmax.sample(hidden, Sampler(**parameters), seeds, seen),
             err_msg=str(parameters),
         )

@@ -19,6 +19,7 @@ from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import prefers_tensorflow_matmul
 from txl_keras.layers.config import add_arguments
+from txl_keras.layers.config import part_of
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import check_memory_length
@@ -110,6 +111,18 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
             name="token_embedding",
             **arguments,
         )
+
+    def _make_blocks(self, block_class):
+        """Creates the blocks, whose arguments are attributes of this model."""
+        return [
+            part_of(
+                self,
+                block_class,
+                kernel_initializer=self.kernel_initializer(),
+                name=f"block_{i}",
+            )
+            for i in range(self.num_layers)
+        ]
 
     def _set_heads(self, num_heads, head_dim, intermediate_dim, memory_length):
         """Checks and sets the sizes of a model with attention."""

@@ -21,7 +21,6 @@ from txl_keras.layers.attention.position_encoding import (
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import zero_masked
-from txl_keras.layers.config import part_of
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.decoder_block import check_remembers
@@ -290,15 +289,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             look_ahead=look_ahead if attention_type == "relative" else 0,
             name="position_encoding",
         )
-        self.blocks = [
-            part_of(
-                self,
-                DecoderBlock,
-                kernel_initializer=self.kernel_initializer(),
-                name=f"block_{i}",
-            )
-            for i in range(num_layers)
-        ]
+        self.blocks = self._make_blocks(DecoderBlock)
         self.compressions = [
             Compression(
                 compression,

@@ -17,7 +17,6 @@ from txl_keras.layers.attention.position_encoding import (
     RelativePositionEncoding,
 )
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.config import part_of
 from txl_keras.layers.two_stream_block import TwoStreamBlock
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 
@@ -147,15 +146,7 @@ class XLNetBackbone(RecurrentBackbone):
         self._position_encoding = RelativePositionEncoding(
             clamp_length, bidirectional=True, name="position_encoding"
         )
-        self.blocks = [
-            part_of(
-                self,
-                TwoStreamBlock,
-                kernel_initializer=self.kernel_initializer(),
-                name=f"block_{i}",
-            )
-            for i in range(num_layers)
-        ]
+        self.blocks = self._make_blocks(TwoStreamBlock)
         self.build((None, None))
 
     def build(self, token_ids_shape):

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import math
 
 import numpy as np
 import safetensors.numpy
 import tensorflow as tf
 
 from txl_keras.data.corpora.files import renamed_when_complete
+from txl_keras.json_files import open_checked
 from txl_keras.weights import weights_by_name
 
 
@@ -36,7 +38,7 @@ class Backup:
         """Returns the saved state; `None` without any."""
         if not tf.io.gfile.exists(self._path):
             return None
-        with tf.io.gfile.GFile(self._path, "rb") as file:
+        with open_checked(self._path, math.inf) as file:
             data = file.read()
         try:
             state = safetensors.numpy.load(data)

@@ -40,8 +40,7 @@ def main(_):
     workdir, output = Workdir(FLAGS.workdir), check_path("output", FLAGS.output)
     check_new("output", output)
     tokenizer = workdir.load_tokenizer()
-    model, _ = workdir.load_model()
-    model.tokenizer = tokenizer
+    model = workdir.build_model(tokenizer)
     steps = average_weights(
         model, workdir.checkpoints, FLAGS.num_checkpoints, workdir.run_hash()
     )

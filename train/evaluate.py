@@ -251,7 +251,7 @@ def _load_model(workdir):
         model = trained_model.load_given_preset(**overrides)
         return model, model.tokenizer, {"preset": FLAGS.preset}
     tokenizer = workdir.load_tokenizer()
-    model, step = workdir.load_model(FLAGS.checkpoint, **overrides)
+    model, step = workdir.load_model(FLAGS.checkpoint, tokenizer, **overrides)
     # `load_model` takes the latest checkpoint if there is no best one.
     is_best = FLAGS.checkpoint == "best" and workdir.best_step() is not None
     checkpoint = "best" if is_best else "latest"

@@ -180,7 +180,8 @@ class LanguageRun(training_run.TrainingRun):
         tensorboard.close()
         if self.trainer.model.backbone.has_attention:
             # Copied to one device: the trained model may be on several.
-            export_run(self.workdir, *self.workdir.load_model("best"))
+            best = self.workdir.load_model("best", self.tokenizer)
+            export_run(self.workdir, *best)
 
     def describe_results(self):
         """Returns words for results.json and the other files."""

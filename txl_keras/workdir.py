@@ -128,10 +128,7 @@ class Workdir:
 
     def run_hash(self):
         """Returns a 64-bit integer that identifies the run's configuration."""
-        # Without the location of the text, which may change.
-        config = {**self.read_config(), "corpus": None}
-        digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-        return int.from_bytes(digest.digest()[:8], "big", signed=True)
+        return _hash_of(self.read_config())
 
     def check_model_class(self):
         """Raises `ValueError` unless the model is a `TransformerXLCausalLM`."""
@@ -144,23 +141,26 @@ class Workdir:
 
     def training(self):
         """Returns how the model is trained, for its `ModelFolder`."""
-        config = self.read_config()
-        run = {name: config[name] for name in ("corpus", "data")}
-        return {**config["flags"], "run": {**run, "hash": self.run_hash()}}
+        return _training_of(self.read_config())
 
     def best_step(self):
         """Returns the step of the best weights, or `None` without any."""
+        best = self._best()
+        return best and best.training["step"]
+
+    def _best(self):
+        """Returns the `ModelFolder` of the best weights, or `None`."""
         if not tf.io.gfile.exists(os.path.join(self.model, "config.json")):
             return None
-        training = ModelFolder(self.model).training
-        check_fields(training, _BEST_FIELDS, self.model)
-        if training["run"]["hash"] != self.run_hash():
+        best = ModelFolder(self.model)
+        check_fields(best.training, _BEST_FIELDS, self.model)
+        if best.training["run"]["hash"] != self.run_hash():
             raise ValueError(
                 f"{self.model} is of another run: it was saved under another "
                 "configuration than the config.json beside it. Bring back the "
                 "files of one run."
             )
-        return training["step"]
+        return best
 
     def save_best(self, weights, step):
         """Writes the weights by name in place of the best ones so far."""
@@ -168,7 +168,7 @@ class Workdir:
         content = {
             "class_name": config["class_name"],
             "config": config["model"],
-            "training": {**self.training(), "step": step},
+            "training": {**_training_of(config), "step": step},
             "tokenizer": config.get("tokenizer"),
         }
         copy_tokenizer = content["tokenizer"] and functools.partial(
@@ -179,10 +179,10 @@ class Workdir:
             write_model(folder, content, weights, copy_tokenizer)
 
     def _folder(self, checkpoint):
-        """Returns the `ModelFolder` of the best weights, or `None`."""
+        """Returns the `ModelFolder` to read, or `None` for checkpoints."""
         # "best" is by validation score, and the latest if there is none.
-        if checkpoint == "best" and self.best_step() is not None:
-            return ModelFolder(self.model)
+        if checkpoint == "best" and (best := self._best()):
+            return best
         is_model = "config" in read_json(self.file("config.json"))
         return ModelFolder(self.path) if is_model else None
 
@@ -203,22 +203,33 @@ class Workdir:
         folder.restore_weights(model)
         return folder.training.get("step") or 0
 
-    def load_model(self, checkpoint="latest", **overrides):
+    def load_model(self, checkpoint="latest", tokenizer=None, **overrides):
         """Returns the run's language model and the step of its weights."""
+        # The best weights have a tokenizer, which is loaded unless one is
+        # given.
         self.check_model_class()
         folder = self._folder(checkpoint)
         if folder:
+            if tokenizer is not None:
+                overrides["tokenizer"] = tokenizer
             model = load_folder(
                 TransformerXLCausalLM, folder.path, overrides=overrides
             )
             return model, folder.training.get("step") or 0
+        model = self.build_model(tokenizer, **overrides)
+        return model, self.restore_weights(model, checkpoint)
+
+    def build_model(self, tokenizer=None, **overrides):
+        """Builds the language model of the newest checkpoint."""
+        self.check_model_class()
         config = self.read_model_config()
         backbone_class = CLASSES[config["backbone"]["class_name"]]
         split_overrides(TransformerXLCausalLM, overrides, backbone_class)
         warn_of_memory_source(backbone_config(config), overrides)
         backbone_config(config).update(overrides)
         model = TransformerXLCausalLM.from_config(config)
-        return model, self.restore_weights(model, checkpoint)
+        model.tokenizer = tokenizer
+        return model
 
     def load_tokenizer(self):
         """Loads the tokenizer of the run, unless it has changed since."""
@@ -362,6 +373,20 @@ class Workdir:
             # Interned, so that all lines share one string per name.
             metrics.append({sys.intern(k): v for k, v in found.items()})
         return metrics
+
+
+def _hash_of(config):
+    """Returns the `run_hash` of a configuration."""
+    # Without the location of the text, which may change.
+    config = {**config, "corpus": None}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    return int.from_bytes(digest.digest()[:8], "big", signed=True)
+
+
+def _training_of(config):
+    """Returns the `training` of a configuration."""
+    run = {name: config[name] for name in ("corpus", "data")}
+    return {**config["flags"], "run": {**run, "hash": _hash_of(config)}}
 
 
 def write_json(content, path):

@@ -91,7 +91,11 @@ class ModelFolder:
         check_class_name(self.class_name, self._config_path)
         self.training = content["training"]
         self._weights_path = os.path.join(path, _WEIGHTS)
-        self._tensors = read_safetensors(self._weights_path)
+
+    @functools.cached_property
+    def _tensors(self):
+        # Opened when needed: a file in a bucket is copied as a whole.
+        return read_safetensors(self._weights_path)
 
     def read_model_config(self):
         """Returns `get_config()` of the model, if the weights match."""

@@ -141,7 +141,7 @@ def open_group(segment_length=None, memory_length=None):
     # Open all runs first, so that errors come before any long computation.
     runs = []
     for label, workdir, config in zip(names, workdirs, configs, strict=True):
-        model, step = workdir.load_model(FLAGS.checkpoint)
+        model, step = workdir.load_model(FLAGS.checkpoint, tokenizers[0])
         length = segment_length or config["flags"].get("segment_length")
         check_integer("segment_length", length, 1)
         model.backbone.check_positions(length)

@@ -77,8 +77,7 @@ def load_trained_model():
     if workdir is None:
         return load_given_preset(), FLAGS.memory_length, None
     tokenizer = workdir.load_tokenizer()
-    model, _ = workdir.load_model(FLAGS.checkpoint)
-    model.tokenizer = tokenizer
+    model, _ = workdir.load_model(FLAGS.checkpoint, tokenizer)
     memory_length = FLAGS.memory_length
     if memory_length is None:
         memory_length = workdir.generation_memory_length(model.backbone)

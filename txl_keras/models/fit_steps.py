@@ -29,10 +29,9 @@ class Progress:
     num_steps: int | None  # of an epoch, if known
     # Whether batches say where a text begins. Otherwise, epochs do.
     has_resets: bool = True
-    done: int = 0
     # Done before a restart: they count, but are not run again.
     to_skip: int = 0
-    batches_to_drop: int = 0
+    done: int = 0
 
     def advance(self, num_steps):
         """Returns how many of the next `num_steps` steps are to be run."""
@@ -42,6 +41,13 @@ class Progress:
         skipped = min(num_steps, self.to_skip)
         self.to_skip -= skipped
         return num_steps - skipped
+
+
+class _FitTrainer(Trainer):
+    """Calls `train_step` of the model, maybe overridden, on every replica."""
+
+    def replica_step(self, batch, stop):
+        return self.step_of_model("train_step", batch, stop)
 
 
 class FitSteps(keras.callbacks.Callback):
@@ -94,9 +100,9 @@ class FitSteps(keras.callbacks.Callback):
                 "`x` must be the data of the run that was interrupted after "
                 f"{done} batches of an epoch. Received: {steps} batches"
             )
-        dataset, used = data.seek(epoch, initial_epoch, steps, done)
+        dataset = data.seek(epoch, initial_epoch, steps, done)
         has_resets = "reset" in dataset.element_spec
-        self.progress = Progress(steps, has_resets, 0, done, used)
+        self.progress = Progress(steps, has_resets, to_skip=done)
         arguments |= {
             "x": self._distribute(dataset, data.batch_size),
             "steps_per_epoch": steps,
@@ -134,9 +140,6 @@ class FitSteps(keras.callbacks.Callback):
         if not num_steps:
             return self._logs({})
         try:
-            while progress.batches_to_drop:
-                next(iterator)
-                progress.batches_to_drop -= 1
             results = self._run(self.trainer.train, iterator, num_steps)
         except tf.errors.OutOfRangeError as error:
             # Without `steps_per_epoch` this is how an epoch ends.
@@ -166,8 +169,7 @@ class FitSteps(keras.callbacks.Callback):
     @tf.autograph.experimental.do_not_convert
     def train_step(self, batch):
         """Trains on the rows of one replica, for the model's `train_step`."""
-        results = self.trainer.replica_step(batch, self._stop)
-        nll = results.pop("nll")
+        results, nll = self.trainer.scored_step(batch, self._stop)
         if self.model.compute_dtype == "float16":
             batch = _without_overflows(batch, nll)
         return self._count(nll, batch, results)
@@ -221,7 +223,7 @@ class FitSteps(keras.callbacks.Callback):
         shape = batch_size, segment_lengths
         if trainer and shape == (trainer.batch_size, trainer.segment_lengths):
             return
-        self.trainer = Trainer(
+        self.trainer = _FitTrainer(
             model,
             model.optimizer,
             self._strategy,
@@ -229,8 +231,8 @@ class FitSteps(keras.callbacks.Callback):
             seed=self.seed,
             segment_lengths=segment_lengths,
             jit_compile=self.jit_compile,
-            step=functools.partial(self._step_of_model, "train_step"),
         )
+        self.trainer.step_of_model = self._step_of_model
         # Dropout is a function of the step.
         done = trainer.step if trainer else model.optimizer.iterations
         self.trainer.step.assign(tf.cast(done, tf.int64))

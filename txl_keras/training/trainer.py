@@ -75,10 +75,6 @@ class Trainer:
         stop: Optional `txl_keras.training.stopping.StopRequest`, whose signal
             ends `train` early.
         jit_compile: Boolean, whether XLA may compile the step.
-        step: Optional function that every replica runs in place of
-            `replica_step`, with the same arguments, to call it and do more.
-            Then the result of `replica_step` has an entry `nll`, the losses of
-            the targets, float32 `(b, T)` in nats, which `step` must remove.
 
     Attributes:
         step: int64 `tf.Variable`, the number of steps done.
@@ -127,7 +123,6 @@ class Trainer:
         attention_kernel=False,
         stop=None,
         jit_compile=True,
-        step=None,
     ):
         check_supported(optimizer)
         if clip_norm is None:
@@ -157,11 +152,6 @@ class Trainer:
                 "is trained",
             ),
             (
-                step and (accumulate_steps > 1 or intermediate_loss_steps),
-                "`step` must be None with `accumulate_steps` or "
-                "`intermediate_loss_steps`",
-            ),
-            (
                 self._rows % accumulate_steps,
                 "`accumulate_steps` must divide the per-replica batch, "
                 f"batch_size / replicas = {self._rows}",
@@ -186,7 +176,6 @@ class Trainer:
         self.accumulate_steps = accumulate_steps
         self.intermediate_loss_steps = intermediate_loss_steps
         self.stopped = False
-        self._returns_nll = step is not None
         with strategy.scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
             self._seed = tf.Variable(seed, dtype=tf.int64, trainable=False)
@@ -213,7 +202,7 @@ class Trainer:
             compile_replica_function, strategy=strategy, jit_compile=jit_compile
         )
         self._compiled_update = compile_function(self._update)
-        step = step or self.replica_step
+        step = self.replica_step
         if not on_cpu and strategy.num_replicas_in_sync == 1:
             # With several GPUs only the parts around the all-reduce can be
             # compiled: XLA has no collectives there.
@@ -274,6 +263,11 @@ class Trainer:
     @tf.autograph.experimental.do_not_convert
     def replica_step(self, batch, stop):
         """Runs one step of one replica; public for `--compile_only`."""
+        return self.scored_step(batch, stop)[0]
+
+    @tf.autograph.experimental.do_not_convert
+    def scored_step(self, batch, stop):
+        """Runs one step of one replica; returns results and nll `(b, T)`."""
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows
         losses, nll, gradients = self._compiled_gradients(
@@ -290,9 +284,7 @@ class Trainer:
         self.step.assign_add(1)
         names = ("loss", "reconstruction_loss")[: len(losses)]
         results.update(zip(names, losses, strict=True))
-        if self._returns_nll:
-            results["nll"] = nll
-        return {**results, "stop": stop}
+        return {**results, "stop": stop}, nll
 
     @tf.autograph.experimental.do_not_convert
     def _update(self, gradients):
@@ -408,7 +400,7 @@ class Trainer:
         return losses, (), tf.nest.pack_sequence_as(memory, values), gradients
 
     def _gradients_of_rows(self, batch, memory, seed, first_row):
-        """Returns losses, nll (only with `step`), memory and gradient."""
+        """Returns losses, the nll of targets, memory and gradient."""
         batch = dict(batch)
         weights = batch.pop("weights")
         arguments = {
@@ -419,7 +411,7 @@ class Trainer:
             "first_row": first_row,
         }
         with tf.GradientTape() as tape:
-            errors = []
+            errors, nll = [], ()
             if self.intermediate_loss_steps:
                 # Which blocks below the last have a loss in this step.
                 num_blocks = self.model.backbone.num_layers
@@ -436,6 +428,10 @@ class Trainer:
                     arguments["return_reconstruction_loss"] = True
                 nll, memory, *errors = self.model.score(**arguments)
                 losses = [tf.reduce_sum(nll * weights)]
+                if self.segment_lengths:
+                    # Segments of all lengths must give tensors of one shape.
+                    missing = self.segment_lengths[-1] - nll.shape[1]
+                    nll = tf.pad(nll, [[0, 0], [0, missing]])
                 # The mean over the rows of all replicas.
                 errors = [tf.reduce_sum(x) / self.batch_size for x in errors]
             target = tf.add_n([*losses, *errors])
@@ -445,12 +441,7 @@ class Trainer:
         gradients = tape.gradient(target, variables)
         if self.loss_scale:
             memory = _reset_overflows(memory, self.memory.cold_start)
-        if self._returns_nll:
-            # Segments of all lengths must give tensors of one shape.
-            width = (self.segment_lengths or nll.shape)[-1]
-            nll = tf.pad(nll, [[0, 0], [0, width - nll.shape[1]]])
-        reported = (losses[-1], *errors)
-        return reported, nll if self._returns_nll else (), memory, [
+        return (losses[-1], *errors), nll, memory, [
             # Token type weights have no gradient without token types.
             tf.zeros(variable.shape) if gradient is None
             # Sparse gradients repeat the row of a repeated token, so that

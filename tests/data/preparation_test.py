@@ -381,7 +381,7 @@ def test_an_unknown_word_is_named_with_its_place(tmp_path):
     tokenizer = WordTokenizer(["<eos>", "the", "cat"], unknown=None)
     documents = [b"the cat\n"] * 100 + [b"cat dog\n"]
     corpus = corpus_of({}, train=documents)
-    message = "train split of c has 'dog', about 301 tokens after"
+    message = r"train split of c has 'dog' \d tokens into b'(cat )?dog"
     with pytest.raises(ValueError, match=message):
         prepare(corpus, tokenizer, str(tmp_path))
 

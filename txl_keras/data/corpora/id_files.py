@@ -42,12 +42,6 @@ def is_id_file(path):
     return path.lower().endswith(SUFFIXES)
 
 
-def num_ids(path):
-    """Returns the number of ids in a file."""
-    with _open(path) as array:
-        return array.size
-
-
 def document_starts(path):
     """Returns where rows or `documents` of a file begin: `(D,)`, int64."""
     packed = tf.io.gfile.stat(path).length
@@ -84,7 +78,9 @@ def read_ids(path, start=0, stop=None, size=_CHUNK_BYTES):
 
 def split_ids(path):
     """Returns where train, valid and test of a file end, between documents."""
-    documents, size = document_starts(path), num_ids(path)
+    documents = document_starts(path)
+    with _open(path) as array:
+        size = array.size
     places = [int(size * (1 - part * HELD_OUT_FRACTION)) for part in (2, 1)]
     if len(documents) > 1:
         ends = np.append(documents, size)

@@ -214,7 +214,7 @@ def test_files_that_were_changed_are_refused(tmp_path):
     ):
         text = json.dumps({**train.metadata, **wrong})
         (folder / "metadata.json").write_text(text)
-        refused("metadata.json is damaged|changed.* Expected: (dtype|num)")
+        refused("metadata.json is damaged|changed.* Expected: (dtype|num|tok)")
     folder.rename(tmp_path / "valid")
     (tmp_path / "valid/metadata.json").write_text(json.dumps(train.metadata))
     with pytest.raises(ValueError, match="Expected: split train. Received: va"):

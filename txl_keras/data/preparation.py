@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import re
-import threading
 
 import numpy as np
 import tensorflow as tf
@@ -37,14 +36,12 @@ from txl_keras.json_files import read_json
 # Must be increased when files of older versions must not be used any more.
 FORMAT = 3
 METADATA_FILE = "metadata.json"
-_NUMBERS = (
-    "num_tokens", "num_documents", "num_bytes", "num_unknown",
-    "vocabulary_size",
-)  # fmt: skip
-_STRINGS = ("dtype", "sha256", "documents_sha256", "split", "tokenizer")
+# Of metadata; all others are compared with what they must be.
 _FIELDS = {
-    **dict.fromkeys(_NUMBERS, "an integer"),
-    **dict.fromkeys(_STRINGS, "a string"),
+    "num_documents": "an integer",
+    "num_bytes": "an integer",
+    "num_unknown": "an integer",
+    "vocabulary_size": "an integer",
     "lengths": "a list of integers",
 }
 # Larger files are hashed only if they are newer than their metadata, and files
@@ -209,11 +206,11 @@ def check_hash(split):
 
 def _check_same(folder, metadata, found):
     for key, received in found.items():
-        if metadata[key] != received:
+        if metadata.get(key) != received:
             raise ValueError(
                 f"{folder} was changed after it was prepared, or by another "
                 "tokenizer: delete it, and it will be prepared again. "
-                f"Expected: {key} {metadata[key]}. Received: {received}"
+                f"Expected: {key} {metadata.get(key)}. Received: {received}"
             )
 
 
@@ -260,9 +257,6 @@ def _write_split(corpus, split, tokenizer, path, beam):
         raise
 
 
-_THREAD_LOCK = threading.Lock()
-
-
 @contextlib.contextmanager
 def _locked(parent, beam):
     """Locks a folder; yields `beam` with a folder for its results in it."""
@@ -293,13 +287,12 @@ def _lock(path):
         file = open(path + ".lock", "w")  # noqa: SIM115
     except OSError as error:
         raise files.data_dir_error(os.path.dirname(path), error) from error
-    # The lock on the file does not exclude threads of this process.
-    with _THREAD_LOCK, file:
+    with file:
         try:
-            lock(file, wait=False)
+            lock(file, wait=False, shared_with_children=True)
         except BlockingIOError:
             print(f"Waiting for another process that prepares {path}.")
-            lock(file)
+            lock(file, shared_with_children=True)
         yield
 
 

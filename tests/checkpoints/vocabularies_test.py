@@ -247,7 +247,7 @@ def test_cuts_of_a_pickle_are_refused(path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        (b"a\nb\nc\nb 3\n", "distinct.*'b' more than once"),
+        (b"a\nb\nc\nb 3\n", "distinct.*'b' at index 3"),
         (b"a\n \nb\n", "line 2 has no symbol"),
         (b"", "line 1 has no symbol"),
         (b"a\n\n", "line 2 has no symbol"),

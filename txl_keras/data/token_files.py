@@ -1,5 +1,6 @@
 """Writes and reads files of ids: little-endian integers without a header."""
 
+import collections
 import functools
 import hashlib
 import itertools
@@ -102,17 +103,23 @@ class TokenFiles:
             raise FileNotFoundError(f"There is no file of ids {path}.")
         size = tf.io.gfile.stat(path).length
         expected = int(np.diff(self._starts)[number]) * self.dtype.itemsize
-        if size != expected:
-            raise ValueError(
-                f"{path} was changed after it was prepared: delete its folder, "
-                "and it will be prepared again. "
-                f"Expected: {expected} bytes. Received: {size} bytes"
-            )
+        folder, name = os.path.split(path)
+        check_same(folder, f"bytes of {name}", expected, size)
         if is_remote(path):
             return None
         if not size:
             return np.zeros(0, self.dtype)  # an empty file cannot be mapped
         return np.memmap(path, self.dtype, mode="r")
+
+
+def check_same(folder, what, expected, received):
+    """Raises ValueError unless a prepared split has what was written."""
+    if expected != received:
+        raise ValueError(
+            f"{folder} was changed after it was prepared, or by another "
+            "tokenizer: delete it, and it will be prepared again. "
+            f"Expected: {what} {expected}. Received: {received}"
+        )
 
 
 def _joined(arrays):
@@ -129,8 +136,7 @@ def write_tokens(corpus, split, tokenizer, folder, beam=None):
     # block by block, or by the workers of Beam.
     write_shards = _write_shards if beam is None else beam.write_shards
     paths = shard_paths(folder, len(corpus.sections(split)))
-    names = ("num_tokens", "num_documents", "num_bytes", "num_unknown")
-    totals = dict.fromkeys(names, 0)
+    totals = collections.Counter()
     starts = np.zeros(0, np.int64)
     lengths, digests = [], []
     documents_path = os.path.join(folder, DOCUMENTS_FILE)
@@ -140,8 +146,7 @@ def write_tokens(corpus, split, tokenizer, folder, beam=None):
             starts = np.append(starts, totals["num_tokens"] + added)
             lengths.append(shard["num_tokens"])
             digests.append(shard.pop("sha256"))
-            for name, number in shard.items():
-                totals[name] += number
+            totals.update(shard)
             # Documents without tokens are dropped.
             begun = np.unique(starts[starts < totals["num_tokens"]])
             documents.write(begun.astype("<i8").tobytes())
@@ -259,5 +264,6 @@ def _encode_each(tokenizer, block):
         try:
             ids.append(tokenizer.encode(piece, begins_line))
         except UnknownSymbolError as error:
-            raise error.after(sum(map(len, ids))) from None
+            position = sum(map(len, ids)) + error.position
+            raise UnknownSymbolError(error.symbol, position) from None
     return np.concatenate(ids), np.cumsum([0, *map(len, ids)])

@@ -114,13 +114,8 @@ def _default_size(sentences, character_coverage):
     size = int(_PIECES_PER_ROOT * math.sqrt(total))
     size = min(max(size, _FEWEST_PIECES), _MOST_PIECES)
     # Each of these needs a piece: in Chinese there are thousands.
-    rest = character_coverage * total
-    for _, count in counts.most_common():
-        if rest <= 0:
-            break
-        rest -= count
-        size += 1
-    return size
+    covered = np.cumsum(sorted(counts.values(), reverse=True))
+    return size + 1 + int(np.searchsorted(covered, character_coverage * total))
 
 
 def sentences_of(text):

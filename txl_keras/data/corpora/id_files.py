@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.data.corpora.files import check_unpacked
-from txl_keras.data.corpora.splitting import HELD_OUT_FRACTION
+from txl_keras.data.corpora.splitting import held_out_places
 from txl_keras.json_files import open_checked
 
 SUFFIXES = (".npy", ".npz")
@@ -81,7 +81,7 @@ def split_ids(path):
     documents = document_starts(path)
     with _open(path) as array:
         size = array.size
-    places = [int(size * (1 - part * HELD_OUT_FRACTION)) for part in (2, 1)]
+    places = held_out_places(size)
     if len(documents) > 1:
         ends = np.append(documents, size)
         places = ends[np.searchsorted(ends, places)].tolist()

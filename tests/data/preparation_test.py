@@ -199,7 +199,7 @@ def test_files_that_were_changed_are_refused(tmp_path):
         refused(f"changed after it was.*Expected: {key}")
         (folder / f"{name}.bin").write_bytes(data)
     (folder / "tokens.bin").write_bytes(b"12345")
-    refused("changed.*Expected: 12 bytes. Received: 5 bytes")
+    refused("changed.*Expected: bytes of tokens.bin 12. Received: 5")
     for damaged in (b"{", b"[]", b"{}", b"\xff"):
         (folder / "metadata.json").write_bytes(damaged)
         refused("metadata.json (is|must)")
@@ -260,7 +260,7 @@ def test_ids_of_many_sections_are_those_of_the_whole_text(
     np.testing.assert_array_equal(train.documents[:], whole.documents)
     with tf.io.gfile.GFile(train.paths[1], "a") as file:
         file.write("\0")
-    message = "tokens-00001-of-00009.bin was changed.*Expected: "
+    message = "was changed.*Expected: bytes of tokens-00001-of-00009.bin"
     with pytest.raises(ValueError, match=message):
         prepare(corpus, tokenizer, folder)["train"].tokens[:]
     monkeypatch.setattr(corpus_module, "SECTION_BYTES", 40)

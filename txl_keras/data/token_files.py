@@ -104,7 +104,8 @@ class TokenFiles:
         size = tf.io.gfile.stat(path).length
         expected = int(np.diff(self._starts)[number]) * self.dtype.itemsize
         folder, name = os.path.split(path)
-        check_same(folder, f"bytes of {name}", expected, size)
+        what = f"bytes of {name}"
+        check_same(folder, {what: expected}, {what: size})
         if is_remote(path):
             return None
         if not size:
@@ -112,14 +113,15 @@ class TokenFiles:
         return np.memmap(path, self.dtype, mode="r")
 
 
-def check_same(folder, what, expected, received):
-    """Raises ValueError unless a prepared split has what was written."""
-    if expected != received:
-        raise ValueError(
-            f"{folder} was changed after it was prepared, or by another "
-            "tokenizer: delete it, and it will be prepared again. "
-            f"Expected: {what} {expected}. Received: {received}"
-        )
+def check_same(folder, expected, found):
+    """Raises ValueError if a prepared split has not what was expected."""
+    for key, received in found.items():
+        if expected.get(key) != received:
+            raise ValueError(
+                f"{folder} was changed after it was prepared, or by another "
+                "tokenizer: delete it, and it will be prepared again. "
+                f"Expected: {key} {expected.get(key)}. Received: {received}"
+            )
 
 
 def _joined(arrays):

@@ -260,7 +260,8 @@ def _drawn_text(total, numbered_section):
     kept = []
     for block in section.blocks():
         sentences = sentences_of(block.text)
-        kept += draw_sentences(sentences, first, MAX_CHARACTERS, total)[0]
+        drawn = draw_sentences(sentences, first, MAX_CHARACTERS, total)
+        kept += [sentence for _, sentence in drawn]
         first += len(sentences)
     return "\n".join(kept)
 

@@ -266,6 +266,5 @@ def _encode_each(tokenizer, block):
         try:
             ids.append(tokenizer.encode(piece, begins_line))
         except UnknownSymbolError as error:
-            position = sum(map(len, ids)) + error.position
-            raise UnknownSymbolError(error.symbol, position) from None
+            raise error.after(sum(map(len, ids))) from None
     return np.concatenate(ids), np.cumsum([0, *map(len, ids)])

@@ -14,6 +14,8 @@ from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import Vocabulary
 
 _NEWLINE = ord("\n")
+# Symbols per block, which bounds the size of temporary arrays.
+_BLOCK = 1 << 20
 
 
 class CharacterTokenizer(Tokenizer):
@@ -72,16 +74,19 @@ position 2 is not in the vocabulary.
         return cls(symbols, encoding, drop_newlines)
 
     def encode(self, text, begins_line=True):
-        code_points = _code_points(text, self.encoding)
-        ids = self._ids[code_points]
-        wrong = ids < 0
-        if self.drop_newlines:
-            is_newline = code_points == _NEWLINE
-            ids, wrong = ids[~is_newline], wrong & ~is_newline
-        if wrong.any():
-            position = int(np.argmax(wrong))
-            raise UnknownSymbolError(chr(code_points[position]), position)
-        return ids.astype(self.vocabulary.dtype)
+        blocks = [np.zeros(0, self.vocabulary.dtype)]
+        for start, code_points in _code_points(text, self.encoding):
+            ids = self._ids[code_points]
+            wrong = ids < 0
+            if self.drop_newlines:
+                is_newline = code_points == _NEWLINE
+                ids, wrong = ids[~is_newline], wrong & ~is_newline
+            if wrong.any():
+                position = int(np.argmax(wrong))
+                symbol = chr(code_points[position])
+                raise UnknownSymbolError(symbol, start + position)
+            blocks.append(ids.astype(self.vocabulary.dtype))
+        return np.concatenate(blocks)
 
     def _text(self, token_id):
         return self.vocabulary.symbols[token_id]
@@ -98,17 +103,26 @@ def count_symbols(text, encoding="utf-8", drop_newlines=False):
     Returns:
         `collections.Counter` of symbols.
     """
-    numbers = np.bincount(_code_points(text, encoding))
+    counts = collections.Counter()
+    for _, code_points in _code_points(text, encoding):
+        numbers = np.bincount(code_points)
+        for i in np.flatnonzero(numbers):
+            counts[chr(i)] += int(numbers[i])
     if drop_newlines:
-        numbers[_NEWLINE : _NEWLINE + 1] = 0
-    symbols = np.flatnonzero(numbers).tolist()
-    return collections.Counter({chr(i): int(numbers[i]) for i in symbols})
+        del counts["\n"]
+    return counts
 
 
 def _code_points(text, encoding):
-    """Returns the code points of the symbols of a text, `(n,)`."""
+    """Yields blocks of text as their position and code points, `(n,)`."""
     if encoding == "latin-1":
-        return np.frombuffer(as_bytes(text), np.uint8)
-    if not isinstance(text, str):
+        text = as_bytes(text)
+    elif not isinstance(text, str):
         text = decode_utf8(as_bytes(text))
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    for start in range(0, len(text), _BLOCK):
+        block = text[start : start + _BLOCK]
+        if isinstance(block, str):
+            data = block.encode("utf-32-le", "surrogatepass")
+            yield start, np.frombuffer(data, "<u4")
+        else:
+            yield start, np.frombuffer(block, np.uint8)

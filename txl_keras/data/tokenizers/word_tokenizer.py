@@ -1,12 +1,20 @@
 """`WordTokenizer`: one id per whitespace-separated word."""
 
 import collections
+import re
+
+import numpy as np
 
 from txl_keras.checks import check_integer
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.tokenizer import as_bytes
 from txl_keras.data.tokenizers.tokenizer import decode_utf8
+from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import Vocabulary
+
+_SPACE = re.compile(rb"\s")
+# Bytes per block, which bounds the size of temporary values.
+_BLOCK = 1 << 20
 
 
 class WordTokenizer(Tokenizer):
@@ -136,10 +144,17 @@ class WordTokenizer(Tokenizer):
         return cls(vocabulary, unknown, line_start, line_end, lower_case)
 
     def encode(self, text, begins_line=True):
-        words = _words(text, self.lower_case, self.line_start, self.line_end)
-        if self.line_start and not begins_line:
-            words = words[1:]
-        return self.vocabulary.ids(words, self.unknown)
+        ids = [np.zeros(0, self.vocabulary.dtype)]
+        position = 0
+        for words in _words(
+            text, self.line_start, self.line_end, self.lower_case, begins_line
+        ):
+            try:
+                ids.append(self.vocabulary.ids(words, self.unknown))
+            except UnknownSymbolError as error:
+                raise error.after(position) from None
+            position += len(words)
+        return np.concatenate(ids)
 
     def _text(self, token_id):
         word = self.vocabulary.symbols[token_id]
@@ -157,16 +172,28 @@ def count_words(text, lower_case=False):
     Returns:
         `collections.Counter`, words in the order of their first occurrence.
     """
-    return collections.Counter(_words(text, lower_case))
+    counts = collections.Counter()
+    for words in _words(text, None, None, lower_case):
+        counts.update(words)
+    return counts
 
 
-def _words(text, lower_case, line_start=None, line_end=None):
-    """Returns the words of a text and the marks of its lines, as a list."""
-    text = decode_utf8(as_bytes(text))
-    if lower_case:
-        text = text.lower()
-    start, end = (f" {mark or ''} " for mark in (line_start, line_end))
+def _words(text, line_start, line_end, lower_case, begins_line=True):
+    """Yields the words of each block of text as a list."""
+    data = as_bytes(text)
+    line_break = f" {line_end or ''} {line_start or ''} "
     # No line starts after the newline that ends a text.
-    lines = text.removesuffix("\n").replace("\n", end + start)
-    words = (start + lines + end * text.endswith("\n")).split()
-    return words if text else []
+    length = len(data) - data.endswith(b"\n")
+    if line_start and data and begins_line:
+        yield [line_start]
+    start = 0
+    while start < length:
+        space = _SPACE.search(data, start + _BLOCK, length)
+        end = space.end() if space else length
+        block = decode_utf8(data[start:end], start)
+        if lower_case:
+            block = block.lower()
+        yield block.replace("\n", line_break).split()
+        start = end
+    if line_end and length < len(data):
+        yield [line_end]

@@ -139,7 +139,7 @@ VOCABULARIES = {
         "ids of 50000 symbols must be 0 to 49999",
     ),
     "long text": (b"a " * (9 * MEBIBYTE), "18,874,368 bytes"),
-    "half a character": (b'["\\ud800"]', "`symbols` must be encodable"),
+    "half a character": (b'["\\ud800"]', "encoded in UTF-8"),
 }
 
 TORCH_FILES = {

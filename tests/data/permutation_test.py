@@ -212,12 +212,12 @@ def test_datasets_hold_the_batches():
         ({"context_factor": 0}, "`context_factor` must.*context_factor=0"),
         (
             {"context_factor": T + 1},
-            f"have a target.*={T}, context_factor={T + 1}",
+            f"have a target.*={T}.*context_factor={T + 1}",
         ),
         ({"max_span": 0}, "`max_span` must be.*max_span=0"),
         ({"not_predicted": [3, -1]}, "`not_predicted` must.*not_predicted=-1"),
         ({"seed": -1}, "`seed` must.*seed=-1"),
-        ({"with_next": True, "segment_length": 133}, "`with_next`.*1 per row"),
+        ({"with_next": True, "segment_length": 133}, "`with_next`.*per_row=1"),
     ],
 )
 def test_bad_arguments_are_refused(options, message):

@@ -199,7 +199,7 @@ def test_files_that_were_changed_are_refused(tmp_path):
         refused(f"changed after it was.*Expected: {key}")
         (folder / f"{name}.bin").write_bytes(data)
     (folder / "tokens.bin").write_bytes(b"12345")
-    refused("changed.*Expected: 12 bytes. Received: 5 bytes")
+    refused("changed.*Expected: bytes of tokens.bin 12. Received: 5")
     for damaged in (b"{", b"[]", b"{}", b"\xff"):
         (folder / "metadata.json").write_bytes(damaged)
         refused("metadata.json (is|must)")
@@ -214,7 +214,7 @@ def test_files_that_were_changed_are_refused(tmp_path):
     ):
         text = json.dumps({**train.metadata, **wrong})
         (folder / "metadata.json").write_text(text)
-        refused("metadata.json is damaged|changed.* Expected: (dtype|num)")
+        refused("metadata.json is damaged|changed.* Expected: (dtype|num|tok)")
     folder.rename(tmp_path / "valid")
     (tmp_path / "valid/metadata.json").write_text(json.dumps(train.metadata))
     with pytest.raises(ValueError, match="Expected: split train. Received: va"):
@@ -260,7 +260,7 @@ def test_ids_of_many_sections_are_those_of_the_whole_text(
     np.testing.assert_array_equal(train.documents[:], whole.documents)
     with tf.io.gfile.GFile(train.paths[1], "a") as file:
         file.write("\0")
-    message = "tokens-00001-of-00009.bin was changed.*Expected: "
+    message = "was changed.*Expected: bytes of tokens-00001-of-00009.bin"
     with pytest.raises(ValueError, match=message):
         prepare(corpus, tokenizer, folder)["train"].tokens[:]
     monkeypatch.setattr(corpus_module, "SECTION_BYTES", 40)
@@ -381,7 +381,7 @@ def test_an_unknown_word_is_named_with_its_place(tmp_path):
     tokenizer = WordTokenizer(["<eos>", "the", "cat"], unknown=None)
     documents = [b"the cat\n"] * 100 + [b"cat dog\n"]
     corpus = corpus_of({}, train=documents)
-    message = "train split of c has 'dog', about 301 tokens after"
+    message = r"train split of c has 'dog' \d tokens into b'(cat )?dog"
     with pytest.raises(ValueError, match=message):
         prepare(corpus, tokenizer, str(tmp_path))
 

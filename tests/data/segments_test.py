@@ -372,8 +372,8 @@ def test_positions_of_targets_are_of_evaluation_alone():
             "`half_loss` .*training",
         ),
         ({"varlen": True, "order": "roll"}, "`varlen` needs .*order='roll'"),
-        ({"order": "shuffle"}, "need `documents`.*documents=None"),
-        ({"reset_documents": True}, "need `documents`.*documents=None"),
+        ({"order": "shuffle"}, "need `documents`.*documents=False"),
+        ({"reset_documents": True}, "need `documents`.*documents=False"),
         (
             {"documents": DOCUMENTS, "reset_documents": True, "order": "roll"},
             "`reset_documents` excludes.*order='roll'",

@@ -25,7 +25,6 @@ from txl_keras.data.token_files import token_dtype
 from txl_keras.data.token_files import write_shard
 from txl_keras.data.tokenizers.building import load_tokenizer
 from txl_keras.data.tokenizers.building import save_tokenizer
-from txl_keras.data.vocabulary import UnknownSymbolError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,15 +78,13 @@ class Beam:
         return map(_read_result, paths)
 
     def write_shards(self, corpus, split, tokenizer, paths):
-        """Encodes sections of a split to files; yields what they have."""
+        """Encodes sections of a split to files; returns what they have."""
         tokenizer_path = os.path.join(self.folder, "tokenizer.json")
         save_tokenizer(tokenizer, tokenizer_path)
         items = [*zip(corpus.sections(split), paths, strict=True)]
-        encode = functools.partial(_encode_section, tokenizer_path)
-        for result in self.map(f"encode-{split}", encode, items):
-            if "symbol" in result:
-                raise UnknownSymbolError(**result)
-            yield result
+        source = f"The {split} split of {corpus.name}"
+        encode = functools.partial(_encode_section, tokenizer_path, source)
+        return self.map(f"encode-{split}", encode, items)
 
     def _make_pipeline(self):
         beam = _import_beam()
@@ -175,16 +172,13 @@ def _read_result(path):
 _load_tokenizer = functools.lru_cache(1)(load_tokenizer)
 
 
-def _encode_section(tokenizer_path, section_and_path):
+def _encode_section(tokenizer_path, source, section_and_path):
     """Writes the ids of a section; returns what `write_shard` does."""
     section, path = section_and_path
     tokenizer = _load_tokenizer(tokenizer_path)
     dtype = token_dtype(tokenizer)
-    encoded = map(functools.partial(encode_block, tokenizer), section.blocks())
+    encode = functools.partial(encode_block, tokenizer, source)
     work = os.path.dirname(tokenizer_path)
-    try:
-        with renamed_when_complete(path, work) as temporary:
-            shard = write_shard(encoded, dtype, temporary)
-    except UnknownSymbolError as error:
-        return {"symbol": error.symbol, "position": error.position}
+    with renamed_when_complete(path, work) as temporary:
+        shard = write_shard(map(encode, section.blocks()), dtype, temporary)
     return shard | {"documents": shard["documents"].tolist()}

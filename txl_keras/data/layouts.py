@@ -235,23 +235,14 @@ def document_lengths(documents, num_tokens):
 
 
 def permutation(size, seed, epoch):
-    """Returns a random permutation that does not depend on library versions.
-
-    >>> permutation(5, seed=0, epoch=0).tolist()
-    [4, 0, 1, 2, 3]
-    """
-    # Sorts one array in place: the low bits of each random key hold the item's
-    # number. Keys are drawn in blocks to keep temporary arrays small, which
-    # matters for 10**8 documents.
+    """Returns a random permutation that does not depend on library versions."""
+    # The low bits of each random key hold the item's number: sorting numbers
+    # is twice as fast as `argsort`.
     low = np.uint64((1 << size.bit_length()) - 1)
-    keys = np.empty(size, np.uint64)
-    for start in range(0, size, 1 << 20):
-        numbers = np.arange(start, min(start + (1 << 20), size), dtype="uint64")
-        drawn = draw(seed, epoch, numbers)
-        keys[start : start + len(numbers)] = (drawn & ~low) | numbers
+    numbers = np.arange(size, dtype=np.uint64)
+    keys = (draw(seed, epoch, numbers) & ~low) | numbers
     keys.sort()
-    keys &= low
-    return keys.astype(_small_integer(size))
+    return (keys & low).astype(_small_integer(size))
 
 
 def draw(*keys):

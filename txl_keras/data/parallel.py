@@ -22,9 +22,6 @@ def ordered_map(function, items, num_workers=None, threads=False):
     items = iter(items)
     num_workers = num_workers or _num_cores()
     yield from map(function, itertools.islice(items, NUM_INLINE_ITEMS))
-    if num_workers == 1:
-        yield from map(function, items)
-        return
     # Windows cannot fork, and the functions cannot be sent to new processes.
     if threads or "fork" not in multiprocessing.get_all_start_methods():
         executor, call = futures.ThreadPoolExecutor(num_workers), function

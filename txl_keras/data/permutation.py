@@ -8,6 +8,7 @@ import numpy as np
 
 from txl_keras.checks import check_integer
 from txl_keras.data.layouts import draw
+from txl_keras.data.segments import check_rules
 from txl_keras.data.step_batches import StepBatches
 
 
@@ -113,7 +114,23 @@ class PermutedSegments(StepBatches):
         )
         self.with_next = with_next
         self.seed = check_integer("seed", seed, 0)
-        _check_segments(segments, context_factor, with_next)
+        is_plain = segments.order == "sequential"
+        is_plain = is_plain and not segments.reset_documents
+        rules = {
+            "`segments` must have one length and all be scored": (
+                segments.varlen
+                or segments.warmup_segments
+                or segments.half_loss
+            ),
+            "`segments` must be at least `context_factor` tokens long to have "
+            "a target": segments.segment_length < context_factor,
+            "`with_next` needs consecutive segments: order='sequential', "
+            "without `reset_documents`, at least 2 per row": (
+                with_next and not (is_plain and len(segments) > 1)
+            ),
+        }
+        options = {"context_factor": context_factor, "per_row": len(segments)}
+        check_rules(segments, rules, **options)
         self._num_parts = 2 if with_next else 1
         self._part_targets = segments.segment_length // context_factor
         self.batch_size = segments.batch_size
@@ -214,27 +231,3 @@ def _draw_sizes(drawn, max_span):
     # A float64 holds the highest 53 bits.
     uniform = (drawn >> np.uint64(11)) * 2.0**-53
     return 1 + np.searchsorted(bounds, uniform, side="right")
-
-
-def _check_segments(segments, context_factor, with_next):
-    if segments.varlen or segments.warmup_segments or segments.half_loss:
-        raise ValueError(
-            "`segments` must have one length and all be scored. Received: "
-            f"varlen={segments.varlen}, half_loss={segments.half_loss}, "
-            f"warmup_segments={segments.warmup_segments}"
-        )
-    if segments.segment_length < context_factor:
-        raise ValueError(
-            "`segments` must be at least `context_factor` tokens long to "
-            "have a target. Received: segment_length="
-            f"{segments.segment_length}, context_factor={context_factor}"
-        )
-    is_plain = segments.order == "sequential" and not segments.reset_documents
-    if with_next and not (is_plain and len(segments) > 1):
-        raise ValueError(
-            "`with_next` needs consecutive segments: order='sequential', "
-            "without `reset_documents`, at least 2 per row. "
-            f"Received: order={segments.order!r}, "
-            f"reset_documents={segments.reset_documents}, "
-            f"{len(segments)} per row"
-        )

@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import re
-import threading
 
 import numpy as np
 import tensorflow as tf
@@ -37,14 +36,12 @@ from txl_keras.json_files import read_json
 # Must be increased when files of older versions must not be used any more.
 FORMAT = 3
 METADATA_FILE = "metadata.json"
-_NUMBERS = (
-    "num_tokens", "num_documents", "num_bytes", "num_unknown",
-    "vocabulary_size",
-)  # fmt: skip
-_STRINGS = ("dtype", "sha256", "documents_sha256", "split", "tokenizer")
+# Of metadata; all others are compared with what they must be.
 _FIELDS = {
-    **dict.fromkeys(_NUMBERS, "an integer"),
-    **dict.fromkeys(_STRINGS, "a string"),
+    "num_documents": "an integer",
+    "num_bytes": "an integer",
+    "num_unknown": "an integer",
+    "vocabulary_size": "an integer",
     "lengths": "a list of integers",
 }
 # Larger files are hashed only if they are newer than their metadata, and files
@@ -177,7 +174,7 @@ def open_split(folder, tokenizer):
         "dtype": dtype.name,
         "split": os.path.basename(folder),
     }
-    _check_same(folder, metadata, expected)
+    token_files.check_same(folder, metadata, expected)
     paths = token_files.shard_paths(folder, len(lengths))
     documents_path = os.path.join(folder, token_files.DOCUMENTS_FILE)
     split = PreparedSplit(
@@ -204,17 +201,7 @@ def check_hash(split):
         "sha256": token_files.joint_digest([*digests]),
         "documents_sha256": files.file_digest(documents),
     }
-    _check_same(split.folder, split.metadata, found)
-
-
-def _check_same(folder, metadata, found):
-    for key, received in found.items():
-        if metadata[key] != received:
-            raise ValueError(
-                f"{folder} was changed after it was prepared, or by another "
-                "tokenizer: delete it, and it will be prepared again. "
-                f"Expected: {key} {metadata[key]}. Received: {received}"
-            )
+    token_files.check_same(split.folder, split.metadata, found)
 
 
 def token_folder(data_dir=None):
@@ -260,14 +247,12 @@ def _write_split(corpus, split, tokenizer, path, beam):
         raise
 
 
-_THREAD_LOCK = threading.Lock()
-
-
 @contextlib.contextmanager
 def _locked(parent, beam):
     """Locks a folder; yields `beam` with a folder for its results in it."""
     work = f"{parent}/beam"
-    with _lock(parent):
+    is_remote = files.is_remote(parent)
+    with contextlib.nullcontext() if is_remote else _lock(parent):
         if beam is None:
             files.remove_folder(work)
         else:
@@ -281,26 +266,20 @@ def _locked(parent, beam):
         files.remove_folder(work)
 
 
-@contextlib.contextmanager
 def _lock(path):
-    """Locks `path`, so that one local process at a time prepares it."""
-    if files.is_remote(path):
-        yield
-        return
+    """Opens a file that one local process at a time can lock; returns it."""
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         files.remove_link(path + ".lock")
         file = open(path + ".lock", "w")  # noqa: SIM115
     except OSError as error:
         raise files.data_dir_error(os.path.dirname(path), error) from error
-    # The lock on the file does not exclude threads of this process.
-    with _THREAD_LOCK, file:
-        try:
-            lock(file, wait=False)
-        except BlockingIOError:
-            print(f"Waiting for another process that prepares {path}.")
-            lock(file)
-        yield
+    try:
+        lock(file, wait=False, shared_with_children=True)
+    except BlockingIOError:
+        print(f"Waiting for another process that prepares {path}.")
+        lock(file, shared_with_children=True)
+    return file
 
 
 def _folder(folder, name, key):

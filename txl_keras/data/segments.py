@@ -186,11 +186,8 @@ class Segments(StepBatches):
         >>> segments.target_positions(2).tolist()
         [[-1, -1, -1, -1], [17, 18, 19, -1]]
         """
-        if self.drop_remainder:  # the stream may be shuffled
-            raise ValueError(
-                "`target_positions()` needs segments for evaluation, with "
-                f"`drop_remainder=False`. Received: {self._describe()}"
-            )
+        rule = "`target_positions()` needs `drop_remainder=False`"
+        check_rules(self, {rule: self.drop_remainder})  # may be shuffled
         step = check_integer("step", step, 0) % self.steps_per_epoch
         rows = self._layout.rows(0, step)
         index = np.arange(self._width)
@@ -220,12 +217,11 @@ class Segments(StepBatches):
         """
         is_plain = self.drop_remainder and self.order == "sequential"
         others = self.reset_documents, self.varlen, self.half_loss
-        if not is_plain or any(others):
-            raise ValueError(
-                "`arrays()` returns no weights and resets: the segments must "
-                "have `drop_remainder=True`, `order='sequential'` and no "
-                "other option. Received: " + self._describe()
-            )
+        rule = (
+            "`arrays()` returns no weights and resets: the segments must have "
+            "`drop_remainder=True`, `order='sequential'` and no other option"
+        )
+        check_rules(self, {rule: not is_plain or any(others)})
         batches = [self.batch(step) for step in range(self.steps_per_epoch)]
         return tuple(
             np.concatenate([batch[key] for batch in batches])
@@ -300,19 +296,20 @@ class Segments(StepBatches):
                 needs_documents and documents is None
             ),
         }
-        for rule, is_broken in rules.items():
-            if is_broken:
-                raise ValueError(
-                    f"{rule}. Received: {self._describe()}, documents="
-                    + ("None" if documents is None else "an array")
-                )
+        check_rules(self, rules, has_documents=documents is not None)
 
-    def _describe(self):
-        names = (
-            "drop_remainder", "order", "reset_documents", "warmup_segments",
-            "varlen", "half_loss",
-        )  # fmt: skip
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+
+def check_rules(segments, rules, **options):
+    """Raises ValueError for the first of some rules that is broken."""
+    names = (
+        "segment_length", "drop_remainder", "order", "reset_documents",
+        "warmup_segments", "varlen", "half_loss",
+    )  # fmt: skip
+    options = {name: getattr(segments, name) for name in names} | options
+    received = ", ".join(f"{k}={value!r}" for k, value in options.items())
+    for rule, is_broken in rules.items():
+        if is_broken:
+            raise ValueError(f"{rule}. Received: {received}")
 
 
 def _check_integers(name, values):

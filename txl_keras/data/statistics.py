@@ -17,16 +17,9 @@ def token_counts(tokens, vocabulary_size):
 
 
 def typical_passage(tokens, starts, length):
-    """Finds a typical passage to continue from, unlike a row of dashes.
-
-    The first passage of `length` tokens, beginning at one of the ascending
-    `starts` (such as the starts of documents), that has at least as many
-    distinct tokens as their median. It is shorter if the text is.
-
-    >>> text = np.array([7, 7, 7, 7, 0, 1, 2, 3, 4, 0, 1, 1, 5, 2, 0])
-    >>> typical_passage(text, starts=[0, 5, 10], length=4)  # 0 ends a line
-    array([1, 2, 3, 4])
-    """
+    """Finds a typical passage to continue from, unlike a row of dashes."""
+    # The first one that has at least as many distinct tokens as their median.
+    # The ascending `starts` are those of documents, for example.
     starts = [s for s in starts if s + length <= len(tokens)] or [0]
     distinct = [len(np.unique(tokens[s : s + length])) for s in starts]
     start = starts[int(np.argmax(distinct >= np.median(distinct)))]
@@ -60,11 +53,10 @@ def mean_bytes(split):
 def describe_split(split):
     """Returns a dict of the sizes, rates and document lengths of a split."""
     metadata = split.metadata
+    names = ("num_bytes", "num_tokens", "num_documents")
     lengths = document_lengths(split.documents[:], metadata["num_tokens"])
     return {
-        "num_bytes": metadata["num_bytes"],
-        "num_tokens": metadata["num_tokens"],
-        "num_documents": metadata["num_documents"],
+        **{name: metadata[name] for name in names},
         "bytes_per_token": mean_bytes(split),
         "unknown_rate": metadata["num_unknown"] / metadata["num_tokens"],
         "document_length": {

@@ -5,6 +5,7 @@
 
 import functools
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -35,6 +36,7 @@ def pad_texts(token_ids, multiple_of=1):
     """
     check_integer("multiple_of", multiple_of, 1)
     check_list("token_ids", token_ids)
+    check_integer("len(token_ids)", len(token_ids), 1)
     token_ids = [np.asarray(ids) for ids in token_ids]
     for i, ids in enumerate(token_ids):
         if ids.ndim != 1:
@@ -42,18 +44,12 @@ def pad_texts(token_ids, multiple_of=1):
                 "`token_ids` must be a list of arrays of shape (n,). "
                 f"Received: shape {ids.shape} at index {i}"
             )
-        if ids.size:
-            check_token_ids(f"token_ids[{i}]", ids, NUM_IDS)
+    check_no_empty_text("token_ids", token_ids, token_ids)
+    for i, ids in enumerate(token_ids):
+        check_token_ids(f"token_ids[{i}]", ids, NUM_IDS)
     lengths = np.array([len(ids) for ids in token_ids], np.int32)
-    if not lengths.size or not lengths.min():
-        raise ValueError(
-            "`token_ids` must be texts of at least one token each. Received: "
-            f"{len(lengths)} texts, lengths {lengths.tolist()!s:.60}"
-        )
     width = -(-lengths.max() // multiple_of) * multiple_of
-    padded = np.zeros((len(lengths), width), np.int32)
-    for row, ids in zip(padded, token_ids, strict=True):
-        row[: len(ids)] = ids
+    padded = keras.utils.pad_sequences(token_ids, width, padding="post")
     return {"token_ids": padded, "lengths": lengths}
 
 

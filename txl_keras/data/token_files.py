@@ -1,5 +1,6 @@
 """Writes and reads files of ids: little-endian integers without a header."""
 
+import collections
 import functools
 import hashlib
 import itertools
@@ -102,17 +103,25 @@ class TokenFiles:
             raise FileNotFoundError(f"There is no file of ids {path}.")
         size = tf.io.gfile.stat(path).length
         expected = int(np.diff(self._starts)[number]) * self.dtype.itemsize
-        if size != expected:
-            raise ValueError(
-                f"{path} was changed after it was prepared: delete its folder, "
-                "and it will be prepared again. "
-                f"Expected: {expected} bytes. Received: {size} bytes"
-            )
+        folder, name = os.path.split(path)
+        what = f"bytes of {name}"
+        check_same(folder, {what: expected}, {what: size})
         if is_remote(path):
             return None
         if not size:
             return np.zeros(0, self.dtype)  # an empty file cannot be mapped
         return np.memmap(path, self.dtype, mode="r")
+
+
+def check_same(folder, expected, found):
+    """Raises ValueError if a prepared split has not what was expected."""
+    for key, received in found.items():
+        if expected.get(key) != received:
+            raise ValueError(
+                f"{folder} was changed after it was prepared, or by another "
+                "tokenizer: delete it, and it will be prepared again. "
+                f"Expected: {key} {expected.get(key)}. Received: {received}"
+            )
 
 
 def _joined(arrays):
@@ -129,29 +138,22 @@ def write_tokens(corpus, split, tokenizer, folder, beam=None):
     # block by block, or by the workers of Beam.
     write_shards = _write_shards if beam is None else beam.write_shards
     paths = shard_paths(folder, len(corpus.sections(split)))
-    names = ("num_tokens", "num_documents", "num_bytes", "num_unknown")
-    totals = dict.fromkeys(names, 0)
+    totals = collections.Counter()
     starts = np.zeros(0, np.int64)
     lengths, digests = [], []
     documents_path = os.path.join(folder, DOCUMENTS_FILE)
     with tf.io.gfile.GFile(documents_path, "wb") as documents:
-        try:
-            for shard in write_shards(corpus, split, tokenizer, paths):
-                added = np.array(shard.pop("documents"), np.int64)
-                starts = np.append(starts, totals["num_tokens"] + added)
-                lengths.append(shard["num_tokens"])
-                digests.append(shard.pop("sha256"))
-                for name, number in shard.items():
-                    totals[name] += number
-                # Documents without tokens are dropped.
-                begun = np.unique(starts[starts < totals["num_tokens"]])
-                documents.write(begun.astype("<i8").tobytes())
-                starts = starts[starts >= totals["num_tokens"]]
-                totals["num_documents"] += len(begun)
-        except UnknownSymbolError as error:
-            raise corpus.unknown_symbol_error(
-                split, error.symbol, totals["num_tokens"] + error.position
-            ) from error
+        for shard in write_shards(corpus, split, tokenizer, paths):
+            added = np.array(shard.pop("documents"), np.int64)
+            starts = np.append(starts, totals["num_tokens"] + added)
+            lengths.append(shard["num_tokens"])
+            digests.append(shard.pop("sha256"))
+            totals.update(shard)
+            # Documents without tokens are dropped.
+            begun = np.unique(starts[starts < totals["num_tokens"]])
+            documents.write(begun.astype("<i8").tobytes())
+            starts = starts[starts >= totals["num_tokens"]]
+            totals["num_documents"] += len(begun)
     return {
         **totals,
         "vocabulary_size": tokenizer.vocabulary_size,
@@ -176,7 +178,8 @@ def joint_digest(digests):
 
 def _write_shards(corpus, split, tokenizer, paths):
     """Encodes the blocks of all sections on all cores; yields their shards."""
-    encode = functools.partial(encode_block, tokenizer)
+    source = f"The {split} split of {corpus.name}"
+    encode = functools.partial(encode_block, tokenizer, source)
     encoded = map_blocks(
         encode, corpus, split, "Encoding", tokenizer.releases_gil
     )
@@ -198,25 +201,32 @@ def write_shard(encoded_blocks, dtype, path):
     totals = dict.fromkeys(("num_tokens", "num_bytes", "num_unknown"), 0)
     documents = [np.zeros(0, np.int64)]
     with tf.io.gfile.GFile(path, "wb") as file:
-        try:
-            for block in encoded_blocks:
-                ids = block["ids"].astype(dtype, copy=False).tobytes()
-                digest.update(ids)
-                file.write(ids)
-                documents.append(totals["num_tokens"] + block["documents"])
-                for name in totals:
-                    totals[name] += block[name]
-        except UnknownSymbolError as error:
-            raise error.after(totals["num_tokens"]) from error
+        for block in encoded_blocks:
+            ids = block["ids"].astype(dtype, copy=False).tobytes()
+            digest.update(ids)
+            file.write(ids)
+            documents.append(totals["num_tokens"] + block["documents"])
+            for name in totals:
+                totals[name] += block[name]
     documents = np.concatenate(documents)
     return {**totals, "sha256": digest.hexdigest(), "documents": documents}
 
 
-def encode_block(tokenizer, block):
+def encode_block(tokenizer, source, block):
     """Returns the ids of a `Block`, where its documents begin, and sizes."""
-    ids, ends = _encode_at_once(tokenizer, block) or _encode_each(
-        tokenizer, block
-    )
+    try:
+        ids, ends = _encode_at_once(tokenizer, block) or _encode_each(
+            tokenizer, block
+        )
+    except UnknownSymbolError as error:
+        place = f"at position {block.start + error.position} of {block.path}"
+        if block.path is None:
+            place = f"{error.position:,} tokens into {block.text[:40]!r}"
+        raise ValueError(
+            f"{source} has {error.symbol!r} {place}, which is not in the "
+            "vocabulary. Use a vocabulary of this text (of ids, a larger "
+            "--vocabulary_size), or one with an entry for unknown words."
+        ) from error
     num_unknown = 0
     if tokenizer.unknown_id is not None:
         num_unknown = int(np.count_nonzero(ids == tokenizer.unknown_id))
@@ -250,12 +260,11 @@ def _encode_at_once(tokenizer, block):
 
 def _encode_each(tokenizer, block):
     """Encodes piece by piece, with the result of `_encode_at_once`."""
-    ids, position = [], 0
+    ids = []
     for i, piece in enumerate(block.pieces):
         begins_line = i > 0 or not block.amid_line
         try:
             ids.append(tokenizer.encode(piece, begins_line))
         except UnknownSymbolError as error:
-            raise error.after(position) from None
-        position += len(ids[-1])
+            raise error.after(sum(map(len, ids))) from None
     return np.concatenate(ids), np.cumsum([0, *map(len, ids)])

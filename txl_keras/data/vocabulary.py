@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import re
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from txl_keras.checks import shown
 
 NUM_CODE_POINTS = 0x110000  # all of Unicode
 LARGE_VOCABULARY = 10_000  # a full softmax over fewer ids is cheap
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Vocabulary:
@@ -36,26 +38,16 @@ class Vocabulary:
         self.symbols = symbols = tuple(symbols)
         if not symbols:
             raise ValueError("`symbols` must not be empty.")
-        for symbol in symbols:
-            if not isinstance(symbol, str) or not symbol:
+        self._ids = {}
+        for i, symbol in enumerate(symbols):
+            is_text = isinstance(symbol, str) and not _SURROGATE.search(symbol)
+            if not symbol or not is_text or symbol in self._ids:
                 raise ValueError(
-                    "`symbols` must be strings of at least one character. "
-                    f"Received: {shown(symbol)}"
+                    "`symbols` must be distinct strings of at least one "
+                    "character that can be encoded in UTF-8. "
+                    f"Received: {shown(symbol)} at index {i}"
                 )
-        try:
-            "".join(symbols).encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                "`symbols` must be encodable in UTF-8. Received: "
-                f"{error.object[error.start]!r}"
-            ) from error
-        self._ids = {word: i for i, word in enumerate(symbols)}
-        if len(self._ids) != len(symbols):
-            twice = next(x for i, x in enumerate(symbols) if self._ids[x] != i)
-            raise ValueError(
-                "`symbols` must be distinct. Received: "
-                f"{shown(twice)} more than once"
-            )
+            self._ids[symbol] = i
         self.dtype = smallest_dtype(len(symbols))
 
     def __iter__(self):

@@ -250,7 +250,11 @@ def test_unknown_names_are_refused():
 @pytest.mark.parametrize(
     "name, options, message",
     [
-        ("words", {"vocabulary_size": 9}, "vocabulary_size.*left out"),
+        (
+            "words",
+            {"vocabulary_size": 9},
+            "vocabulary_size.*left out",
+        ),
         ("sentencepiece", {"character_coverage": 1}, "coverage.*left out"),
         ("wordpiece", {"min_count": 3}, "built without .'min_count'"),
         ("wordpiece", {"vocabulary": None}, "`vocabulary` must be.*BERT"),

@@ -172,7 +172,7 @@ def test_a_corpus_gives_the_words_of_its_train_split():
         ),
         (Vocabulary, {"symbols": ["a", ""]}, "at least one character.*''"),
         (Vocabulary, {"symbols": [b"a"]}, "Received: b'a'"),
-        (Vocabulary, {"symbols": ["a", "c", "a"]}, "distinct.*'a' more than"),
+        (Vocabulary, {"symbols": ["a", "c", "a"]}, "distinct.*'a' at index 2"),
         (Vocabulary, {"symbols": []}, "must not be empty"),
         (Vocabulary, {"symbols": "words.txt"}, "must be a list of words"),
     ],

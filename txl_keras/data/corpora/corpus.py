@@ -109,16 +109,6 @@ class Corpus:
         """Returns the whole text of a split as `bytes`."""
         return b"".join(block.text for block in self.blocks(split))
 
-    def unknown_symbol_error(self, split, symbol, position):
-        """Returns the error for a symbol after `position` tokens of a split."""
-        return ValueError(
-            self._text(split).describe_unknown(symbol, position)
-            or f"The {split} split of {self.name} has {symbol!r}, about "
-            f"{position:,} tokens after its start, which is not in the "
-            "vocabulary. Use a vocabulary of this text, or one with an entry "
-            "for unknown words."
-        )
-
     def check_unchanged(self):
         """Raises ValueError if files were changed since they were found."""
         for split in self.splits:
@@ -159,9 +149,6 @@ class Text:
 
     def changed_file(self):
         """Returns the path of a file that was changed, or None."""
-
-    def describe_unknown(self, symbol, position):
-        """Returns an error message for an unknown symbol, or None."""
 
     def blocks(self, section=0):
         """Yields the text in `Block`s of about `BLOCK_BYTES` bytes."""
@@ -211,12 +198,15 @@ class Block:
     # Each of `pieces`, non-empty `bytes`, is a document or its beginning. If
     # `continues`, the first piece continues the last document of the previous
     # block; if `amid_line`, also its last line. `section` is the number of the
-    # section within the split.
+    # section within the split. Token ids are those of the file `path` from
+    # position `start` on.
 
     pieces: tuple
     continues: bool
     amid_line: bool
     section: int = 0
+    path: str = None
+    start: int = 0
 
     @property
     def text(self):

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.data.corpora.files import check_unpacked
-from txl_keras.data.corpora.splitting import HELD_OUT_FRACTION
+from txl_keras.data.corpora.splitting import held_out_places
 from txl_keras.json_files import open_checked
 
 SUFFIXES = (".npy", ".npz")
@@ -40,12 +40,6 @@ _DAMAGED = (
 def is_id_file(path):
     """Returns whether a file is named as one of ids."""
     return path.lower().endswith(SUFFIXES)
-
-
-def num_ids(path):
-    """Returns the number of ids in a file."""
-    with _open(path) as array:
-        return array.size
 
 
 def document_starts(path):
@@ -84,8 +78,10 @@ def read_ids(path, start=0, stop=None, size=_CHUNK_BYTES):
 
 def split_ids(path):
     """Returns where train, valid and test of a file end, between documents."""
-    documents, size = document_starts(path), num_ids(path)
-    places = [int(size * (1 - part * HELD_OUT_FRACTION)) for part in (2, 1)]
+    documents = document_starts(path)
+    with _open(path) as array:
+        size = array.size
+    places = held_out_places(size)
     if len(documents) > 1:
         ends = np.append(documents, size)
         places = ends[np.searchsorted(ends, places)].tolist()

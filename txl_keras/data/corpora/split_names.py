@@ -18,17 +18,9 @@ _PROSE = ("", *_TABLES, ".md", ".rst", ".html", ".xml", ".json", ".tex")
 
 
 def named_splits(folder, sizes, text_suffixes):
-    """Assigns files to splits by whole words in their relative paths.
-
-    Returns a dict of split to paths, or `None` if no name is meant as a split.
-    Raises `ValueError` if only some are. docs/data.md has the rules.
-
-    >>> sizes = {"my_train.txt": 9, "my_dev.txt": 2, "my_test.txt": 2}
-    >>> named_splits("folder", sizes, (".txt",))["valid"]
-    ['my_dev.txt']
-    """
-    # `sizes` are bytes by relative path; `text_suffixes` are those of data, as
-    # is that with the most bytes.
+    """Returns a dict of split to paths, or None if no name means a split."""
+    # docs/data.md has the rules. `sizes` are bytes by relative path;
+    # `text_suffixes` are those of data, as is that with the most bytes.
     shared = os.path.commonpath([os.path.dirname(name) for name in sizes])
     paths = {name: name[len(shared) :].lstrip("/") for name in sizes}
     tops = {name: path.split("/")[0] for name, path in paths.items()}

@@ -10,19 +10,11 @@ HELD_OUT_FRACTION = 0.05  # of the bytes, in each of valid and test
 
 
 def split_groups(sizes, fraction=HELD_OUT_FRACTION):
-    """Assigns whole groups of documents to splits, by the hash of their names.
-
-    Documents that resemble each other, such as the modules of a package, share
-    a group, so that no test text is nearly the same as a training text. In the
-    order of hashes, test takes groups until it has `fraction` of all bytes,
-    then valid; train gets the rest. Only groups of at most half that size are
-    held out, so that a held-out split is a mixture, or the two smallest groups
-    if there are no others.
-
-    >>> splits = split_groups({"a": 5, "b": 6, "c": 70, "d": 80})  # bytes
-    >>> splits["valid"] + splits["test"], splits["train"]
-    (['b', 'a'], ['d', 'c'])
-    """
+    """Assigns whole groups of documents to splits, by hashes of their names."""
+    # Documents that resemble each other, such as the modules of a package,
+    # share a group, so that no test text is nearly the same as a training text.
+    # Only groups of at most half the size of a held-out split are held out, so
+    # that it is a mixture, or the two smallest groups if there are no others.
     total = sum(sizes.values())
     ordered = sorted(sizes, key=name_hash)
     candidates = [n for n in ordered if sizes[n] <= fraction * total / 2]
@@ -44,13 +36,18 @@ def _take(names, sizes, target):
     ]
 
 
+def held_out_places(size):
+    """Returns where valid and test of a text begin, before it is cut."""
+    return [int(size * (1 - part * HELD_OUT_FRACTION)) for part in (2, 1)]
+
+
 def split_file(path, delimiter=None):
     """Returns where train, valid and test of a text file end, in bytes."""
     # Each cut is at the next line end, or at the next character if a line end
     # is more than half a split away; with a `delimiter`, only directly after
     # it.
     size = files.text_size(path)
-    places = [int(size * (1 - part * HELD_OUT_FRACTION)) for part in (2, 1)]
+    places = held_out_places(size)
     first = _cut(path, places[0], places[1], size, delimiter)
     second = _cut(path, max(first, places[1]), size, size, delimiter)
     return [first, second, size]

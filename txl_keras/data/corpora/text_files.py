@@ -187,19 +187,6 @@ class IdFiles(TextFiles):
 
     num_bytes = None  # those of `.npz` files are unknown
 
-    def describe_unknown(self, symbol, position):
-        for part in self.parts:
-            stop = part.stop or id_files.num_ids(part.path)
-            if position < stop - part.start:
-                break
-            position -= stop - part.start
-        return (
-            f"{part.path} must have ids below the vocabulary size of the "
-            "tokenizer. Give these ids a tokenizer of their own, or a larger "
-            f"--vocabulary_size. Received: {symbol} at position "
-            f"{part.start + position}"
-        )
-
     def blocks(self, section=0):
         for part in self.parts:
             documents = id_files.document_starts(part.path)
@@ -212,7 +199,8 @@ class IdFiles(TextFiles):
                 inside = documents[first:last] - start
                 is_start = start == part.start or 0 in inside[:1]
                 pieces = np.split(ids, inside[inside > 0])
-                yield corpus.Block(tuple(pieces), not is_start, False, section)
+                place = section, part.path, start
+                yield corpus.Block(tuple(pieces), not is_start, False, *place)
                 start += len(ids)
 
 

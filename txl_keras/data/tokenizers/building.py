@@ -99,18 +99,16 @@ def build_tokenizer(name, corpus, beam=None, **options):
     """
     check_one_of("tokenizer", name, OPTIONS)
     options = {key: v for key, v in options.items() if v is not None}
-    extra = {key: v for key, v in options.items() if key not in OPTIONS[name]}
+    known = {*OPTIONS[name]}
+    if "vocabulary" in options:  # which is used as it is
+        known -= _COUNTED
+    extra = sorted(options.keys() - known)
     if extra:
         raise ValueError(
-            f"The tokenizer {name!r} must be built without "
-            f"{sorted(extra)}, which are not among its options. Received: "
-            + ", ".join(f"{key}={extra[key]!r:.40}" for key in sorted(extra))
-        )
-    counted = sorted(_COUNTED & options.keys())
-    if counted and "vocabulary" in options:
-        raise ValueError(
-            f"{counted} must be left out where a `vocabulary` is given, "
-            "because it is used as it is."
+            f"The tokenizer {name!r} must be built without {extra}: its "
+            f"options are {OPTIONS[name]}, and where a `vocabulary` is given, "
+            f"{sorted(_COUNTED)} are left out. Received: "
+            + ", ".join(f"{key}={options[key]!r:.40}" for key in extra)
         )
     check_kind(corpus, name == "ids")
     return _BUILDERS[name](corpus, beam, **options)
@@ -152,12 +150,9 @@ def _build_words(corpus, beam, vocabulary=None, **options):
 
 
 def add_up(counters, min_count=1, num_kept=None):
-    """Adds up `Counter`s of strings, in the order of their first occurrence.
-
-    If there are more than `MAX_STRINGS`, they are counted on disk, and what
-    occurs less than `min_count` times is left out, and so are all but the
-    `num_kept` most frequent ones.
-    """
+    """Adds up `Counter`s of strings, in the order of their first occurrence."""
+    # More than `MAX_STRINGS` are counted on disk. Only then, rare ones and all
+    # but the `num_kept` most frequent ones are left out.
     total, is_on_disk = collections.Counter(), False
     # Without a name, a temporary file.
     with contextlib.closing(sqlite3.connect("")) as database:
@@ -265,7 +260,8 @@ def _drawn_text(total, numbered_section):
     kept = []
     for block in section.blocks():
         sentences = sentences_of(block.text)
-        kept += draw_sentences(sentences, first, MAX_CHARACTERS, total)[0]
+        drawn = draw_sentences(sentences, first, MAX_CHARACTERS, total)
+        kept += [sentence for _, sentence in drawn]
         first += len(sentences)
     return "\n".join(kept)
 

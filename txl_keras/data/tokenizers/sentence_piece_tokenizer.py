@@ -1,6 +1,8 @@
 """`SentencePieceTokenizer`: one id per piece of a SentencePiece model."""
 
 import base64
+import io
+import re
 import threading
 
 import numpy as np
@@ -11,12 +13,14 @@ from google.protobuf import message
 from google.protobuf import message_factory
 from google.protobuf import text_format
 
+from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
+from txl_keras.data.tokenizers.subword_tokenizer import default_size
 from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 from txl_keras.data.tokenizers.subword_tokenizer import join_lines
+from txl_keras.data.tokenizers.subword_tokenizer import sample_sentences
 from txl_keras.data.tokenizers.subword_tokenizer import split_lines
-from txl_keras.data.tokenizers.subword_tokenizer import train_model
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.tokenizer import check_ids
 from txl_keras.data.vocabulary import smallest_dtype
@@ -69,6 +73,24 @@ _LOADING = threading.Lock()
 _NO_DUMMY_PREFIX = _Model(
     normalizer_spec={"add_dummy_prefix": False}
 ).SerializeToString()
+# Options of training.
+_LOSSLESS = {
+    # Normalization would be lossy.
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+    "add_dummy_prefix": False,
+    "byte_fallback": True,
+    # Without them each space of an indentation would be a token.
+    "allow_whitespace_only_pieces": True,
+    "user_defined_symbols": ["\n"],
+    # Unused special tokens would waste embedding rows.
+    "bos_id": -1,
+    "eos_id": -1,
+    "pad_id": -1,
+    # Fixed, because float sums depend on the number of threads.
+    "num_threads": 16,
+    "minloglevel": 2,
+}
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -195,14 +217,39 @@ class SentencePieceTokenizer(Tokenizer):
             ImportError: If sentencepiece is not installed.
         """
         check_one_of("model_type", model_type, ("bpe", "unigram"))
-        trained = train_model(
-            texts,
-            vocabulary_size,
-            max_characters,
-            model_type=model_type,
-            character_coverage=character_coverage,
-        )
-        model = _Model.FromString(trained)
+        check_integer("max_characters", max_characters, 1)
+        size = vocabulary_size
+        if size is not None:
+            check_integer("vocabulary_size", size, 1)
+        sentencepiece = import_extra("sentencepiece")
+        sentences = sample_sentences(texts, max_characters)
+        if not sentences:
+            raise ValueError("`texts` must contain text. Received: none")
+        if size is None:
+            size = default_size(sentences, character_coverage)
+        written = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=_consumed(sentences),
+                model_writer=written,
+                model_type=model_type,
+                character_coverage=character_coverage,
+                vocab_size=size,
+                # A short text has fewer than the default.
+                hard_vocab_limit=vocabulary_size is not None,
+                **_LOSSLESS,
+            )
+        except RuntimeError as error:
+            # Parses sentencepiece's "... 10 vs 273 ..." or "a value <= 275."
+            limit = re.search(r"(vs|<=) (\d+)", str(error))
+            if limit is None:
+                raise
+            bound = {"vs": "least", "<=": "most"}[limit[1]]
+            raise ValueError(
+                f"`vocabulary_size` must be at {bound} {limit[2]} for these "
+                f"texts. Received: vocabulary_size={vocabulary_size}"
+            ) from error
+        model = _Model.FromString(written.getvalue())
         # The trainer writes spaces as U+2581, which may also occur in a text.
         # Pieces with real spaces distinguish the two.
         model.normalizer_spec.escape_whitespaces = False
@@ -244,6 +291,13 @@ class SentencePieceTokenizer(Tokenizer):
     def from_config(cls, config):
         model = base64.b64decode(config["model"], validate=True)
         return cls(**{**config, "model": model})
+
+
+def _consumed(items):
+    """Yields the items of a list in order and frees each of them."""
+    items.reverse()
+    while items:
+        yield items.pop()
 
 
 def _load(model):

@@ -8,7 +8,6 @@ import re
 
 import numpy as np
 
-from txl_keras.checks import check_integer
 from txl_keras.data.layouts import draw
 from txl_keras.data.tokenizers.tokenizer import as_bytes
 from txl_keras.data.tokenizers.tokenizer import decode_utf8
@@ -55,57 +54,7 @@ def join_lines(tokens, line_end_id):
     return np.insert(ids, tokens.row_splits.numpy()[1:-1], line_end_id)
 
 
-def train_model(texts, vocabulary_size, max_characters, **options):
-    """Trains a lossless SentencePiece model on texts, deterministically."""
-    # With a `vocabulary_size` of None the size of the texts determines it.
-    if vocabulary_size is not None:
-        check_integer("vocabulary_size", vocabulary_size, 1)
-    check_integer("max_characters", max_characters, 1)
-    sentencepiece = import_extra("sentencepiece")
-    sentences = sample_sentences(texts, max_characters)
-    if not sentences:
-        raise ValueError("`texts` must contain text. Received: none")
-    if vocabulary_size is None:
-        coverage = options["character_coverage"]
-        vocabulary_size = _default_size(sentences, coverage)
-        options["hard_vocab_limit"] = False  # a short text has fewer
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_consumed(sentences),
-            model_writer=model,
-            vocab_size=vocabulary_size,
-            # Normalization would be lossy.
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            add_dummy_prefix=False,
-            byte_fallback=True,
-            # Without them each space of an indentation would be a token.
-            allow_whitespace_only_pieces=True,
-            user_defined_symbols=["\n"],
-            # Unused special tokens would waste embedding rows.
-            bos_id=-1,
-            eos_id=-1,
-            pad_id=-1,
-            # Fixed, because float sums depend on the number of threads.
-            num_threads=16,
-            minloglevel=2,
-            **options,
-        )
-    except RuntimeError as error:
-        # Parses sentencepiece's "... 10 vs 273 ..." or "... a value <= 275."
-        limit = re.search(r"(vs|<=) (\d+)", str(error))
-        if limit is None:
-            raise
-        bound = {"vs": "least", "<=": "most"}[limit[1]]
-        raise ValueError(
-            f"`vocabulary_size` must be at {bound} {limit[2]} for these texts. "
-            f"Received: vocabulary_size={vocabulary_size}"
-        ) from error
-    return model.getvalue()
-
-
-def _default_size(sentences, character_coverage):
+def default_size(sentences, character_coverage):
     """Returns a number of pieces that suits the size of the texts."""
     counts = collections.Counter()
     for sentence in sentences:
@@ -114,13 +63,8 @@ def _default_size(sentences, character_coverage):
     size = int(_PIECES_PER_ROOT * math.sqrt(total))
     size = min(max(size, _FEWEST_PIECES), _MOST_PIECES)
     # Each of these needs a piece: in Chinese there are thousands.
-    rest = character_coverage * total
-    for _, count in counts.most_common():
-        if rest <= 0:
-            break
-        rest -= count
-        size += 1
-    return size
+    covered = np.cumsum(sorted(counts.values(), reverse=True))
+    return size + 1 + int(np.searchsorted(covered, character_coverage * total))
 
 
 def sentences_of(text):
@@ -133,42 +77,29 @@ def sample_sentences(texts, max_characters):
     # Whether a sentence is drawn depends on its number and on the characters of
     # all, so machines that have a part of the texts each draw the same.
     # sentencepiece's own sample differs in every run.
-    kept, keys = [], np.zeros(0, np.uint64)
-    number = total = num_kept = 0
+    kept, number, total, num_kept = [], 0, 0, 0
     for text in texts:
         sentences = sentences_of(text)
-        total += _num_characters(sentences)
-        drawn, found = draw_sentences(sentences, number, max_characters, total)
+        total += sum(map(len, sentences))
+        drawn = draw_sentences(sentences, number, max_characters, total)
         number += len(sentences)
         kept += drawn
-        keys = np.append(keys, found)
-        num_kept += _num_characters(drawn)
+        num_kept += sum(len(sentence) for _, sentence in drawn)
         if num_kept > max_characters + max_characters // 4:
-            kept, keys = _below(kept, keys, max_characters, total)
-            num_kept = _num_characters(kept)
-    return _below(kept, keys, max_characters, total)[0]
-
-
-def _num_characters(sentences):
-    return sum(map(len, sentences))
+            kept = _below(kept, max_characters, total)
+            num_kept = sum(len(sentence) for _, sentence in kept)
+    return [sentence for _, sentence in _below(kept, max_characters, total)]
 
 
 def draw_sentences(sentences, first, max_characters, total):
     """Draws a share `max_characters / total` of sentences, with random keys."""
     # The first of them has the number `first` among all.
-    keys = draw(_SEED, np.arange(first, first + len(sentences)))
-    return _below(sentences, keys, max_characters, total)
+    keys = draw(_SEED, np.arange(first, first + len(sentences))).tolist()
+    pairs = zip(keys, sentences, strict=True)
+    return _below(pairs, max_characters, total)
 
 
-def _below(sentences, keys, size, total):
+def _below(pairs, size, total):
     """Keeps the sentences whose keys are in the lowest share `size / total`."""
-    limit = np.uint64(min((1 << 64) - 1, (size << 64) // max(total, 1)))
-    chosen = np.flatnonzero(keys <= limit)
-    return [sentences[i] for i in chosen], keys[chosen]
-
-
-def _consumed(items):
-    """Yields the items of a list in order and frees each of them."""
-    items.reverse()
-    while items:
-        yield items.pop()
+    limit = (size << 64) // max(total, 1)
+    return [pair for pair in pairs if pair[0] <= limit]

@@ -59,6 +59,7 @@ from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
+from txl_keras.scripts.options import FLAGS
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.training.compilation import compile_layers
@@ -67,8 +68,6 @@ from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import device_memory
 from txl_keras.training.utilization import model_flops
 from txl_keras.training.utilization import peak_flops
-
-FLAGS = flags.FLAGS
 
 
 class Benchmark(options.Options):

@@ -19,7 +19,6 @@ import re
 import txl_keras.scripts.quiet  # noqa: F401
 
 import tensorflow as tf
-from absl import flags
 
 from txl_keras import checkpoints
 from txl_keras.checks import shown
@@ -34,9 +33,8 @@ from txl_keras.output_folders import check_new
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
+from txl_keras.scripts.options import FLAGS
 from txl_keras.workdir import Workdir
-
-FLAGS = flags.FLAGS
 
 
 class Convert(options.Options, trained=" or ".join(TRAINED)):

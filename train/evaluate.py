@@ -49,7 +49,6 @@ import txl_keras.scripts.quiet  # noqa: F401
 
 import numpy as np
 import tensorflow as tf
-from absl import flags
 
 from txl_keras.checks import check_integer
 from txl_keras.data import Segments
@@ -70,12 +69,12 @@ from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training.progress import progress_bar
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.workdir import write_json
 
-FLAGS = flags.FLAGS
 _ATTENTION_FLAGS = ("same_length", "clamp_length", "compressed_length")
 
 

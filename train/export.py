@@ -18,20 +18,17 @@ import os
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-from absl import flags
-
 from txl_keras.models.generation.openvino_graph import WEIGHTS
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts.exporting import export_run
 from txl_keras.scripts.exporting import loading_note
+from txl_keras.scripts.options import FLAGS
 from txl_keras.serving.served_model import LONGEST_SEGMENT
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
 from txl_keras.workdir import Workdir
-
-FLAGS = flags.FLAGS
 
 
 class Export(options.Options):

@@ -32,7 +32,6 @@ import txl_keras.scripts.quiet  # noqa: F401
 
 import keras
 import numpy as np
-from absl import flags
 
 from txl_keras.checks import check_vocabulary
 from txl_keras.data import Corpus
@@ -54,6 +53,7 @@ from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.exporting import loading_note
+from txl_keras.scripts.options import FLAGS
 from txl_keras.serving import export_classifier
 from txl_keras.training.checkpointing import copies
 from txl_keras.training.optimizers import build_optimizer
@@ -62,8 +62,6 @@ from txl_keras.training.schedules import build_schedule
 from txl_keras.training.updates import takes_weight_decay
 from txl_keras.weights import weights_by_name
 from txl_keras.workdir import Workdir
-
-FLAGS = flags.FLAGS
 
 
 class Finetune(options.Options):

@@ -38,8 +38,7 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
-
-FLAGS = flags.FLAGS
+from txl_keras.scripts.options import FLAGS
 
 
 class Generate(options.Options):

@@ -36,6 +36,7 @@ from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
 from txl_keras.scripts.exporting import export_run
+from txl_keras.scripts.options import FLAGS
 from txl_keras.scripts.samples import Samples
 from txl_keras.tpu.slices import TYPES
 from txl_keras.tpu.slices import check_kernel
@@ -44,8 +45,6 @@ from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.compilation import describe as describe_strategy
 from txl_keras.training.compilation import device_of
 from txl_keras.training.memory_estimate import estimate_bytes
-
-FLAGS = flags.FLAGS
 
 # The prompt of the sample is a passage from the first tokens of test.
 _MAX_PROMPT_TOKENS = 100_000

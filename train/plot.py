@@ -43,7 +43,6 @@ import txl_keras.scripts.quiet  # noqa: F401
 
 import numpy as np
 import tensorflow as tf
-from absl import flags
 
 from txl_keras import evaluation
 from txl_keras.data import Segments
@@ -57,11 +56,11 @@ from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training.progress import progress_bar
 from txl_keras.workdir import Workdir
 from txl_keras.workdir import write_json
 
-FLAGS = flags.FLAGS
 _MAPS = ("attention", "attention_by_distance")
 _MEASURED = ("learning_curves", "context_losses", "positions", *_MAPS)
 

@@ -16,8 +16,6 @@ import os
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-from absl import flags
-
 from txl_keras.data.beam import Beam
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.layouts import document_lengths
@@ -30,9 +28,9 @@ from txl_keras.evaluation.plots import plot_statistics
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
+from txl_keras.scripts.options import FLAGS
 from txl_keras.workdir import write_json
 
-FLAGS = flags.FLAGS
 _LENGTHS = "{min:,} to {max:,}, median {median:,.0f}, mean {mean:,.0f}"
 
 

@@ -17,8 +17,6 @@ validation score. It stops and resumes as main.py does.
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-from absl import flags
-
 from txl_keras.checks import check_token_ids
 from txl_keras.data import PermutedSegments
 from txl_keras.data.statistics import token_counts
@@ -33,8 +31,7 @@ from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
-
-FLAGS = flags.FLAGS
+from txl_keras.scripts.options import FLAGS
 
 _MODEL_DEFAULTS = {
     "num_layers": 4,

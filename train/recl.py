@@ -30,7 +30,6 @@ import sys
 import txl_keras.scripts.quiet  # noqa: F401
 
 import numpy as np
-from absl import flags
 from tqdm import tqdm
 
 from txl_keras.checks import check_number
@@ -47,10 +46,9 @@ from txl_keras.evaluation.report import score
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training.progress import progress_bar
 from txl_keras.workdir import write_json
-
-FLAGS = flags.FLAGS
 
 
 class Recl(options.Options):

@@ -12,7 +12,6 @@ from concurrent import futures
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import flags
 
 from txl_keras.data import Segments
 from txl_keras.data.corpora.files import check_can_write
@@ -25,6 +24,7 @@ from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
+from txl_keras.scripts.options import FLAGS
 from txl_keras.serving import Generator
 from txl_keras.tpu.compiling import check_compiler
 from txl_keras.tpu.compiling import compile_hlo
@@ -41,7 +41,6 @@ from txl_keras.training.utilization import model_flops
 from txl_keras.workdir import Workdir
 from txl_keras.workdir import write_json
 
-FLAGS = flags.FLAGS
 STEPS = ("train", "evaluation", "generation")
 
 

@@ -5,7 +5,6 @@ import pathlib
 import sys
 
 import tensorflow as tf
-from absl import flags
 
 from txl_keras.checkpoints.vocabularies import load_vocabulary
 from txl_keras.data import corpora
@@ -15,8 +14,7 @@ from txl_keras.data.preparation import prepare_tokenizer
 from txl_keras.data.preparation import token_folder
 from txl_keras.data.tokenizers import building
 from txl_keras.scripts import options
-
-FLAGS = flags.FLAGS
+from txl_keras.scripts.options import FLAGS
 
 
 class Corpus(options.Options, corpora=", ".join(corpora.CORPORA)):

@@ -6,7 +6,6 @@ import json
 import os
 
 import tensorflow as tf
-from absl import flags
 
 from txl_keras.checks import check_number
 from txl_keras.data import Segments
@@ -20,10 +19,9 @@ from txl_keras.evaluation.report import score
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
+from txl_keras.scripts.options import FLAGS
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
-
-FLAGS = flags.FLAGS
 
 # Most tokens of valid on which pairs of learning rate and decay are compared.
 _SEARCH_TOKENS = 50_000

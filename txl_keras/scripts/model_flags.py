@@ -18,8 +18,7 @@ from txl_keras.models.model_folder import warn_of_memory_source
 from txl_keras.models.transformer_xl_backbone import MEMORY_SOURCES
 from txl_keras.scripts import options
 from txl_keras.scripts import running
-
-FLAGS = flags.FLAGS
+from txl_keras.scripts.options import FLAGS
 
 _TIES = {"all": True, "none": False}  # "all_but_first" is passed as it is
 _BACKBONES = {"transformer_xl": TransformerXLBackbone, "lstm": LSTMBackbone}

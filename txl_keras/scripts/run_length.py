@@ -5,16 +5,14 @@ import time
 
 import keras
 import numpy as np
-from absl import flags
 
 from txl_keras.data.feed import Feed
 from txl_keras.layers.compute.target import prefers_tensorflow_matmul
 from txl_keras.scripts import running
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training.compilation import device_of
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
-
-FLAGS = flags.FLAGS
 
 _TIMED_SECONDS = 4
 # Of the minutes of a run; the rest is for scores, a sample and the export at

@@ -4,7 +4,6 @@ import dataclasses
 import os
 
 import tensorflow as tf
-from absl import flags
 
 from txl_keras.checks import check_integer
 from txl_keras.data.corpora.corpus import SPLITS
@@ -14,9 +13,8 @@ from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import trained_model
+from txl_keras.scripts.options import FLAGS
 from txl_keras.workdir import Workdir
-
-FLAGS = flags.FLAGS
 
 
 class Group(options.Options):

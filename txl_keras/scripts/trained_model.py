@@ -1,7 +1,6 @@
 """Flags that name a trained model, and the functions that load it."""
 
 import tensorflow as tf
-from absl import flags
 
 from txl_keras.json_files import read_json
 from txl_keras.models import TransformerXLCausalLM
@@ -11,12 +10,11 @@ from txl_keras.preset_folders import find_folder
 from txl_keras.preset_folders import load_folder
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training.checkpointing import check_shapes
 from txl_keras.training.checkpointing import shapes_of
 from txl_keras.training.checkpointing import weight_variables
 from txl_keras.workdir import Workdir
-
-FLAGS = flags.FLAGS
 
 
 class TrainedModel(options.Options, trained=", ".join(TRAINED)):

@@ -1,12 +1,11 @@
 """Flags for training, and functions that build what they describe."""
 
-from absl import flags
-
 from txl_keras.data import Segments
 from txl_keras.data.segments import ORDERS
 from txl_keras.scripts import options
 from txl_keras.scripts.data_flags import TOKENIZER_FLAGS
 from txl_keras.scripts.data_flags import Corpus
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training import optimizers
 from txl_keras.training.optimizers import OPTIMIZERS
 from txl_keras.training.run_plan import RunPlan
@@ -14,8 +13,6 @@ from txl_keras.training.schedules import SCHEDULES
 from txl_keras.training.schedules import build_schedule
 from txl_keras.training.strategy import check_alike
 from txl_keras.training.trainer import Trainer
-
-FLAGS = flags.FLAGS
 
 # Default learning rate for weights that were not trained here.
 _FINE_TUNING_RATE = 5e-5

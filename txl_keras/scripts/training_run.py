@@ -3,7 +3,6 @@
 import sys
 
 import keras
-from absl import flags
 
 from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.preparation import tokenizer_hash
@@ -12,6 +11,7 @@ from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import run_length
 from txl_keras.scripts import training_flags
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training import strategy as strategies
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.compilation import describe as describe_strategy
@@ -22,8 +22,6 @@ from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.workdir import Workdir
-
-FLAGS = flags.FLAGS
 
 
 class TrainingRun:

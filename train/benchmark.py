@@ -140,27 +140,22 @@ def main(_):
 
 
 def _check_flags():
-    running.check_used("experiment", _ONLY_FOR)
+    options.check_used("experiment", _ONLY_FOR)
     if FLAGS.output:
         data_flags.check_writable("output", FLAGS.output)
-    running.check_flags(
-        (
-            FLAGS.backbone != "transformer_xl",
-            "`backbone` must be transformer_xl, as the other contenders "
-            "implement no LSTM.",
-            "backbone",
-        ),
-        (
-            FLAGS.cutoffs == ["auto"],
-            "`cutoffs` must be a list of integers: a benchmark has no text to "
-            "count.",
-            "cutoffs",
-        ),
-        (
-            FLAGS.peer_python and not shutil.which(FLAGS.peer_python),
-            "`peer_python` must be the path of an executable Python.",
-            "peer_python",
-        ),
+    options.refuse(
+        FLAGS.backbone != "transformer_xl",
+        "`backbone` must be transformer_xl, as the other contenders implement "
+        "no LSTM.",
+    )
+    options.refuse(
+        FLAGS.cutoffs == ["auto"],
+        "`cutoffs` must be a list of integers: a benchmark has no text to "
+        "count.",
+    )
+    options.refuse(
+        FLAGS.peer_python and not shutil.which(FLAGS.peer_python),
+        "`peer_python` must be the path of an executable Python.",
     )
 
 
@@ -336,11 +331,11 @@ def _evaluation_speed(model, peer):
     # the same sizes and the learned positions of Al-Rfou et al.; for each token
     # it reads a whole window and scores only the last token.
     lengths = sorted(set(FLAGS.attention_lengths))
-    if lengths[0] < 2 * FLAGS.segment_length:
-        raise ValueError(
-            "`attention_lengths` must be at least 2 segments, "
-            f"{2 * FLAGS.segment_length} tokens. Received: {lengths[0]}"
-        )
+    least = 2 * FLAGS.segment_length
+    expected = (
+        f"`attention_lengths` must be at least 2 segments, {least} tokens."
+    )
+    options.refuse(lengths[0] < least, expected)
     config = model.get_config()
     config["backbone"]["config"].update(
         attention_type="al_rfou",

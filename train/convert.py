@@ -123,19 +123,16 @@ def _check_flags():
         (("config",), has_config, "input_format=tf1 or pytorch"),
     ):
         given = [x for x in names if FLAGS[x].present and FLAGS[x].value]
-        if given and not is_used:
-            raise ValueError(
-                f"`{given[0]}` must be left out, unless {needed} is given: "
-                "without it this flag has no effect. Received: "
-                f"--{given[0]}={FLAGS[given[0]].value}"
+        for name in given:
+            options.refuse(
+                not is_used,
+                f"`{name}` must be left out, unless {needed} is given: without "
+                "it this flag has no effect.",
             )
     for name in ("input", "output", "config"):
         is_needed = name != "config" or FLAGS.input_format == "tf1"
-        if is_needed and not FLAGS[name].value:
-            raise ValueError(
-                f"`{name}` must be given, a path. Received: --{name}="
-                f"{FLAGS[name].value or ''}"
-            )
+        is_wrong = is_needed and not FLAGS[name].value
+        options.refuse(is_wrong, f"`{name}` must be given, a path.")
 
 
 def _input():
@@ -167,11 +164,8 @@ def _load_model():
     if FLAGS.input_format == "workdir":
         return Workdir(_input()).load_model("best", **overrides)
     if FLAGS.input_format == "preset":
-        if FLAGS.input in PRESETS:
-            raise ValueError(
-                "`input` must be a preset with weights. Received: "
-                f"input={FLAGS.input}"
-            )
+        expected = "`input` must be a preset with weights."
+        options.refuse(FLAGS.input in PRESETS, expected)
         return TransformerXLCausalLM.from_preset(FLAGS.input, **overrides), 0
     load = getattr(checkpoints, f"load_{FLAGS.input_format}")
     config = [FLAGS.config and os.path.expanduser(FLAGS.config)]
@@ -200,13 +194,11 @@ def _load_tokenizer():
         return CharacterTokenizer(
             [" " if symbol == "_" else symbol for symbol in symbols]
         )
-    if FLAGS["unknown"].present and FLAGS.unknown not in symbols:
-        raise ValueError(
-            "`unknown` must be a word of the vocabulary. "
-            f"Received: unknown={FLAGS.unknown}"
-        )
-    options = {name: FLAGS[name].value for name in _WORD_FLAGS}
-    return WordTokenizer(symbols, **options)
+    is_wrong = FLAGS["unknown"].present and FLAGS.unknown not in symbols
+    expected = "`unknown` must be a word of the vocabulary."
+    options.refuse(is_wrong, expected)
+    given = {name: FLAGS[name].value for name in _WORD_FLAGS}
+    return WordTokenizer(symbols, **given)
 
 
 def _tokenizer_path():

@@ -218,11 +218,10 @@ def _evaluate(workdir, stop):
 
 def _check_flags():
     """Checks flags that exclude each other before anything is loaded."""
-    if FLAGS.token_nll is not None and not FLAGS.token_nll.endswith(".npy"):
-        raise ValueError(
-            "`token_nll` must be the path of a .npy file. Received: "
-            f"--token_nll={FLAGS.token_nll}"
-        )
+    options.refuse(
+        FLAGS.token_nll is not None and not FLAGS.token_nll.endswith(".npy"),
+        "`token_nll` must be the path of a .npy file.",
+    )
     for name, other, reason in (
         ("html", "dynamic", "the page is of fixed weights"),
         ("html", "stride", "the page is read by segments"),
@@ -232,11 +231,10 @@ def _check_flags():
         ("warmup", "stride", "its windows have no memory"),
     ):
         values = FLAGS[name].value, FLAGS[other].value
-        if all(values) and values[0] != "none":
-            raise ValueError(
-                f"`{name}` must be left out with --{other}: {reason}. "
-                f"Received: --{name}={values[0]}, --{other}={values[1]}"
-            )
+        options.refuse(
+            all(values) and values[0] != "none",
+            f"`{name}` must be left out with --{other}: {reason}.",
+        )
 
 
 def _load_model(workdir):

@@ -81,14 +81,10 @@ _ONLY_FOR = {
 
 def main(_):
     is_saved_model = FLAGS.format == "saved_model"
-    running.check_used("format", _ONLY_FOR)
-    running.check_flags(
-        (
-            FLAGS.raw_text and FLAGS["num_slots"].present,
-            "`num_slots` must be left out with --raw_text.",
-            "num_slots",
-        ),
-    )
+    options.check_used("format", _ONLY_FOR)
+    is_wrong = FLAGS.raw_text and FLAGS["num_slots"].present
+    expected = "`num_slots` must be left out with --raw_text."
+    options.refuse(is_wrong, expected)
     kind, names = "export_openvino", ["num_rows"]
     if is_saved_model:
         kind, names = "export", [*_LIMITS, "num_slots"]

@@ -140,11 +140,11 @@ def main(_):
     _check_flags()
     workdir = Workdir(FLAGS.workdir)
     check_can_write("workdir", workdir.path)
-    if workdir.is_claimed():
-        raise ValueError(
-            "`workdir` must be new: it holds a run, and the training of a "
-            f"classifier cannot resume. Received: workdir={workdir.path}"
-        )
+    options.refuse(
+        workdir.is_claimed(),
+        "`workdir` must be new: it holds a run, and the training of a "
+        "classifier cannot resume.",
+    )
     keras.utils.set_random_seed(FLAGS.seed)
     origin = FLAGS.initialize_from and trained_model.TrainedOrigin()
 
@@ -249,34 +249,26 @@ def _check_flags():
     """Checks the flags before anything is read."""
     paths = {f"{split}_file": FLAGS[f"{split}_file"].value for split in SPLITS}
     for name, path in paths.items():
-        if path is not None and not is_file(os.path.expanduser(path)):
-            raise FileNotFoundError(
-                f"`{name}` must be a file. Received: --{name}={path}"
-            )
-    running.check_flags(
-        (
-            (FLAGS.train_file is None) == (FLAGS.tfds_name is None),
-            "Either `train_file` or `tfds_name` must be given.",
-            "train_file", "tfds_name",
-        ),
-        (
-            FLAGS.tfds_name and (FLAGS.valid_file or FLAGS.test_file),
-            "`valid_file` and `test_file` cannot be given with `tfds_name`, "
-            "whose own splits are used.",
-            "tfds_name", "valid_file", "test_file",
-        ),
-        (
-            FLAGS.valid_file and FLAGS["valid_share"].present,
-            "`valid_share` and `valid_file` exclude each other.",
-            "valid_share", "valid_file",
-        ),
-        (
-            FLAGS.from_scratch and FLAGS.initialize_from is None,
-            "`from_scratch` can only be given with `initialize_from`, whose "
-            "weights it ignores.",
-            "initialize_from",
-        ),
-    )  # fmt: skip
+        is_wrong = path is not None and not is_file(os.path.expanduser(path))
+        options.refuse(is_wrong, f"`{name}` must be a file.")
+    options.refuse(
+        (FLAGS.train_file is None) == (FLAGS.tfds_name is None),
+        "Either `train_file` or `tfds_name` must be given.",
+    )
+    options.refuse(
+        FLAGS.tfds_name and (FLAGS.valid_file or FLAGS.test_file),
+        "`valid_file` and `test_file` cannot be given with `tfds_name`, whose "
+        "own splits are used.",
+    )
+    options.refuse(
+        FLAGS.valid_file and FLAGS["valid_share"].present,
+        "`valid_share` and `valid_file` exclude each other.",
+    )
+    options.refuse(
+        FLAGS.from_scratch and FLAGS.initialize_from is None,
+        "`from_scratch` can only be given with `initialize_from`, whose "
+        "weights it ignores.",
+    )
     if FLAGS.initialize_from is not None:
         training_flags.check_inherited_flags()
 

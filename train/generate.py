@@ -133,26 +133,24 @@ def main(_):
 def _check_kind(tokenizer):
     """Checks the flags that only suit models of text, or of token ids."""
     if not isinstance(tokenizer, IdTokenizer):
-        if FLAGS.output is not None:
-            raise ValueError(
-                "`output` can only be given for a model of token ids: text is "
-                f"printed. Received: --output={FLAGS.output}"
-            )
-        return
-    if not FLAGS.prompt or FLAGS.stop:
-        raise ValueError(
-            "`prompt` must be given for a model of token ids, and `stop` must "
-            f"not, which is text. Received: --prompt={FLAGS.prompt}, "
-            f"--stop={FLAGS.stop}"
+        options.refuse(
+            FLAGS.output is not None,
+            "`output` can only be given for a model of token ids: text is "
+            "printed.",
         )
+        return
+    options.refuse(
+        not FLAGS.prompt or FLAGS.stop,
+        "`prompt` must be given for a model of token ids, and `stop` must not, "
+        "which is text.",
+    )
     if FLAGS.output is not None:
         endings = (".npz",) if len(FLAGS.prompt) > 1 else (".npy", ".npz")
-        if not FLAGS.output.endswith(endings):
-            raise ValueError(
-                f"`output` must end with {' or '.join(endings)} for "
-                f"{len(FLAGS.prompt)} prompts. Received: "
-                f"--output={FLAGS.output}"
-            )
+        options.refuse(
+            not FLAGS.output.endswith(endings),
+            f"`output` must end with {' or '.join(endings)} for "
+            f"{len(FLAGS.prompt)} prompts.",
+        )
         data_flags.check_writable("output", FLAGS.output)
 
 

@@ -141,32 +141,26 @@ def main(_):
 
 def _check_flags():
     """Checks the flags before anything is loaded."""
-    running.check_used("picture", _ONLY_FOR)
+    options.check_used("picture", _ONLY_FOR)
     drawing = ("picture", "output", "numbers")
     measuring = [
         flag.name
         for flag in options.defined_flags()
         if flag.present and flag.name not in drawing
     ]
-    given = "workdirs", "numbers"
-    running.check_flags(
-        (
-            FLAGS.numbers and measuring,
-            f"`{''.join(measuring[:1])}` must be left out with `numbers`, "
-            "which were measured already.",
-            *given,
-        ),
-        (
-            not (FLAGS.numbers or FLAGS.workdirs),
-            "`workdirs` must be one or more runs, or `numbers` a file to draw: "
-            "that of `txl recl` for --picture=recl.",
-            *given,
-        ),
-        (
-            len(FLAGS.numbers or []) > 1 and FLAGS.picture != "learning_curves",
-            "`numbers` must be one file, or --picture=learning_curves.",
-            *given,
-        ),
+    options.refuse(
+        FLAGS.numbers and measuring,
+        f"`{''.join(measuring[:1])}` must be left out with `numbers`, which "
+        "were measured already.",
+    )
+    options.refuse(
+        not (FLAGS.numbers or FLAGS.workdirs),
+        "`workdirs` must be one or more runs, or `numbers` a file to draw: "
+        "that of `txl recl` for --picture=recl.",
+    )
+    options.refuse(
+        len(FLAGS.numbers or []) > 1 and FLAGS.picture != "learning_curves",
+        "`numbers` must be one file, or --picture=learning_curves.",
     )
 
 
@@ -282,7 +276,7 @@ def _measure():
 
 
 def _context_lengths():
-    return sorted(running.numbers("context_lengths", int))
+    return sorted(options.numbers("context_lengths", int))
 
 
 def _progress(run, total, unit):
@@ -373,12 +367,12 @@ def _layers_and_heads(run):
         size = getattr(run.model.backbone, f"num_{name}")
         found[name] = list(range(size))
         if FLAGS[name].value is not None:
-            found[name] = running.numbers(name, int)
-        if not 0 <= min(found[name]) <= max(found[name]) < size:
-            raise ValueError(
-                f"`{name}` must be numbers from 0 to {size - 1}: the model has "
-                f"{size} {name}. Received: {name}={found[name]}"
-            )
+            found[name] = options.numbers(name, int)
+        options.refuse(
+            not 0 <= min(found[name]) <= max(found[name]) < size,
+            f"`{name}` must be numbers from 0 to {size - 1}: the model has "
+            f"{size} {name}.",
+        )
     return found
 
 

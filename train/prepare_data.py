@@ -101,20 +101,18 @@ def main(_):
 def _make_beam():
     """Returns the `Beam` that the flags describe, or None."""
     if FLAGS.beam_runner is None:
-        if FLAGS.beam_options is not None:
-            raise ValueError(
-                "`beam_options` needs `beam_runner`, such as "
-                "--beam_runner=DirectRunner. "
-                f"Received: --beam_options={FLAGS.beam_options!r}"
-            )
-        return None
-    folder = token_folder(FLAGS.data_dir)
-    if "dataflow" in FLAGS.beam_runner.lower() and not is_remote(folder):
-        raise ValueError(
-            "`data_dir` must be in a bucket for a `beam_runner` whose workers "
-            f"are other machines. Received: --data_dir={FLAGS.data_dir}, "
-            f"--beam_runner={FLAGS.beam_runner}"
+        options.refuse(
+            FLAGS.beam_options is not None,
+            "`beam_options` needs `beam_runner`, such as "
+            "--beam_runner=DirectRunner.",
         )
+        return None
+    is_away = "dataflow" in FLAGS.beam_runner.lower()
+    options.refuse(
+        is_away and not is_remote(token_folder(FLAGS.data_dir)),
+        "`data_dir` must be in a bucket for a `beam_runner` whose workers are "
+        "other machines.",
+    )
     return Beam(FLAGS.beam_runner, FLAGS.beam_options or "")
 
 

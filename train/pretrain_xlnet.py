@@ -46,7 +46,7 @@ _MODEL_DEFAULTS = {
 }
 
 
-class Permutation(options.Options):
+class Permutation(options.Options, free=()):
     """Holds options of the targets.
 
     Model options:
@@ -129,10 +129,6 @@ class PermutationRun(training_run.TrainingRun):
         )
         return XLNetPermutationLM(backbone)
 
-    def settings(self):
-        """Returns the flags that change the result, by name."""
-        return {**super().settings(), **Permutation.values()}
-
     def describe(self, nll, split=None):
         """Returns words for nats per predicted token."""
         return f"{bits_per_token(nll):.3f} bits per predicted token"
@@ -172,11 +168,8 @@ def _stride():
     length = FLAGS.segment_length
     if not FLAGS.reuse_half:
         return length
-    if length % 2:
-        raise ValueError(
-            "`segment_length` must be even with `reuse_half`. Received: "
-            f"segment_length={length}"
-        )
+    expected = "`segment_length` must be even with `reuse_half`."
+    options.refuse(length % 2, expected)
     return length // 2
 
 
@@ -195,7 +188,7 @@ def _permuted(segments, vocabulary_size, seed):
 def _not_predicted(vocabulary_size):
     if not FLAGS.not_predicted:
         return ()
-    ids = running.numbers("not_predicted", int)
+    ids = options.numbers("not_predicted", int)
     return check_token_ids("not_predicted", ids, vocabulary_size).tolist()
 
 

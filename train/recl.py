@@ -70,21 +70,20 @@ Recl.define()
 
 def main(_):
     # Check everything that is possible before text and models are loaded.
-    paths = FLAGS.workdirs
     output = several_runs.output_path(
         (".json",), "a picture is written beside it"
     )
     several_runs.check_replaces(output, ["recl"])
-    context_lengths = running.numbers("context_lengths", int)
+    context_lengths = options.numbers("context_lengths", int)
     check_context_lengths(context_lengths)
-    shares = running.numbers("top_r", float)
+    shares = options.numbers("top_r", float)
     for share in shares:
         check_number("top_r", share, 0, 1, exclusive=True)
-    if len(paths) < 2:
-        raise ValueError(
-            "`workdirs` must be two or more runs: the length is relative to "
-            f"the best of the group. Received: --workdirs={','.join(paths)}"
-        )
+    options.refuse(
+        len(FLAGS.workdirs) < 2,
+        "`workdirs` must be two or more runs: the length is relative to the "
+        "best of the group.",
+    )
 
     # Load the text and all models before any long computation.
     runs, tokenizer, name, text, split = several_runs.open_group()

@@ -65,9 +65,8 @@ def compile_run():
     """Compiles the steps of the run and returns whether all fit in memory."""
     # The report is written to WORKDIR/tpu_compile.json or, without a workdir,
     # to ./tpu_compile_PRESET_TYPE.json.
-    is_missing = FLAGS.tpu_type is None
     expected = "`tpu_type` must be given with --compile_only."
-    running.check_flags((is_missing, expected, "tpu_type"))
+    options.refuse(FLAGS.tpu_type is None, expected)
     slice_ = TYPES[FLAGS.tpu_type]
     replica_batch_size(FLAGS.batch_size, slice_)
     replica_batch_size(FLAGS.eval_batch_size, slice_, "eval_batch_size")
@@ -166,7 +165,7 @@ def _build_model():
         wrong = (
             f"`{name}` cannot have this value with --compile_only: {reason}."
         )
-        running.check_flags((is_wrong, wrong, name))
+        options.refuse(is_wrong, wrong)
     return model_flags.build_model(
         FLAGS.vocabulary_size
         or presets.preset_config(FLAGS.preset)["vocabulary_size"],

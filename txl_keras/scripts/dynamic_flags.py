@@ -18,7 +18,6 @@ from txl_keras.evaluation.dynamic_evaluator import collect_mean_square
 from txl_keras.evaluation.report import score
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
-from txl_keras.scripts import running
 from txl_keras.scripts.options import FLAGS
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
@@ -57,18 +56,17 @@ class Dynamic(options.Options):
 def check_dynamic_flags():
     """Checks the flags before anything is loaded."""
     if FLAGS.dynamic is None:
-        running.check_flags(*(
-            (FLAGS[x].present, f"`{x}` can only be given with --dynamic.", x)
-            for x in Dynamic.names()
-        ))  # fmt: skip
+        for name in Dynamic.names():
+            expected = f"`{name}` can only be given with --dynamic."
+            options.refuse(FLAGS[name].present, expected)
         return
     for name in ("dynamic_learning_rate", "dynamic_decay"):
         if FLAGS[name].value is not None:
-            for value in running.numbers(name, float):
+            for value in options.numbers(name, float):
                 check_number(name, value, 0)
     is_wrong = FLAGS.dynamic == "sgd" and any(_decays())
     expected = "`dynamic_decay` must be 0 with --dynamic=sgd."
-    running.check_flags((is_wrong, expected, "dynamic_decay"))
+    options.refuse(is_wrong, expected)
     check_pattern("dynamic_weights", FLAGS.dynamic_weights)
 
 
@@ -113,26 +111,25 @@ def build_evaluator(model, tokenizer, settings, config, workdir, stop):
 def _learning_rates():
     if FLAGS.dynamic_learning_rate is None:
         return _LEARNING_RATES[FLAGS.dynamic]
-    return running.numbers("dynamic_learning_rate", float)
+    return options.numbers("dynamic_learning_rate", float)
 
 
 def _decays():
-    return running.numbers("dynamic_decay", float)
+    return options.numbers("dynamic_decay", float)
 
 
 def _segments(config, tokenizer, split, sizes, reset_documents):
     """Returns the segments of a split of the text of the run, if any."""
     run_corpus = config["corpus"]
-    if not run_corpus and FLAGS.split == WHOLE:
-        raise ValueError(
-            "`split` must be valid or test with --preset and --dynamic, unless "
-            "it is sgd with one --dynamic_learning_rate: statistics are those "
-            "of the train split of --corpus, and rates are compared on valid. "
-            f"Received: --split={FLAGS.split}, --dynamic={FLAGS.dynamic}"
-        )
+    options.refuse(
+        not run_corpus and FLAGS.split == WHOLE,
+        "`split` must be valid or test with --preset and --dynamic, unless it "
+        "is sgd with one --dynamic_learning_rate: statistics are those of the "
+        "train split of --corpus, and rates are compared on valid.",
+    )
     names = ("data_dir",) if run_corpus else None
-    options = data_flags.corpus_options(run_corpus, names)
-    corpus, prepared = data_flags.prepare_split(options, tokenizer, split)
+    text = data_flags.corpus_options(run_corpus, names)
+    corpus, prepared = data_flags.prepare_split(text, tokenizer, split)
     if run_corpus:
         data_flags.check_run_text(
             prepared, config["data"].get(split), corpus, FLAGS.workdir,

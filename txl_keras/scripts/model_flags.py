@@ -17,7 +17,6 @@ from txl_keras.models import presets
 from txl_keras.models.model_folder import warn_of_memory_source
 from txl_keras.models.transformer_xl_backbone import MEMORY_SOURCES
 from txl_keras.scripts import options
-from txl_keras.scripts import running
 from txl_keras.scripts.options import FLAGS
 
 _TIES = {"all": True, "none": False}  # "all_but_first" is passed as it is
@@ -168,7 +167,7 @@ def build_model(vocabulary_size, train_tokens, dtype, config=None):
             token_counts(train_tokens, vocabulary_size)
         )
     elif "cutoffs" in changes:
-        changes["cutoffs"] = running.numbers("cutoffs", int)
+        changes["cutoffs"] = options.numbers("cutoffs", int)
     if changes.get("tie_projections") in _TIES:
         changes["tie_projections"] = _TIES[changes["tie_projections"]]
     changes["vocabulary_size"] = vocabulary_size

@@ -17,6 +17,7 @@ from absl import logging
 
 from txl_keras.scripts.flagfiles import expand_flagfiles
 from txl_keras.scripts.options import define_help_flag
+from txl_keras.scripts.options import refuse
 from txl_keras.scripts.output import lasting_output
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.stopping import EXIT_CODE
@@ -116,39 +117,6 @@ def _parse_flags(arguments):
         return app.parse_flags_with_usage(arguments)
 
 
-def numbers(name, kind):
-    """Parses a flag that lists one or more numbers, of type int or float."""
-    texts = flags.FLAGS[name].value
-    try:
-        return [kind(text) for text in texts or [""]]
-    except ValueError as error:
-        raise ValueError(
-            f"`{name}` must be numbers ({kind.__name__}) separated by commas. "
-            f"Received: --{name}={','.join(texts)}"
-        ) from error
-
-
-def check_flags(*cases):
-    """Raises `ValueError` for the first of the cases that is wrong."""
-    # A case: whether it is wrong, what is expected, and the names of flags.
-    for is_wrong, expected, *names in cases:
-        if is_wrong:
-            received = [f"--{name}={flags.FLAGS[name].value}" for name in names]
-            raise ValueError(f"{expected} Received: {', '.join(received)}")
-
-
-def check_used(by, users):
-    """Checks that the value of the flag `by` uses the flags that are given."""
-    # `users` has the values that use a flag, by its name.
-    value = flags.FLAGS[by].value
-    for name, values in users.items():
-        if flags.FLAGS[name].present and value not in values:
-            raise ValueError(
-                f"`{name}` can only be given with --{by}="
-                f"{' or '.join(values)}. Received: --{name}, --{by}={value}"
-            )
-
-
 def begin():
     """Sets up a process of a script."""
     # By default absl prints messages of level INFO, also TensorFlow's.
@@ -200,11 +168,8 @@ def _check_flags():
     for name in flags.FLAGS:
         values = flags.FLAGS[name].value
         for value in values if isinstance(values, list) else [values]:
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(
-                    f"`{name}` must be a finite number. "
-                    f"Received: --{name}={value}"
-                )
+            is_wrong = isinstance(value, float) and not math.isfinite(value)
+            refuse(is_wrong, f"`{name}` must be a finite number.")
             # Python decodes invalid bytes of a command line to surrogates.
             if re.search("[\ud800-\udfff]", str(value)):
                 raise ValueError(

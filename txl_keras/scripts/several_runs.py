@@ -50,11 +50,8 @@ def define_group_flags(context_lengths, **defaults):
 def output_path(endings, reason):
     """Returns the checked path `--output` and makes its folder."""
     output = os.path.expanduser(FLAGS.output)
-    if not output.endswith(endings):
-        raise ValueError(
-            f"`output` must end with {' or '.join(endings)}: {reason}. "
-            f"Received: --output={FLAGS.output}"
-        )
+    expected = f"`output` must end with {' or '.join(endings)}: {reason}."
+    options.refuse(not output.endswith(endings), expected)
     data_flags.check_writable("output", output)
     return output
 
@@ -68,21 +65,17 @@ def check_replaces(path, pictures):
         kind = read_json(path, max_bytes=MAX_VOCABULARY_BYTES).get("picture")
     except (OSError, ValueError):
         kind = None
-    if kind not in pictures:
-        raise ValueError(
-            f"`output` must not replace {path}, which is not a file of "
-            f"{' or '.join(pictures)}: give another name. Received: "
-            f"--output={FLAGS.output}"
-        )
+    options.refuse(
+        kind not in pictures,
+        f"`output` must not replace {path}, which is not a file of "
+        f"{' or '.join(pictures)}: give another name.",
+    )
 
 
 def check_different(name, paths, kind):
     """Raises `ValueError` if two paths of a flag lead to the same place."""
-    if len({os.path.realpath(path) for path in paths}) < len(paths):
-        raise ValueError(
-            f"`{name}` must be different {kind}. "
-            f"Received: --{name}={','.join(paths)}"
-        )
+    are_alike = len({os.path.realpath(path) for path in paths}) < len(paths)
+    options.refuse(are_alike, f"`{name}` must be different {kind}.")
 
 
 def check_equal(name, kind, facts):
@@ -105,12 +98,11 @@ def labels(may_repeat=False):
         folders = [os.path.basename(path.rstrip("/")) for path in paths]
         return folders if len(set(folders)) == len(folders) else paths
     repeats = len(set(received)) < len(received) and not may_repeat
-    if len(received) != len(paths) or repeats:
-        different = "" if may_repeat else "different "
-        raise ValueError(
-            f"`labels` must be {len(paths)} {different}names, one per run. "
-            f"Received: --labels={','.join(received)}"
-        )
+    different = "" if may_repeat else "different "
+    options.refuse(
+        len(received) != len(paths) or repeats,
+        f"`labels` must be {len(paths)} {different}names, one per run.",
+    )
     return received
 
 
@@ -160,8 +152,8 @@ def open_group(segment_length=None, memory_length=None):
 
 
 def _prepare_split(configs, tokenizer):
-    options = data_flags.corpus_options(configs[0]["corpus"])
-    corpus, split = data_flags.prepare_split(options, tokenizer, FLAGS.split)
+    source = data_flags.corpus_options(configs[0]["corpus"])
+    corpus, split = data_flags.prepare_split(source, tokenizer, FLAGS.split)
     if FLAGS.corpus is None:
         for path, config in zip(FLAGS.workdirs, configs, strict=True):
             data_flags.check_run_text(
@@ -169,7 +161,7 @@ def _prepare_split(configs, tokenizer):
                 "Bring it back, or give one text for all runs with --corpus",
             )  # fmt: skip
     text = {
-        "corpus": options["corpus"],
+        "corpus": source["corpus"],
         "fingerprint": split.fingerprint(),
         "split": FLAGS.split,
         "unit": tokenizer.unit,

@@ -34,7 +34,7 @@ class TrainedModel(options.Options, trained=", ".join(TRAINED)):
     checkpoint: options.one_of(["best", "latest"]) = "best"
 
 
-class Origin(options.Options, trained=", ".join(TRAINED)):
+class Origin(options.Options, free=(), trained=", ".join(TRAINED)):
     """Holds the option that `TrainedOrigin` reads.
 
     Optimization options:
@@ -54,16 +54,15 @@ def define_memory_flag():
 
 def given_workdir():
     """Returns the `Workdir` of `--workdir`, or `None` for a `--preset`."""
-    if (FLAGS.workdir is None) == (FLAGS.preset is None):
-        raise ValueError(
-            "Either `workdir` or `preset` must be given. Received: "
-            f"--workdir={FLAGS.workdir}, --preset={FLAGS.preset}"
-        )
-    if FLAGS.preset is not None and FLAGS["checkpoint"].present:
-        raise ValueError(
-            "`checkpoint` must be left out with `preset`, which has one set of "
-            f"weights. Received: --checkpoint={FLAGS.checkpoint}"
-        )
+    options.refuse(
+        (FLAGS.workdir is None) == (FLAGS.preset is None),
+        "Either `workdir` or `preset` must be given.",
+    )
+    options.refuse(
+        FLAGS.preset is not None and FLAGS["checkpoint"].present,
+        "`checkpoint` must be left out with `preset`, which has one set of "
+        "weights.",
+    )
     return None if FLAGS.workdir is None else Workdir(FLAGS.workdir)
 
 
@@ -86,10 +85,8 @@ def load_trained_model():
 def load_given_preset(**overrides):
     """Returns the model of `--preset`, with its tokenizer."""
     model = TransformerXLCausalLM.from_preset(FLAGS.preset, **overrides)
-    if model.tokenizer is None:
-        raise ValueError(
-            f"`preset` must have a tokenizer. Received: --preset={FLAGS.preset}"
-        )
+    expected = "`preset` must have a tokenizer."
+    options.refuse(model.tokenizer is None, expected)
     return model
 
 
@@ -98,12 +95,11 @@ class TrainedOrigin:
 
     def __init__(self):
         name = self.path = FLAGS.initialize_from
-        if name in PRESETS:
-            raise ValueError(
-                "`initialize_from` must be a trained model. Sizes without "
-                f"weights are given as --preset={name}. Received: "
-                f"--initialize_from={name}"
-            )
+        options.refuse(
+            name in PRESETS,
+            "`initialize_from` must be a trained model. Sizes without weights "
+            f"are given as --preset={name}.",
+        )
         try:
             folder = find_folder(name, TransformerXLCausalLM)
             with tf.device("CPU:0"):
@@ -113,11 +109,8 @@ class TrainedOrigin:
                 "`initialize_from` must be the folder of a language model. "
                 f"Received: {name} ({error})"
             ) from error
-        if self._model.tokenizer is None:
-            raise ValueError(
-                "`initialize_from` must have a tokenizer. Received: "
-                f"--initialize_from={name}"
-            )
+        expected = "`initialize_from` must have a tokenizer."
+        options.refuse(self._model.tokenizer is None, expected)
         workdir = Workdir(folder)
         is_ours = "class_name" in read_json(workdir.file("config.json"))
         self.flags = workdir.read_config()["flags"] if is_ours else {}

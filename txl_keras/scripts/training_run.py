@@ -55,10 +55,6 @@ class TrainingRun:
     def show(self, step):
         """Shows what the model does after a validation score."""
 
-    def settings(self):
-        """Returns the flags that change the result, by name."""
-        return training_flags.result_settings()
-
     def log(self, text):
         """Prints on the chief worker."""
         if strategies.is_chief(self.strategy):
@@ -168,7 +164,7 @@ class TrainingRun:
     def _claim(self):
         """Claims the workdir for this run, or checks that this run owns it."""
         config = {
-            "flags": self.settings(),
+            "flags": training_flags.result_settings(),
             "class_name": type(self.trainer.model).__name__,
             "model": self.trainer.model.get_config(),
             "tokenizer": tokenizer_hash(self.tokenizer),

@@ -68,8 +68,10 @@ def compile_run():
     expected = "`tpu_type` must be given with --compile_only."
     options.refuse(FLAGS.tpu_type is None, expected)
     slice_ = TYPES[FLAGS.tpu_type]
-    replica_batch_size(FLAGS.batch_size, slice_)
-    replica_batch_size(FLAGS.eval_batch_size, slice_, "eval_batch_size")
+    rows = [
+        replica_batch_size(FLAGS[name].value, slice_, name)
+        for name in ("batch_size", "eval_batch_size")
+    ]
     check_compiler()
     path = _output()
     # So that the temporary folder is removed.
@@ -77,7 +79,7 @@ def compile_run():
     with tempfile.TemporaryDirectory() as folder:
         # Tracing and lowering takes 6 GB for 24 layers, which TensorFlow frees
         # only when its process ends, and the compiler needs twice that.
-        facts, steps = _in_a_child(_lower_steps, folder)
+        facts, steps = _in_a_child(_lower_steps, folder, *rows)
         for step in steps:
             hlo = pathlib.Path(folder, step.name).read_bytes()
             answer = compile_hlo(hlo, slice_, step.num_replicas)
@@ -113,30 +115,84 @@ def _begin_child():
     FLAGS(sys.argv)
 
 
-def _lower_steps(folder):
+def _lower_steps(folder, rows, eval_rows):
     """Lowers each step to a file in `folder`; returns facts and `Step`s."""
+    # One replica of a run is built; `lower` simulates the others.
     keras.utils.set_random_seed(FLAGS.seed)
-    slice_ = TYPES[FLAGS.tpu_type]
+    slice_, strategy = TYPES[FLAGS.tpu_type], tf.distribute.get_strategy()
+    length, segments = FLAGS.segment_length, _segments(rows)
     with tf.device("CPU:0"), use(Target("tpu")):  # the host that lowers
         model = _build_model()
-        model.backbone.check_positions(FLAGS.segment_length)
-        run = _Run(model, slice_)
+        backbone = model.backbone
+        backbone.check_positions(length)
+        optimizer, _ = training_flags.build_optimizer()
+        trainer = training_flags.build_trainer(
+            model, optimizer, strategy, rows, segments
+        )
+        evaluator = Evaluator(model, strategy, eval_rows, length)
+        parts = estimate_bytes(
+            model, trainer.optimizer, rows, length, FLAGS.accumulate_steps
+        )
+    del parts["activations"]
     facts = {
         "preset": FLAGS.preset,
-        "vocabulary_size": model.backbone.vocabulary_size,
+        "vocabulary_size": backbone.vocabulary_size,
         "tpu_type": slice_.name,
         "date": datetime.date.today().isoformat(),
         "versions": versions(),
         "steps": [],
     }
     print(_describe(facts, model), flush=True)
-    steps = []
+    common = {
+        "segment_length": length,
+        "memory_length": backbone.memory_length,
+        "num_replicas": slice_.replicas,
+        "precision": FLAGS.precision,
+    }
+    # Each with the function and the arguments to lower.
+    steps = {
+        "train": (
+            Step(
+                **common,
+                name="train",
+                rows=rows,
+                model_flops=model_flops(model, rows, length, training=True),
+                accumulate_steps=FLAGS.accumulate_steps,
+                parts=parts,
+                beside=evaluator.num_bytes,
+            ),
+            trainer.replica_step,
+            _arguments(segments),
+        ),
+        "evaluation": (
+            Step(
+                **common,
+                name="evaluation",
+                rows=eval_rows,
+                parts={
+                    "weights": parts["weights"],
+                    "memory": evaluator.num_bytes,
+                },
+                beside=parts["optimizer"] + parts["memory"],
+            ),
+            evaluator.replica_step,
+            _arguments(_segments(eval_rows)),
+        ),
+    }
+    if "generation" in FLAGS.compile_steps:
+        most = backbone.memory_length or backbone.max_segment_length or 0
+        generator = Generator(model, memory_length=most)
+        common |= {"segment_length": 1, "num_replicas": 1}
+        weights = {"weights": parts["weights"]}
+        step = Step(**common, name="generation", rows=1, parts=weights)
+        steps["generation"] = step, *generator.replica_step()
+    lowered = []
     for name in dict.fromkeys(FLAGS.compile_steps):
-        step, function, arguments = getattr(run, name)()
+        step, function, arguments = steps[name]
         hlo = lower(function, arguments, step.num_replicas)
         pathlib.Path(folder, name).write_bytes(hlo)
-        steps.append(step)
-    return facts, steps
+        lowered.append(step)
+    return facts, lowered
 
 
 def _output():
@@ -162,96 +218,12 @@ def _build_model():
             "static",
         ),
     ):
-        wrong = (
-            f"`{name}` cannot have this value with --compile_only: {reason}."
-        )
-        options.refuse(is_wrong, wrong)
+        expected = f"`{name}` cannot have this value with --compile_only"
+        options.refuse(is_wrong, f"{expected}: {reason}.")
+    size = presets.preset_config(FLAGS.preset)["vocabulary_size"]
     return model_flags.build_model(
-        FLAGS.vocabulary_size
-        or presets.preset_config(FLAGS.preset)["vocabulary_size"],
-        None,
-        training_flags.dtype_policy(),
+        FLAGS.vocabulary_size or size, None, training_flags.dtype_policy()
     )
-
-
-class _Run:
-    """Holds one replica of a run; `lower` simulates the others."""
-
-    # The method of each step returns a `Step` and the function and arguments to
-    # lower.
-
-    def __init__(self, model, slice_):
-        self._model = model
-        self._slice = slice_
-        self._rows = replica_batch_size(FLAGS.batch_size, slice_)
-        self._eval_rows = replica_batch_size(FLAGS.eval_batch_size, slice_)
-        self._segments = _segments(self._rows)
-        strategy = tf.distribute.get_strategy()
-        self._trainer = training_flags.build_trainer(
-            model,
-            training_flags.build_optimizer()[0],
-            strategy,
-            self._rows,
-            self._segments,
-        )
-        self._evaluator = Evaluator(
-            model, strategy, self._eval_rows, FLAGS.segment_length
-        )
-        self._parts = estimate_bytes(
-            model,
-            self._trainer.optimizer,
-            self._rows,
-            FLAGS.segment_length,
-            FLAGS.accumulate_steps,
-        )
-        del self._parts["activations"]
-
-    def train(self):
-        step = self._step(
-            name="train",
-            rows=self._rows,
-            model_flops=model_flops(
-                self._model, self._rows, FLAGS.segment_length, training=True
-            ),
-            accumulate_steps=FLAGS.accumulate_steps,
-            parts=self._parts,
-            beside=self._evaluator.num_bytes,
-        )
-        return step, self._trainer.replica_step, _arguments(self._segments)
-
-    def evaluation(self):
-        memory = self._evaluator.num_bytes
-        step = self._step(
-            name="evaluation",
-            rows=self._eval_rows,
-            parts={"weights": self._parts["weights"], "memory": memory},
-            beside=self._parts["optimizer"] + self._parts["memory"],
-        )
-        arguments = _arguments(_segments(self._eval_rows))
-        return step, self._evaluator.replica_step, arguments
-
-    def generation(self):
-        # Kept alive here, because its step does not reference it.
-        backbone = self._model.backbone
-        length = backbone.memory_length or backbone.max_segment_length or 0
-        self._generator = Generator(self._model, memory_length=length)
-        step = self._step(
-            name="generation",
-            rows=1,
-            segment_length=1,
-            num_replicas=1,
-            parts={"weights": self._parts["weights"]},
-        )
-        return step, *self._generator.replica_step()
-
-    def _step(self, **facts):
-        defaults = {
-            "segment_length": FLAGS.segment_length,
-            "memory_length": self._model.backbone.memory_length,
-            "num_replicas": self._slice.replicas,
-            "precision": FLAGS.precision,
-        }
-        return Step(**defaults | facts)
 
 
 def _segments(rows):

@@ -262,7 +262,7 @@ def _spread(values):
 def _measure():
     """Measures the runs on a text."""
     runs, tokenizer, _, text, split = several_runs.open_group(
-        FLAGS.segment_length, FLAGS.memory_length
+        FLAGS.segment_length
     )
     for run in runs:
         run.facts |= _MEASURE[FLAGS.picture](run, tokenizer, split)

@@ -11,6 +11,7 @@ from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
+from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import trained_model
 from txl_keras.scripts.options import FLAGS
@@ -116,11 +117,11 @@ class Run:
     reset_documents: bool
 
 
-def open_group(segment_length=None, memory_length=None):
+def open_group(segment_length=None):
     """Opens the runs and prepares `--split` of `--corpus` or of their text."""
     # Returns the `Run`s, their tokenizer, the name of the text, facts about it
-    # to write as JSON, and the `PreparedSplit`. The lengths are by default
-    # those of the runs.
+    # to write as JSON, and the `PreparedSplit`. The length is by default that
+    # of each run.
     names, workdirs = labels(), [Workdir(path) for path in FLAGS.workdirs]
     for workdir in workdirs:
         workdir.check_model_class()
@@ -131,14 +132,13 @@ def open_group(segment_length=None, memory_length=None):
     # Open all runs first, so that errors come before any long computation.
     runs = []
     for label, workdir, config in zip(names, workdirs, configs, strict=True):
-        model, step = workdir.load_model(FLAGS.checkpoint, tokenizers[0])
+        model, step = workdir.load_model(
+            FLAGS.checkpoint, tokenizers[0], **model_flags.given()
+        )
         length = segment_length or config["flags"].get("segment_length")
         check_integer("segment_length", length, 1)
         model.backbone.check_positions(length)
-        memory = memory_length
-        if memory is None:
-            memory = model.backbone.memory_length
-        model.backbone.check_remembers(memory)
+        memory = model.backbone.memory_length
         facts = {
             "label": label,
             "workdir": workdir.path,

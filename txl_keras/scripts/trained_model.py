@@ -66,28 +66,33 @@ def given_workdir():
     return None if FLAGS.workdir is None else Workdir(FLAGS.workdir)
 
 
+def load(workdir, **overrides):
+    """Loads the model of a `Workdir`, or that of `--preset` for `None`."""
+    # Also returns a dictionary that identifies the weights.
+    if workdir is None:
+        model = TransformerXLCausalLM.from_preset(FLAGS.preset, **overrides)
+        expected = "`preset` must have a tokenizer."
+        options.refuse(model.tokenizer is None, expected)
+        return model, {"preset": FLAGS.preset}
+    tokenizer = workdir.load_tokenizer()
+    model, step = workdir.load_model(FLAGS.checkpoint, tokenizer, **overrides)
+    # `load_model` takes the latest checkpoint if there is no best one.
+    is_best = FLAGS.checkpoint == "best" and workdir.best_step() is not None
+    return model, {"checkpoint": "best" if is_best else "latest", "step": step}
+
+
 def load_trained_model():
     """Loads the model that the flags name, with its tokenizer."""
     # Also returns the memory length for generating (`None`: the model's own),
     # and the segment length of training (`None`: unknown).
     workdir = given_workdir()
-    if workdir is None:
-        return load_given_preset(), FLAGS.memory_length, None
-    tokenizer = workdir.load_tokenizer()
-    model, _ = workdir.load_model(FLAGS.checkpoint, tokenizer)
-    memory_length = FLAGS.memory_length
-    if memory_length is None:
-        memory_length = workdir.generation_memory_length(model.backbone)
-    segment_length = workdir.read_config()["flags"].get("segment_length")
+    model, _ = load(workdir)
+    memory_length, segment_length = FLAGS.memory_length, None
+    if workdir is not None:
+        segment_length = workdir.read_config()["flags"].get("segment_length")
+        if memory_length is None:
+            memory_length = workdir.generation_memory_length(model.backbone)
     return model, memory_length, segment_length
-
-
-def load_given_preset(**overrides):
-    """Returns the model of `--preset`, with its tokenizer."""
-    model = TransformerXLCausalLM.from_preset(FLAGS.preset, **overrides)
-    expected = "`preset` must have a tokenizer."
-    options.refuse(model.tokenizer is None, expected)
-    return model
 
 
 class TrainedOrigin:

@@ -132,7 +132,15 @@ def main(_):
     }[FLAGS.experiment]
     with _open_peer(model) as peer:
         results = experiment(model, peer)
-    line = json.dumps({**_describe(model), **results})
+    settings = {
+        **Benchmark.values(),
+        "preset": FLAGS.preset,
+        "precision": FLAGS.precision,
+        **model.backbone.get_config(),
+        "cpus": os.cpu_count(),
+        "tensorflow": tf.__version__,
+    }
+    line = json.dumps({**settings, **results})
     print(line)
     if FLAGS.output:
         with open(os.path.expanduser(FLAGS.output), "a") as file:
@@ -170,18 +178,6 @@ def _build_model():
     return model_flags.build_model(size, None, training_flags.dtype_policy())
 
 
-def _describe(model):
-    """Returns the settings to record with the results."""
-    return {
-        **Benchmark.values(),
-        "preset": FLAGS.preset,
-        "precision": FLAGS.precision,
-        **model.backbone.get_config(),
-        "cpus": os.cpu_count(),
-        "tensorflow": tf.__version__,
-    }
-
-
 # === Experiments ===
 
 # A contender is a function that makes some calls and returns the seconds of
@@ -204,12 +200,13 @@ def _training(model, peer):
     segments = Segments(ids, rows, length, drop_remainder=True)
     steps = iter(segments.distribute(strategy))
 
+    count = FLAGS.calls_per_turn
+
     def train():
         start = time.perf_counter()
-        trainer.train(steps, FLAGS.calls_per_turn)
-        return [(time.perf_counter() - start) / FLAGS.calls_per_turn]
+        trainer.train(steps, count)
+        return [(time.perf_counter() - start) / count]
 
-    count = FLAGS.calls_per_turn
     contenders = {
         "txl_keras": train,
         **peer("train", segment_length=length, num_steps=count),
@@ -524,17 +521,14 @@ def _open_peer(model):
 def _peer_sizes(model):
     backbone = model.backbone
     # It would ignore these options and time another model.
-    supported = {
-        "attention_type": "relative",
-        "normalize_first": False,
-        "normalize_output": False,
-    }
-    for name, value in supported.items():
-        if getattr(backbone, name) != value:
-            raise ValueError(
-                f"`{name}` must be {value} with --peer_python, whose model has "
-                f"no other. Received: {name}={getattr(backbone, name)}"
-            )
+    for name, value in (
+        ("attention_type", "relative"),
+        ("normalize_first", False),
+        ("normalize_output", False),
+    ):
+        expected = f"`{name}` must be {value} with --peer_python, whose model"
+        is_other = getattr(backbone, name) != value
+        options.refuse(is_other, f"{expected} has no other.")
     return {
         **backbone.get_config(),
         "head_dim": backbone.head_dim,

@@ -1,9 +1,9 @@
 """Flags of dynamic evaluation, and functions that build what they describe."""
 
+import functools
 import hashlib
 import itertools
 import json
-import os
 
 import tensorflow as tf
 
@@ -60,14 +60,21 @@ def check_dynamic_flags():
             expected = f"`{name}` can only be given with --dynamic."
             options.refuse(FLAGS[name].present, expected)
         return
-    for name in ("dynamic_learning_rate", "dynamic_decay"):
-        if FLAGS[name].value is not None:
-            for value in options.numbers(name, float):
-                check_number(name, value, 0)
-    is_wrong = FLAGS.dynamic == "sgd" and any(_decays())
-    expected = "`dynamic_decay` must be 0 with --dynamic=sgd."
-    options.refuse(is_wrong, expected)
+    for rate, decay in _pairs():
+        check_number("dynamic_learning_rate", rate, 0)
+        check_number("dynamic_decay", decay, 0)
+        expected = "`dynamic_decay` must be 0 with --dynamic=sgd."
+        options.refuse(FLAGS.dynamic == "sgd" and decay, expected)
     check_pattern("dynamic_weights", FLAGS.dynamic_weights)
+
+
+def _pairs():
+    """Returns the pairs of learning rate and decay to try."""
+    rates = _LEARNING_RATES[FLAGS.dynamic]
+    if FLAGS.dynamic_learning_rate is not None:
+        rates = options.numbers("dynamic_learning_rate", float)
+    decays = options.numbers("dynamic_decay", float)
+    return [*itertools.product(rates, decays)]
 
 
 def build_evaluator(model, tokenizer, settings, config, workdir, stop):
@@ -75,50 +82,36 @@ def build_evaluator(model, tokenizer, settings, config, workdir, stop):
     # Statistics are read from the workdir if an earlier evaluation with the
     # same settings wrote them. Without a run they are those of --corpus. Also
     # returns a dictionary of what identifies the evaluator's rule.
-    sizes = settings["batch_size"], settings["segment_length"]
-    mean_square, resets = None, settings["reset_documents"]
-    if FLAGS.dynamic == "rms":
-        train = _segments(config, tokenizer, "train", sizes, resets)
-        mean_square = _mean_square(model, workdir, train, settings)
+    segments = functools.partial(_segments, config, tokenizer, settings)
+    is_rms, mean_square = FLAGS.dynamic == "rms", None
+    if is_rms:
+        mean_square = _mean_square(model, workdir, segments("train"), settings)
+    pairs = _pairs()
     evaluator = DynamicEvaluator(
         model,
-        _learning_rates()[0],
+        pairs[0][0],
         mean_square,
-        _decays()[0],
-        batch_size=sizes[0],
-        segment_length=sizes[1],
+        pairs[0][1],
+        batch_size=settings["batch_size"],
+        segment_length=settings["segment_length"],
         memory_length=settings["memory_length"],
         weights=FLAGS.dynamic_weights,
         stop=stop,
     )
-    pairs = [*itertools.product(_learning_rates(), _decays())]
     if len(pairs) > 1:
-        valid = _segments(config, tokenizer, "valid", sizes, resets)
-        _search(evaluator, valid, pairs, tokenizer)
+        _search(evaluator, segments("valid"), pairs, tokenizer)
     found = {
         "rule": FLAGS.dynamic,
         "learning_rate": evaluator.learning_rate,
         "weights": FLAGS.dynamic_weights,
     }
-    if FLAGS.dynamic == "rms":
-        found |= {
-            "decay": evaluator.decay,
-            "segments": FLAGS.dynamic_segments,
-        }
+    if is_rms:
+        found["decay"] = evaluator.decay
+        found["segments"] = FLAGS.dynamic_segments
     return evaluator, found
 
 
-def _learning_rates():
-    if FLAGS.dynamic_learning_rate is None:
-        return _LEARNING_RATES[FLAGS.dynamic]
-    return options.numbers("dynamic_learning_rate", float)
-
-
-def _decays():
-    return options.numbers("dynamic_decay", float)
-
-
-def _segments(config, tokenizer, split, sizes, reset_documents):
+def _segments(config, tokenizer, settings, split):
     """Returns the segments of a split of the text of the run, if any."""
     run_corpus = config["corpus"]
     options.refuse(
@@ -142,17 +135,16 @@ def _segments(config, tokenizer, split, sizes, reset_documents):
     tokens, documents = prepared.head(limit)
     return Segments(
         tokens,
-        *sizes,
+        settings["batch_size"],
+        settings["segment_length"],
         drop_remainder=split == "train",
         documents=documents,
-        reset_documents=reset_documents,
+        reset_documents=settings["reset_documents"],
     )
 
 
 def _mean_square(model, workdir, train, settings):
     """Collects the statistics, or reads those of the same settings."""
-    if workdir is None:
-        return _collect(model, train, settings)
     facts = {
         **settings,
         "dynamic_segments": FLAGS.dynamic_segments,
@@ -162,12 +154,21 @@ def _mean_square(model, workdir, train, settings):
     facts.pop("max_eval_tokens")
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     name = f"mean_square_{digest.hexdigest()[:12]}.safetensors"
-    path = workdir.file(name)
-    if not tf.io.gfile.exists(path):
-        mean_square = _collect(model, train, settings)
+    path = workdir and workdir.file(name)
+    if not path or not tf.io.gfile.exists(path):
+        print(f"Collecting statistics of {FLAGS.dynamic_segments} segments.")
+        mean_square = collect_mean_square(
+            model,
+            train,
+            min(FLAGS.dynamic_segments, len(train)),
+            settings["memory_length"],
+            FLAGS.dynamic_weights,
+        )
+        if not path:
+            return mean_square
         with renamed_when_complete(path) as unfinished:
             write_safetensors(mean_square, unfinished)
-    print(f"Statistics of gradients: {os.path.basename(path)}")
+    print(f"Statistics of gradients: {name}")
     try:
         return checked_mean_square(
             read_safetensors(path), model, FLAGS.dynamic_weights
@@ -177,17 +178,6 @@ def _mean_square(model, workdir, train, settings):
             f"{path} is damaged, or of another model. Remove it: the same "
             f"command computes it again. ({error})"
         ) from error
-
-
-def _collect(model, train, settings):
-    print(f"Collecting statistics of {FLAGS.dynamic_segments} segments.")
-    return collect_mean_square(
-        model,
-        train,
-        min(FLAGS.dynamic_segments, len(train)),
-        settings["memory_length"],
-        FLAGS.dynamic_weights,
-    )
 
 
 def _search(evaluator, valid, pairs, tokenizer):

@@ -160,9 +160,12 @@ class LanguageRun(training_run.TrainingRun):
     def _measure(self, split):
         return report.measure_text(self.tokenizer, self._held_out[split][0])
 
-    def show(self, step):
+    def on_score(self, step):
         """Shows a sample after a validation score."""
-        self._samples.show(step, self.loop.progress, self.loop.tensorboard)
+        super().on_score(step)
+        # At the end there is a sample of the best weights.
+        if step < self.plan.last_step:
+            self._samples.show(step, self.loop.progress, self.loop.tensorboard)
 
     def finish(self, step, scores):
         """Writes what the best weights give; adds to their scores."""

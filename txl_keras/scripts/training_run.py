@@ -34,7 +34,7 @@ class TrainingRun:
     # `evaluate(segments)`, which returns scores, or `None` if it was stopped;
     # `describe(nll, split)` and `describe_results()`, which return words;
     # `finish(step, scores)`, which writes what the best weights give, and may
-    # add to their scores; and maybe `show(step)`, called after a score.
+    # add to their scores; and maybe `on_score(step)`, called after a score.
     bytes_per_token = None
 
     def __init__(self, strategy, stop):
@@ -51,9 +51,6 @@ class TrainingRun:
             check_can_write("workdir", self.workdir.path)
         self._asked = run_length.keep_plan(self.workdir)
         self.trainer = self.plan = self.loop = None
-
-    def show(self, step):
-        """Shows what the model does after a validation score."""
 
     def log(self, text):
         """Prints on the chief worker."""
@@ -79,7 +76,8 @@ class TrainingRun:
     def train(self):
         """Trains and finishes the run; returns False if it was stopped."""
         self._claim()
-        step = self._build_loop().restore()
+        self.loop = self._make_loop()
+        step = self.loop.restore()
         run_length.extend(self._asked, self.trainer, self.plan, self.workdir)
         self.log(self._describe())
         self.log(f"step {step} of {self.plan.last_step}")
@@ -118,10 +116,10 @@ class TrainingRun:
         strategies.wait_for_all(self.strategy)
         return True
 
-    def _build_loop(self):
+    def _make_loop(self):
         workdir = self.workdir
         chief = strategies.is_chief(self.strategy)
-        self.loop = TrainingLoop(
+        return TrainingLoop(
             self.trainer,
             self.segments,
             lambda: self.evaluate(self.valid),
@@ -144,16 +142,13 @@ class TrainingRun:
             profile=Profile(
                 workdir.events, FLAGS.profile_steps, FLAGS.max_steps
             ),
-            on_score=self._on_score,
+            on_score=self.on_score,
             bytes_per_token=self.bytes_per_token,
         )
-        return self.loop
 
-    def _on_score(self, step):
+    def on_score(self, step):
+        """Shows what the model does after a validation score."""
         self.plot()
-        # At the end there is a sample of the best weights.
-        if step < self.plan.last_step:
-            self.show(step)
 
     def plot(self, scores=None):
         """Draws the learning curve, maybe with the scores of compressors."""

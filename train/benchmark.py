@@ -51,7 +51,6 @@ from absl import flags
 from txl_keras.data import Segments
 from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models import presets
 from txl_keras.models.generation.openvino_decoder import WEIGHTS
 from txl_keras.models.segment_reader import compile_segments
 from txl_keras.scripts import data_flags
@@ -157,11 +156,6 @@ def _check_flags():
         "no LSTM.",
     )
     options.refuse(
-        FLAGS.cutoffs == ["auto"],
-        "`cutoffs` must be a list of integers: a benchmark has no text to "
-        "count.",
-    )
-    options.refuse(
         FLAGS.peer_python and not shutil.which(FLAGS.peer_python),
         "`peer_python` must be the path of an executable Python.",
     )
@@ -172,10 +166,9 @@ def _build_model():
     for name in ("dropout", "attention_dropout"):
         if FLAGS[name].value is None:
             FLAGS[name].value = 0.0
-    size = FLAGS.vocabulary_size
-    if size is None:
-        size = presets.preset_config(FLAGS.preset)["vocabulary_size"]
-    return model_flags.build_model(size, None, training_flags.dtype_policy())
+    return model_flags.build_model(
+        FLAGS.vocabulary_size, None, training_flags.dtype_policy()
+    )
 
 
 # === Experiments ===

@@ -19,7 +19,6 @@ from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import use
-from txl_keras.models import presets
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
@@ -210,7 +209,6 @@ def _build_model():
     for name, is_wrong, reason in (
         ("varlen", FLAGS.varlen, "it compiles segments of one length"),
         ("initialize_from", FLAGS.initialize_from, "it reads no run"),
-        ("cutoffs", FLAGS.cutoffs == ["auto"], "it reads no text to count"),
         (
             "backbone",
             FLAGS.backbone == "lstm",
@@ -220,9 +218,8 @@ def _build_model():
     ):
         expected = f"`{name}` cannot have this value with --compile_only"
         options.refuse(is_wrong, f"{expected}: {reason}.")
-    size = presets.preset_config(FLAGS.preset)["vocabulary_size"]
     return model_flags.build_model(
-        FLAGS.vocabulary_size or size, None, training_flags.dtype_policy()
+        FLAGS.vocabulary_size, None, training_flags.dtype_policy()
     )
 
 

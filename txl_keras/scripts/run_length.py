@@ -191,7 +191,13 @@ class Pace:
         cost = (seconds - first_seconds) / (step - first_step)
         if step <= FLAGS.eval_every:  # no score has taken time yet
             cost *= 1 + _SCORING_SHARE
-        last = self._last_step(step, budget - seconds, cost, budget)
+        # The last step that fits, or the planned one if it does.
+        last, left = self._plan.last_step, budget - seconds
+        late = (last - step) * cost - left
+        if abs(late) > _ERROR_SHARE * budget:
+            fitting = step + math.ceil(max(left, _LAST_SHARE * budget) / cost)
+            most = math.ceil(_MOST_EPOCHS * self._segments.steps_per_epoch)
+            last = min(fitting, last if late > 0 else max(last, most))
         # All workers must agree; the one that fits the fewest decides.
         last = gather_integers(self._trainer.strategy, last).min()
         if last == self._plan.last_step:
@@ -202,18 +208,6 @@ class Pace:
             f"at {1e3 * cost:.0f} ms per step {last:,} steps fit in --minutes, "
             "so the learning rate ends there"
         )
-
-    def _last_step(self, step, left, cost, budget):
-        """Returns the last step that fits, or the planned one if it does."""
-        last = self._plan.last_step
-        late = (last - step) * cost - left
-        if abs(late) <= _ERROR_SHARE * budget:
-            return last
-        fitting = step + math.ceil(max(left, _LAST_SHARE * budget) / cost)
-        if late > 0:
-            return min(last, fitting)
-        most = math.ceil(_MOST_EPOCHS * self._segments.steps_per_epoch)
-        return max(last, min(fitting, most))
 
 
 def _dropout_for(epochs):

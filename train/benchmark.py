@@ -96,7 +96,7 @@ class Benchmark(options.Options):
     openvino_weights: options.several_of(WEIGHTS) = []
     peer_python: str = None
     attention_lengths: flags.DEFINE_multi_integer = [800, 1800, 2800, 3800]
-    output: str = None
+    output: options.path = None
     batch_size: options.integer(1) = 1
     segment_length: options.integer(2) = 128
     vocabulary_size: options.integer(1) = None
@@ -122,7 +122,13 @@ _PEER = pathlib.Path(__file__).parent / "peers" / "hugging_face.py"
 
 def main(_):
     _check_flags()  # before anything is timed
-    model = _build_model()
+    # Not with the dropout of the preset, so that all compute the same.
+    for name in ("dropout", "attention_dropout"):
+        if FLAGS[name].value is None:
+            FLAGS[name].value = 0.0
+    model = model_flags.build_model(
+        FLAGS.vocabulary_size, None, training_flags.dtype_policy()
+    )
     experiment = {
         "training": _training,
         "evaluation": _evaluation,
@@ -142,7 +148,7 @@ def main(_):
     line = json.dumps({**settings, **results})
     print(line)
     if FLAGS.output:
-        with open(os.path.expanduser(FLAGS.output), "a") as file:
+        with open(FLAGS.output, "a") as file:
             file.write(line + "\n")
 
 
@@ -158,16 +164,6 @@ def _check_flags():
     options.refuse(
         FLAGS.peer_python and not shutil.which(FLAGS.peer_python),
         "`peer_python` must be the path of an executable Python.",
-    )
-
-
-def _build_model():
-    # Not with the dropout of the preset, so that all compute the same.
-    for name in ("dropout", "attention_dropout"):
-        if FLAGS[name].value is None:
-            FLAGS[name].value = 0.0
-    return model_flags.build_model(
-        FLAGS.vocabulary_size, None, training_flags.dtype_policy()
     )
 
 

@@ -14,8 +14,6 @@ inputs and outputs. `assets/` holds the tokenizer and the configuration of the
 run.
 """
 
-import os
-
 import txl_keras.scripts.quiet  # noqa: F401
 
 from txl_keras.models.generation.openvino_graph import WEIGHTS
@@ -54,7 +52,7 @@ class Export(options.Options):
     """
 
     format: options.one_of(["saved_model", "openvino"]) = "saved_model"
-    output: str = None
+    output: options.path = None
     max_segment_length: options.integer(1, LONGEST_SEGMENT) = None
     raw_text: bool = False
     num_slots: options.integer(0) = 8
@@ -96,7 +94,7 @@ def main(_):
         workdir,
         model,
         step,
-        FLAGS.output and os.path.expanduser(FLAGS.output),
+        FLAGS.output,
         kind,
         memory_length=FLAGS.memory_length,
         weights_dtype=FLAGS.weights_dtype,

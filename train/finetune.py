@@ -26,7 +26,6 @@ raw text.
 """
 
 import itertools
-import os
 
 import txl_keras.scripts.quiet  # noqa: F401
 
@@ -107,9 +106,9 @@ class Finetune(options.Options):
     """
 
     workdir: str = options.REQUIRED
-    train_file: str = None
-    valid_file: str = None
-    test_file: str = None
+    train_file: options.path = None
+    valid_file: options.path = None
+    test_file: options.path = None
     tfds_name: str = None
     text_column: str = "text"
     label_column: str = "label"
@@ -157,7 +156,13 @@ def main(_):
             f"{texts['train'].name}"
         )
     label_ids = {split: texts[split].label_ids(label_names) for split in texts}
-    tokenizer = origin.load_tokenizer() if origin else _make_tokenizer(texts)
+    if origin:
+        tokenizer = origin.load_tokenizer()
+    else:
+        lines = [f"{text}\n".encode() for text in texts["train"].texts]
+        corpus = Corpus(texts["train"].name, dict.fromkeys(SPLITS, lines))
+        folder = token_folder(FLAGS.data_dir)
+        tokenizer = data_flags.make_tokenizer(corpus, folder)
     whole = {split: _encode(tokenizer, texts[split]) for split in texts}
     token_ids = {
         split: [ids[: FLAGS.max_text_tokens] for ids in whole[split]]
@@ -179,9 +184,29 @@ def main(_):
     }
     steps = batches["train"].steps_per_epoch
     model.compile(_build_optimizer(model, FLAGS.epochs * steps))
-    _claim(workdir, model, tokenizer, texts, label_names)
-    start = _describe_start(workdir, model, texts, token_ids, label_names)
-    print(start, flush=True)
+    config = {
+        "flags": {flag.name: flag.value for flag in options.defined_flags()},
+        "labels": label_names,
+        "class_name": type(model).__name__,
+        "model": model.get_config(),
+        "tokenizer": tokenizer_hash(tokenizer),
+        "corpus": {split: texts[split].name for split in texts},
+        "data": {split: texts[split].fingerprint() for split in texts},
+    }
+    workdir.claim(config, tokenizer)
+    print(
+        f"{workdir.path}: classes {label_names}; {model.count_params():,} "
+        f"weights, {FLAGS.precision}; segments of {model.segment_length}, "
+        f"memory of {model.backbone.memory_length}"
+    )
+    for split in texts:
+        sizes = np.array([len(ids) for ids in token_ids[split]])
+        long = np.mean(sizes > model.segment_length)
+        print(
+            f"{split}: {len(sizes):,} texts, {sizes.sum():,} tokens, "
+            f"{long:.0%} longer than a segment",
+            flush=True,
+        )
 
     # Train.
     valid = batches["valid"]
@@ -249,7 +274,7 @@ def _check_flags():
     """Checks the flags before anything is read."""
     paths = {f"{split}_file": FLAGS[f"{split}_file"].value for split in SPLITS}
     for name, path in paths.items():
-        is_wrong = path is not None and not is_file(os.path.expanduser(path))
+        is_wrong = path is not None and not is_file(path)
         options.refuse(is_wrong, f"`{name}` must be a file.")
     options.refuse(
         (FLAGS.train_file is None) == (FLAGS.tfds_name is None),
@@ -286,20 +311,13 @@ def _read_texts():
     else:
         paths = {split: FLAGS[f"{split}_file"].value for split in SPLITS}
         texts = {
-            split: read_labelled_texts(os.path.expanduser(path), *columns)
+            split: read_labelled_texts(path, *columns)
             for split, path in paths.items()
             if path
         }
     if "valid" not in texts:
         texts["train"], texts["valid"] = texts["train"].split(FLAGS.valid_share)
     return texts
-
-
-def _make_tokenizer(texts):
-    """Makes the tokenizer that the flags name from the train split."""
-    documents = [f"{text}\n".encode() for text in texts["train"].texts]
-    corpus = Corpus(texts["train"].name, {s: documents for s in SPLITS})
-    return data_flags.make_tokenizer(corpus, token_folder(FLAGS.data_dir))
 
 
 def _encode(tokenizer, texts):
@@ -384,38 +402,6 @@ def _callbacks(workdir, model, steps_per_epoch, on_progress):
             on_epoch_end=write, on_train_batch_end=on_step
         ),
     ]
-
-
-def _claim(workdir, model, tokenizer, texts, label_names):
-    workdir.claim(
-        {
-            "flags": {
-                flag.name: flag.value for flag in options.defined_flags()
-            },
-            "labels": label_names,
-            "class_name": type(model).__name__,
-            "model": model.get_config(),
-            "tokenizer": tokenizer_hash(tokenizer),
-            "corpus": {split: texts[split].name for split in texts},
-            "data": {split: texts[split].fingerprint() for split in texts},
-        },
-        tokenizer,
-    )
-
-
-def _describe_start(workdir, model, texts, token_ids, label_names):
-    lines = [
-        f"{workdir.path}: classes {label_names}; {model.count_params():,} "
-        f"weights, {FLAGS.precision}; segments of {model.segment_length}, "
-        f"memory of {model.backbone.memory_length}"
-    ]
-    for split in texts:
-        sizes = np.array([len(ids) for ids in token_ids[split]])
-        lines.append(
-            f"{split}: {len(sizes):,} texts, {sizes.sum():,} tokens, "
-            f"{np.mean(sizes > model.segment_length):.0%} longer than a segment"
-        )
-    return "\n".join(lines)
 
 
 def _describe_results(workdir, results):

@@ -74,7 +74,7 @@ class Generate(options.Options):
     prompt: flags.DEFINE_multi_string = None
     max_tokens: options.integer(0) = 500
     stop: flags.DEFINE_multi_string = []
-    output: str = None
+    output: options.path = None
     temperature: float = 1.0
     top_k: int = None
     top_p: float = None
@@ -177,7 +177,7 @@ def _write(rows):
     else:
         starts = np.cumsum([0, *map(len, rows[:-1])])
         np.savez(buffer, tokens=ids, documents=starts)
-    with tf.io.gfile.GFile(os.path.expanduser(FLAGS.output), "wb") as file:
+    with tf.io.gfile.GFile(FLAGS.output, "wb") as file:
         file.write(buffer.getvalue())
     print(f"Written to {FLAGS.output}", file=sys.stderr)
 

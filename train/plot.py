@@ -89,7 +89,7 @@ class Plot(options.Options, formats=", ".join(plots.FORMATS)):
     """
 
     picture: options.one_of([*_MEASURED, "recl"]) = options.REQUIRED
-    output: str = options.REQUIRED
+    output: options.path = options.REQUIRED
     numbers: list = None
     layers: list = None
     heads: list = None

@@ -46,7 +46,7 @@ class Prepare(options.Options):
         '--direct_num_workers=4 --direct_running_mode=multi_processing'.
     """
 
-    output: str = None
+    output: options.path = None
     beam_runner: str = None
     beam_options: str = None
 
@@ -87,7 +87,7 @@ def main(_):
         ),
     )
     folder = FLAGS.output or statistics["folder"]
-    path = os.path.join(os.path.expanduser(folder), "statistics")
+    path = os.path.join(folder, "statistics")
     write_json(statistics, f"{path}.json")
     lengths = {
         name: document_lengths(split.documents[:], len(split.tokens))

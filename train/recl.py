@@ -58,7 +58,7 @@ class Recl(options.Options):
     top_r: Shares of the positions to average over, the hardest first.
     """
 
-    output: str = options.REQUIRED
+    output: options.path = options.REQUIRED
     top_r: list = ["0.1", "0.5", "1"]
 
 

@@ -2,7 +2,6 @@
 
 import datetime
 import multiprocessing
-import os
 import pathlib
 import signal
 import sys
@@ -14,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.data import Segments
-from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.layers.compute.target import Target
@@ -23,6 +21,7 @@ from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
+from txl_keras.scripts.data_flags import check_writable
 from txl_keras.scripts.options import FLAGS
 from txl_keras.serving import Generator
 from txl_keras.tpu.compiling import check_compiler
@@ -72,7 +71,11 @@ def compile_run():
         for name in ("batch_size", "eval_batch_size")
     ]
     check_compiler()
-    path = _output()
+    name = "tpu_compile.json"
+    if not FLAGS.workdir:
+        name = f"tpu_compile_{FLAGS.preset}_{FLAGS.tpu_type}.json"
+    path = Workdir(FLAGS.workdir or ".").file(name)
+    check_writable("workdir", path)  # before minutes of compiling
     # So that the temporary folder is removed.
     set_handlers(TERMINATION, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as folder:
@@ -192,17 +195,6 @@ def _lower_steps(folder, rows, eval_rows):
         pathlib.Path(folder, name).write_bytes(hlo)
         lowered.append(step)
     return facts, lowered
-
-
-def _output():
-    """Returns the path to write, checked before minutes of compiling."""
-    workdir = Workdir(FLAGS.workdir or ".")
-    check_can_write("workdir", workdir.path)
-    if FLAGS.workdir:
-        tf.io.gfile.makedirs(workdir.path)
-        return workdir.file("tpu_compile.json")
-    name = f"tpu_compile_{FLAGS.preset}_{FLAGS.tpu_type}.json"
-    return os.path.relpath(workdir.file(name))
 
 
 def _build_model():

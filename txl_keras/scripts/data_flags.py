@@ -73,7 +73,7 @@ class Tokenizer(options.Options, free=("vocabulary",)):
     unknown: str = None
     line_start: str = None
     line_end: str = None
-    vocabulary: str = None
+    vocabulary: options.path = None
 
 
 def corpus_options(defaults=None, names=None):
@@ -191,7 +191,7 @@ def _real_path(path):
 
 def check_writable(name, path):
     """Makes the folder of the file of flag `name` and checks it is writable."""
-    folder = os.path.dirname(os.path.expanduser(path)) or "."
+    folder = os.path.dirname(path) or "."
     files.check_can_write(name, folder)
     tf.io.gfile.makedirs(folder)
 
@@ -209,12 +209,11 @@ def make_tokenizer(corpus, folder, beam=None):
             "`tokenizer` must be given with `vocabulary`: the kind of its "
             "tokens, such as words.",
         )
-        given["vocabulary"] = os.path.expanduser(path)
         try:
             if name != "words":
                 # Not cached in the folder, because the file may change.
                 return building.build_tokenizer(name, corpus, **given)
-            given["vocabulary"] = load_vocabulary(given["vocabulary"])
+            given["vocabulary"] = load_vocabulary(path)
         except (OSError, ValueError) as error:
             raise ValueError(f"`vocabulary` {path}: {error}") from error
     return prepare_tokenizer(name, corpus, folder, beam, **given)

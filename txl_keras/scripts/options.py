@@ -16,6 +16,7 @@ Sampling.define()
 
 import functools
 import inspect
+import os
 import re
 import sys
 
@@ -37,6 +38,14 @@ _DEFINE = {
 }
 # A name, and its description with more lines that are indented; or a topic.
 _DESCRIPTION = re.compile(r"^(\w+)( options)?:(.*(?:\n +.*)*)", re.MULTILINE)
+
+
+class _PathParser(flags.ArgumentParser):
+    def parse(self, argument):
+        return os.path.expanduser(super().parse(argument))
+
+
+path = functools.partial(flags.DEFINE, _PathParser())  # expands `~`
 
 
 def integer(least, most=None):

@@ -50,11 +50,10 @@ def define_group_flags(context_lengths, **defaults):
 
 def output_path(endings, reason):
     """Returns the checked path `--output` and makes its folder."""
-    output = os.path.expanduser(FLAGS.output)
     expected = f"`output` must end with {' or '.join(endings)}: {reason}."
-    options.refuse(not output.endswith(endings), expected)
-    data_flags.check_writable("output", output)
-    return output
+    options.refuse(not FLAGS.output.endswith(endings), expected)
+    data_flags.check_writable("output", FLAGS.output)
+    return FLAGS.output
 
 
 def check_replaces(path, pictures):

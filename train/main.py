@@ -119,7 +119,7 @@ class LanguageRun(training_run.TrainingRun):
         )
         self.evaluate = evaluator.evaluate
         if origin and origin is not self.workdir:
-            start = _restore_origin(origin, model)
+            start = origin.restore_weights(model)
             self.log(f"{start}, at a learning rate of {FLAGS.learning_rate:g}.")
         self._samples = Samples(
             model,
@@ -258,20 +258,6 @@ def _origin(workdir):
     origin = trained_model.TrainedOrigin()
     training_flags.set_fine_tuning_rate(origin.flags)
     return origin
-
-
-def _restore_origin(origin, model):
-    """Loads the weights to start from; returns words on them."""
-    try:
-        return origin.restore_weights(model)
-    except ValueError as error:
-        changes = [f"--{k}={v}" for k, v in model_flags.given().items()]
-        if not changes:
-            raise
-        raise ValueError(
-            "Flags must not change the shapes of the weights of "
-            f"`initialize_from`. Received: {', '.join(changes)} ({error})"
-        ) from error
 
 
 def _prompt(test, tokenizer):

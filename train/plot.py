@@ -80,9 +80,6 @@ class Plot(options.Options, formats=", ".join(plots.FORMATS)):
     heads: Heads to show in attention and attention_by_distance, counted from 0.
         Default: all.
 
-    Data options:
-    segment_length: Tokens per segment. Default: as in training.
-
     Evaluation options:
     max_eval_tokens: Score only this many tokens from the start of the split, in
         positions. Default: all.
@@ -93,7 +90,6 @@ class Plot(options.Options, formats=", ".join(plots.FORMATS)):
     numbers: list = None
     layers: list = None
     heads: list = None
-    segment_length: options.integer(1) = None
     max_eval_tokens: options.integer(2) = None
 
 
@@ -261,9 +257,7 @@ def _spread(values):
 
 def _measure():
     """Measures the runs on a text."""
-    runs, tokenizer, _, text, split = several_runs.open_group(
-        FLAGS.segment_length
-    )
+    runs, tokenizer, _, text, split = several_runs.open_group()
     for run in runs:
         run.facts |= _MEASURE[FLAGS.picture](run, tokenizer, split)
     return {

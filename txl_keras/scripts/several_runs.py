@@ -30,6 +30,7 @@ class Group(options.Options):
 
     Data options:
     split: Split of the text to read.
+    segment_length: Tokens per segment. Default: as in training.
     batch_size: Rows per batch.
     """
 
@@ -38,6 +39,7 @@ class Group(options.Options):
     context_lengths: list = options.REQUIRED
     num_positions: options.integer(1) = 1000
     split: options.one_of(SPLITS) = "test"
+    segment_length: options.integer(1) = None
     batch_size: options.integer(1) = 16
 
 
@@ -116,11 +118,10 @@ class Run:
     reset_documents: bool
 
 
-def open_group(segment_length=None):
+def open_group():
     """Opens the runs and prepares `--split` of `--corpus` or of their text."""
     # Returns the `Run`s, their tokenizer, the name of the text, facts about it
-    # to write as JSON, and the `PreparedSplit`. The length is by default that
-    # of each run.
+    # to write as JSON, and the `PreparedSplit`.
     names, workdirs = labels(), [Workdir(path) for path in FLAGS.workdirs]
     for workdir in workdirs:
         workdir.check_model_class()
@@ -134,7 +135,7 @@ def open_group(segment_length=None):
         model, step = workdir.load_model(
             FLAGS.checkpoint, tokenizers[0], **model_flags.given()
         )
-        length = segment_length or config["flags"].get("segment_length")
+        length = FLAGS.segment_length or config["flags"].get("segment_length")
         check_integer("segment_length", length, 1)
         model.backbone.check_positions(length)
         memory = model.backbone.memory_length

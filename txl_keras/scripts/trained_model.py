@@ -133,7 +133,14 @@ class TrainedOrigin:
         """Copies the weights; returns words on where they come from."""
         weights = weight_variables(self._model)
         variables = weight_variables(model)
-        check_shapes(self.path, shapes_of(weights), shapes_of(variables))
+        try:
+            check_shapes(self.path, shapes_of(weights), shapes_of(variables))
+        except ValueError as error:
+            changes = [f"--{k}={v}" for k, v in model_flags.given().items()]
+            raise ValueError(
+                "Flags must not change the shapes of the weights of "
+                f"`initialize_from`. Received: {', '.join(changes)} ({error})"
+            ) from error
         for name, variable in variables.items():
             variable.assign(weights[name])
         at = f", step {self._step}" if self._step else ""

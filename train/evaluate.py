@@ -276,13 +276,11 @@ def _settings(backbone, run_flags):
     memory_length = backbone.memory_length
     if FLAGS.stride:
         evaluator.check_slides(backbone, memory_length)
-    warmup = 0
-    if FLAGS.warmup != "none":
-        count = {
-            "memory": evaluator.segments_in_memory,
-            "exact": evaluator.warmup_segments,
-        }[FLAGS.warmup]
-        warmup = count(backbone, segment_length, memory_length)
+    count_segments = {
+        "none": lambda *_: 0,
+        "memory": evaluator.segments_in_memory,
+        "exact": evaluator.warmup_segments,
+    }[FLAGS.warmup]
     return {
         "max_eval_tokens": FLAGS.max_eval_tokens,
         "reset_documents": run_flags.get("reset_documents", False),
@@ -290,7 +288,9 @@ def _settings(backbone, run_flags):
         "segment_length": segment_length,
         "stride": FLAGS.stride,
         "warmup": FLAGS.warmup,
-        "warmup_segments": warmup,
+        "warmup_segments": count_segments(
+            backbone, segment_length, memory_length
+        ),
         "memory_length": memory_length,
         **{
             name: getattr(backbone, name)

@@ -30,6 +30,7 @@ from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.scripts import compiling
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
+from txl_keras.scripts import options
 from txl_keras.scripts import run_length
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
@@ -82,7 +83,14 @@ class LanguageRun(training_run.TrainingRun):
     """Trains a language model, and ends with a sample and an export."""
 
     def __init__(self, strategy, stop):
-        _check_device(strategy)
+        if FLAGS.tpu_type and FLAGS.tpu is not None:
+            check_replicas(TYPES[FLAGS.tpu_type], strategy)
+        options.refuse(
+            FLAGS.attention_kernel and device_of(strategy) != "tpu",
+            "`attention_kernel` can only be given with --tpu or "
+            "--compile_only: other devices would interpret the kernel, which "
+            f"is slow, as would {describe_strategy(strategy)}.",
+        )
         super().__init__(strategy, stop)
         # Text, model, optimizer.
         origin = _origin(self.workdir)
@@ -230,19 +238,6 @@ def _describe_step(trainer):
     if FLAGS.accumulate_steps > 1:
         step += f" in {FLAGS.accumulate_steps} parts"
     return f"{step}; MiB per device, about: {mebibytes}"
-
-
-def _check_device(strategy):
-    """Checks that the flags of a TPU suit the devices of the run."""
-    if FLAGS.tpu_type and FLAGS.tpu is not None:
-        check_replicas(TYPES[FLAGS.tpu_type], strategy)
-    if FLAGS.attention_kernel and device_of(strategy) != "tpu":
-        raise ValueError(
-            "`attention_kernel` can only be given with --tpu or "
-            "--compile_only: other devices would interpret the kernel, which "
-            "is slow. Received: attention_kernel=True, on "
-            f"{describe_strategy(strategy)}"
-        )
 
 
 def _origin(workdir):

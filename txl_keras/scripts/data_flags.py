@@ -168,18 +168,14 @@ def check_outside_text(name, folder):
     text = corpus_options()["corpus"]
     if not (files.is_remote(text) or os.path.isabs(text)):
         return  # the name of a corpus
-    output = _real_path(folder)
-    if tf.io.gfile.isdir(text):
-        is_inside = output.is_relative_to(_real_path(text))
-    else:
-        # Patterns match the files of one folder, not those of its folders.
-        is_inside = "*" in text and output == _real_path(os.path.dirname(text))
-    if is_inside:
-        raise ValueError(
-            f"`{name}` must not be in the folder of the text, because the "
-            "files written there would be read as text. Received: "
-            f"{name}={folder}, corpus={text}"
-        )
+    output, source = _real_path(folder), _real_path(text)
+    # Patterns match the files of one folder, not those of its folders.
+    is_inside = "*" in text and output == source.parent
+    options.refuse(
+        is_inside or tf.io.gfile.isdir(text) and output.is_relative_to(source),
+        f"`{name}` must not be in the folder of the text --corpus, because the "
+        f"files written to {folder} would be read as text.",
+    )
 
 
 def _real_path(path):

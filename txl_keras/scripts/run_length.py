@@ -3,12 +3,13 @@
 import math
 import time
 
+from txl_keras.scripts.quiet import STARTED
+
 import keras
 import numpy as np
 
 from txl_keras.data.feed import Feed
 from txl_keras.layers.compute.target import prefers_tensorflow_matmul
-from txl_keras.scripts import running
 from txl_keras.scripts.options import FLAGS
 from txl_keras.training.compilation import device_of
 from txl_keras.training.strategy import gather_integers
@@ -121,7 +122,7 @@ def extend(asked, trainer, plan, workdir):
     seconds = float(plan.variables["seconds"].numpy())
     budget = plan.variables["budget"]
     if step == 0 and "minutes" in FLAGS and FLAGS.minutes is not None:
-        budget.assign(training_seconds(running.seconds()))
+        budget.assign(training_seconds(time.monotonic() - STARTED))
     if "minutes" in asked:
         time_asked = 60 * _TRAINING_SHARE * asked["minutes"]
         if time_asked == float(budget.numpy()):
@@ -226,8 +227,9 @@ def _time_training(build, segments):
     keras.utils.clear_session()
     keras.utils.set_random_seed(FLAGS.seed)
     # The trainer of the run is built and compiled once more.
-    again = time.monotonic() - start - _TIMED_SECONDS
-    left = training_seconds(_longest(strategy, running.seconds() + again))
+    now = time.monotonic()
+    again = now - start - _TIMED_SECONDS
+    left = training_seconds(_longest(strategy, now - STARTED + again))
     steps = left / (seconds * (1 + _SCORING_SHARE))
     return seconds, steps / segments.steps_per_epoch, dropout
 

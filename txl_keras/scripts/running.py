@@ -6,9 +6,6 @@ import os
 import pathlib
 import re
 import sys
-import time
-
-from txl_keras.scripts.quiet import STARTED
 
 import tensorflow as tf
 from absl import app
@@ -70,37 +67,20 @@ _PEER_ERRORS = (
     tf.errors.DeadlineExceededError,
 )
 
-_started = STARTED
-
 
 def run(main, prints_result=False):
     """Parses flags and runs `main`; prints user errors without a traceback."""
-    global _started
-    _started = _started or time.monotonic()
-    try:
-        with lasting_output(prints_result):
-            _run_script(main)
-    finally:
-        # Tests run several scripts in one process.
-        _started = None
-
-
-def seconds():
-    """Returns how long the script has been running, with its imports."""
-    return time.monotonic() - _started
-
-
-def _run_script(main):
     begin()
     define_help_flag()
     scripts = pathlib.Path(main.__code__.co_filename).resolve().parent
-    try:
-        # In place, because child processes receive the arguments, too.
-        arguments = expand_flagfiles(sys.argv[1:], scripts.parent)
-        sys.argv[1:] = ["--help" if x == "-h" else x for x in arguments]
-    except (OSError, ValueError) as error:
-        sys.exit(f"Error: {error}")
-    app.run(lambda argv: _run(main, argv), flags_parser=_parse_flags)
+    with lasting_output(prints_result):
+        try:
+            # In place, because child processes receive the arguments, too.
+            arguments = expand_flagfiles(sys.argv[1:], scripts.parent)
+            sys.argv[1:] = ["--help" if x == "-h" else x for x in arguments]
+        except (OSError, ValueError) as error:
+            sys.exit(f"Error: {error}")
+        app.run(lambda argv: _run(main, argv), flags_parser=_parse_flags)
 
 
 def _parse_flags(arguments):

@@ -173,7 +173,6 @@ def _evaluate(workdir, stop):
             tf.distribute.get_strategy(),
             segments.batch_size,
             segments.segment_length,
-            settings["memory_length"],
         )
         given = {"steps_per_execution": None}
     # Without a file the array is in memory, at 4 bytes per token: the evaluator
@@ -205,7 +204,6 @@ def _evaluate(workdir, stop):
                 tokens[:_MAX_PAGE_TOKENS],
                 tokenizer,
                 settings["segment_length"],
-                settings["memory_length"],
                 title=f"{name}, {FLAGS.split}",
             )
             write_text(page, f"{path}.html")
@@ -273,9 +271,8 @@ def _settings(backbone, run_flags):
     """Returns the settings of the evaluation, to record with its result."""
     segment_length = FLAGS.segment_length or run_flags.get("segment_length")
     check_integer("segment_length", segment_length, 1)
-    memory_length = backbone.memory_length
     if FLAGS.stride:
-        evaluator.check_slides(backbone, memory_length)
+        evaluator.check_slides(backbone, backbone.memory_length)
     count_segments = {
         "none": lambda *_: 0,
         "memory": evaluator.segments_in_memory,
@@ -288,10 +285,8 @@ def _settings(backbone, run_flags):
         "segment_length": segment_length,
         "stride": FLAGS.stride,
         "warmup": FLAGS.warmup,
-        "warmup_segments": count_segments(
-            backbone, segment_length, memory_length
-        ),
-        "memory_length": memory_length,
+        "warmup_segments": count_segments(backbone, segment_length),
+        "memory_length": backbone.memory_length,
         **{
             name: getattr(backbone, name)
             for name in _ATTENTION_FLAGS

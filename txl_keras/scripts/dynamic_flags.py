@@ -94,7 +94,6 @@ def build_evaluator(model, tokenizer, settings, config, workdir, stop):
         pairs[0][1],
         batch_size=settings["batch_size"],
         segment_length=settings["segment_length"],
-        memory_length=settings["memory_length"],
         weights=FLAGS.dynamic_weights,
         stop=stop,
     )
@@ -161,8 +160,7 @@ def _mean_square(model, workdir, train, settings):
             model,
             train,
             min(FLAGS.dynamic_segments, len(train)),
-            settings["memory_length"],
-            FLAGS.dynamic_weights,
+            weights=FLAGS.dynamic_weights,
         )
         if not path:
             return mean_square

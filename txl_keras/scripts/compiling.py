@@ -144,7 +144,17 @@ def _lower_steps(folder, rows, eval_rows):
         "versions": versions(),
         "steps": [],
     }
-    print(_describe(facts, model), flush=True)
+    cutoffs = model.get_config()["backbone"]["config"]["cutoffs"]
+    source = "--vocabulary_size" if FLAGS.vocabulary_size else "the preset"
+    print(
+        f"{FLAGS.preset}, a vocabulary of {backbone.vocabulary_size:,}"
+        + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
+        + f" from {source} (a run uses that of its text); "
+        f"{model.count_params():,} weights, {FLAGS.optimizer}\n"
+        "Compiled, not run, by "
+        + ", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
+        flush=True,
+    )
     common = {
         "segment_length": length,
         "memory_length": backbone.memory_length,
@@ -228,16 +238,3 @@ def _segments(rows):
 def _arguments(segments):
     """Returns a batch and a request to stop, for the step of a replica."""
     return tf.nest.map_structure(tf.constant, (segments.batch(0), 0.0))
-
-
-def _describe(facts, model):
-    cutoffs = model.get_config()["backbone"]["config"]["cutoffs"]
-    compilers = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
-    source = "--vocabulary_size" if FLAGS.vocabulary_size else "the preset"
-    return (
-        f"{FLAGS.preset}, a vocabulary of {facts['vocabulary_size']:,}"
-        + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
-        + f" from {source} (a run uses that of its text); "
-        f"{model.count_params():,} weights, {FLAGS.optimizer}\n"
-        f"Compiled, not run, by {compilers}"
-    )

@@ -89,7 +89,7 @@ class LanguageRun(training_run.TrainingRun):
             FLAGS.attention_kernel and device_of(strategy) != "tpu",
             "`attention_kernel` can only be given with --tpu or "
             "--compile_only: other devices would interpret the kernel, which "
-            f"is slow, as would {describe_strategy(strategy)}.",
+            f"is slow, and the run has {describe_strategy(strategy)}.",
         )
         super().__init__(strategy, stop)
         # Text, model, optimizer.

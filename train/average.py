@@ -8,16 +8,13 @@ Training keeps the latest two checkpoints; --max_to_keep makes it keep more.
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-from absl import flags
-
 from txl_keras.checks import check_path
 from txl_keras.output_folders import check_new
 from txl_keras.scripts import options
 from txl_keras.scripts import running
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training.checkpointing import average_weights
 from txl_keras.workdir import Workdir
-
-FLAGS = flags.FLAGS
 
 
 class Average(options.Options):

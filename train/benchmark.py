@@ -51,7 +51,6 @@ from absl import flags
 from txl_keras.data import Segments
 from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models import presets
 from txl_keras.models.generation.openvino_decoder import WEIGHTS
 from txl_keras.models.segment_reader import compile_segments
 from txl_keras.scripts import data_flags
@@ -59,6 +58,7 @@ from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
+from txl_keras.scripts.options import FLAGS
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.training.compilation import compile_layers
@@ -67,8 +67,6 @@ from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import device_memory
 from txl_keras.training.utilization import model_flops
 from txl_keras.training.utilization import peak_flops
-
-FLAGS = flags.FLAGS
 
 
 class Benchmark(options.Options):
@@ -98,7 +96,7 @@ class Benchmark(options.Options):
     openvino_weights: options.several_of(WEIGHTS) = []
     peer_python: str = None
     attention_lengths: flags.DEFINE_multi_integer = [800, 1800, 2800, 3800]
-    output: str = None
+    output: options.path = None
     batch_size: options.integer(1) = 1
     segment_length: options.integer(2) = 128
     vocabulary_size: options.integer(1) = None
@@ -124,7 +122,13 @@ _PEER = pathlib.Path(__file__).parent / "peers" / "hugging_face.py"
 
 def main(_):
     _check_flags()  # before anything is timed
-    model = _build_model()
+    # Not with the dropout of the preset, so that all compute the same.
+    for name in ("dropout", "attention_dropout"):
+        if FLAGS[name].value is None:
+            FLAGS[name].value = 0.0
+    model = model_flags.build_model(
+        FLAGS.vocabulary_size, None, training_flags.dtype_policy()
+    )
     experiment = {
         "training": _training,
         "evaluation": _evaluation,
@@ -133,52 +137,7 @@ def main(_):
     }[FLAGS.experiment]
     with _open_peer(model) as peer:
         results = experiment(model, peer)
-    line = json.dumps({**_describe(model), **results})
-    print(line)
-    if FLAGS.output:
-        with open(os.path.expanduser(FLAGS.output), "a") as file:
-            file.write(line + "\n")
-
-
-def _check_flags():
-    running.check_used("experiment", _ONLY_FOR)
-    if FLAGS.output:
-        data_flags.check_writable("output", FLAGS.output)
-    running.check_flags(
-        (
-            FLAGS.backbone != "transformer_xl",
-            "`backbone` must be transformer_xl, as the other contenders "
-            "implement no LSTM.",
-            "backbone",
-        ),
-        (
-            FLAGS.cutoffs == ["auto"],
-            "`cutoffs` must be a list of integers: a benchmark has no text to "
-            "count.",
-            "cutoffs",
-        ),
-        (
-            FLAGS.peer_python and not shutil.which(FLAGS.peer_python),
-            "`peer_python` must be the path of an executable Python.",
-            "peer_python",
-        ),
-    )
-
-
-def _build_model():
-    # Not with the dropout of the preset, so that all compute the same.
-    for name in ("dropout", "attention_dropout"):
-        if FLAGS[name].value is None:
-            FLAGS[name].value = 0.0
-    size = FLAGS.vocabulary_size
-    if size is None:
-        size = presets.preset_config(FLAGS.preset)["vocabulary_size"]
-    return model_flags.build_model(size, None, training_flags.dtype_policy())
-
-
-def _describe(model):
-    """Returns the settings to record with the results."""
-    return {
+    settings = {
         **Benchmark.values(),
         "preset": FLAGS.preset,
         "precision": FLAGS.precision,
@@ -186,6 +145,26 @@ def _describe(model):
         "cpus": os.cpu_count(),
         "tensorflow": tf.__version__,
     }
+    line = json.dumps({**settings, **results})
+    print(line)
+    if FLAGS.output:
+        with open(FLAGS.output, "a") as file:
+            file.write(line + "\n")
+
+
+def _check_flags():
+    options.check_used("experiment", _ONLY_FOR)
+    if FLAGS.output:
+        data_flags.check_writable("output", FLAGS.output)
+    options.refuse(
+        FLAGS.backbone != "transformer_xl",
+        "`backbone` must be transformer_xl, as the other contenders implement "
+        "no LSTM.",
+    )
+    options.refuse(
+        FLAGS.peer_python and not shutil.which(FLAGS.peer_python),
+        "`peer_python` must be the path of an executable Python.",
+    )
 
 
 # === Experiments ===
@@ -210,12 +189,13 @@ def _training(model, peer):
     segments = Segments(ids, rows, length, drop_remainder=True)
     steps = iter(segments.distribute(strategy))
 
+    count = FLAGS.calls_per_turn
+
     def train():
         start = time.perf_counter()
-        trainer.train(steps, FLAGS.calls_per_turn)
-        return [(time.perf_counter() - start) / FLAGS.calls_per_turn]
+        trainer.train(steps, count)
+        return [(time.perf_counter() - start) / count]
 
-    count = FLAGS.calls_per_turn
     contenders = {
         "txl_keras": train,
         **peer("train", segment_length=length, num_steps=count),
@@ -337,11 +317,11 @@ def _evaluation_speed(model, peer):
     # the same sizes and the learned positions of Al-Rfou et al.; for each token
     # it reads a whole window and scores only the last token.
     lengths = sorted(set(FLAGS.attention_lengths))
-    if lengths[0] < 2 * FLAGS.segment_length:
-        raise ValueError(
-            "`attention_lengths` must be at least 2 segments, "
-            f"{2 * FLAGS.segment_length} tokens. Received: {lengths[0]}"
-        )
+    least = 2 * FLAGS.segment_length
+    expected = (
+        f"`attention_lengths` must be at least 2 segments, {least} tokens."
+    )
+    options.refuse(lengths[0] < least, expected)
     config = model.get_config()
     config["backbone"]["config"].update(
         attention_type="al_rfou",
@@ -530,17 +510,14 @@ def _open_peer(model):
 def _peer_sizes(model):
     backbone = model.backbone
     # It would ignore these options and time another model.
-    supported = {
-        "attention_type": "relative",
-        "normalize_first": False,
-        "normalize_output": False,
-    }
-    for name, value in supported.items():
-        if getattr(backbone, name) != value:
-            raise ValueError(
-                f"`{name}` must be {value} with --peer_python, whose model has "
-                f"no other. Received: {name}={getattr(backbone, name)}"
-            )
+    for name, value in (
+        ("attention_type", "relative"),
+        ("normalize_first", False),
+        ("normalize_output", False),
+    ):
+        expected = f"`{name}` must be {value} with --peer_python, whose model"
+        is_other = getattr(backbone, name) != value
+        options.refuse(is_other, f"{expected} has no other.")
     return {
         **backbone.get_config(),
         "head_dim": backbone.head_dim,

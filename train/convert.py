@@ -19,7 +19,6 @@ import re
 import txl_keras.scripts.quiet  # noqa: F401
 
 import tensorflow as tf
-from absl import flags
 
 from txl_keras import checkpoints
 from txl_keras.checks import shown
@@ -34,9 +33,8 @@ from txl_keras.output_folders import check_new
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
+from txl_keras.scripts.options import FLAGS
 from txl_keras.workdir import Workdir
-
-FLAGS = flags.FLAGS
 
 
 class Convert(options.Options, trained=" or ".join(TRAINED)):
@@ -73,15 +71,15 @@ class Convert(options.Options, trained=" or ".join(TRAINED)):
     input_format: options.one_of(
         ["tf1", "hugging_face", "pytorch", "workdir", "preset"]
     ) = options.REQUIRED
-    input: str = options.REQUIRED
-    config: str = None
+    input: options.path = options.REQUIRED
+    config: options.path = None
     output_format: options.one_of(["preset", "hugging_face"]) = "preset"
-    output: str = options.REQUIRED
+    output: options.path = options.REQUIRED
     cold_start: options.one_of(["masked", "zeros"]) = None
     symbols: options.one_of(["words", "bytes", "characters"]) = "words"
     segment_length: options.integer(1, 1 << 20) = None
     same_length: options.one_of(["false", "true", "pytorch"]) = None
-    vocabulary: str = None
+    vocabulary: options.path = None
 
 
 _WORD_FLAGS = ("unknown", "line_start", "line_end", "lower_case")
@@ -93,7 +91,7 @@ data_flags.Tokenizer.define(
 
 
 def main(_):
-    output = os.path.expanduser(FLAGS.output)
+    output = FLAGS.output
     _check_flags()
     check_new("output", output)
     # First, because it is fast and fails before a large model is loaded.
@@ -125,30 +123,23 @@ def _check_flags():
         (("config",), has_config, "input_format=tf1 or pytorch"),
     ):
         given = [x for x in names if FLAGS[x].present and FLAGS[x].value]
-        if given and not is_used:
-            raise ValueError(
-                f"`{given[0]}` must be left out, unless {needed} is given: "
-                "without it this flag has no effect. Received: "
-                f"--{given[0]}={FLAGS[given[0]].value}"
+        for name in given:
+            options.refuse(
+                not is_used,
+                f"`{name}` must be left out, unless {needed} is given: without "
+                "it this flag has no effect.",
             )
     for name in ("input", "output", "config"):
         is_needed = name != "config" or FLAGS.input_format == "tf1"
-        if is_needed and not FLAGS[name].value:
-            raise ValueError(
-                f"`{name}` must be given, a path. Received: --{name}="
-                f"{FLAGS[name].value or ''}"
-            )
-
-
-def _input():
-    return os.path.expanduser(FLAGS.input)
+        is_wrong = is_needed and not FLAGS[name].value
+        options.refuse(is_wrong, f"`{name}` must be given, a path.")
 
 
 def _training():
     """Returns how the model was trained, as far as it is known."""
     known = {"segment_length": 128}
     if FLAGS.input_format == "workdir":
-        known = Workdir(_input()).training()
+        known = Workdir(FLAGS.input).training()
     if FLAGS.segment_length:
         known["segment_length"] = FLAGS.segment_length
     is_name = FLAGS.input_format == "preset" and FLAGS.input in TRAINED
@@ -167,31 +158,25 @@ def _load_model():
     }
     overrides = {k: v for k, v in overrides.items() if v is not None}
     if FLAGS.input_format == "workdir":
-        return Workdir(_input()).load_model("best", **overrides)
+        return Workdir(FLAGS.input).load_model("best", **overrides)
     if FLAGS.input_format == "preset":
-        if FLAGS.input in PRESETS:
-            raise ValueError(
-                "`input` must be a preset with weights. Received: "
-                f"input={FLAGS.input}"
-            )
+        expected = "`input` must be a preset with weights."
+        options.refuse(FLAGS.input in PRESETS, expected)
         return TransformerXLCausalLM.from_preset(FLAGS.input, **overrides), 0
     load = getattr(checkpoints, f"load_{FLAGS.input_format}")
-    config = [FLAGS.config and os.path.expanduser(FLAGS.config)]
-    if FLAGS.input_format == "hugging_face":
-        config = []
-    return load(_input(), *config, **overrides), 0
+    config = [] if FLAGS.input_format == "hugging_face" else [FLAGS.config]
+    return load(FLAGS.input, *config, **overrides), 0
 
 
 def _load_tokenizer():
     if not FLAGS.vocabulary:
         has_one = tf.io.gfile.exists(_tokenizer_path())
         if FLAGS.input_format == "workdir" and has_one:
-            return Workdir(_input()).load_tokenizer()
+            return Workdir(FLAGS.input).load_tokenizer()
         return None
-    path = os.path.expanduser(FLAGS.vocabulary)
     if _is_tokenizer_file():
-        return load_tokenizer(path)
-    symbols = checkpoints.load_vocabulary(path)
+        return load_tokenizer(FLAGS.vocabulary)
+    symbols = checkpoints.load_vocabulary(FLAGS.vocabulary)
     if FLAGS.symbols == "bytes":
         return CharacterTokenizer(
             [_byte(symbol) for symbol in symbols],
@@ -202,17 +187,15 @@ def _load_tokenizer():
         return CharacterTokenizer(
             [" " if symbol == "_" else symbol for symbol in symbols]
         )
-    if FLAGS["unknown"].present and FLAGS.unknown not in symbols:
-        raise ValueError(
-            "`unknown` must be a word of the vocabulary. "
-            f"Received: unknown={FLAGS.unknown}"
-        )
-    options = {name: FLAGS[name].value for name in _WORD_FLAGS}
-    return WordTokenizer(symbols, **options)
+    is_wrong = FLAGS["unknown"].present and FLAGS.unknown not in symbols
+    expected = "`unknown` must be a word of the vocabulary."
+    options.refuse(is_wrong, expected)
+    given = {name: FLAGS[name].value for name in _WORD_FLAGS}
+    return WordTokenizer(symbols, **given)
 
 
 def _tokenizer_path():
-    return os.path.join(_input(), "tokenizer.json")
+    return os.path.join(FLAGS.input, "tokenizer.json")
 
 
 def _is_tokenizer_file():

@@ -16,15 +16,12 @@ import sys
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-from absl import flags
-
 from txl_keras.demo.playground import Playground
 from txl_keras.demo.server import DemoServer
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
-
-FLAGS = flags.FLAGS
+from txl_keras.scripts.options import FLAGS
 
 
 class Demo(options.Options):

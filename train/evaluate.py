@@ -49,7 +49,6 @@ import txl_keras.scripts.quiet  # noqa: F401
 
 import numpy as np
 import tensorflow as tf
-from absl import flags
 
 from txl_keras.checks import check_integer
 from txl_keras.data import Segments
@@ -70,12 +69,12 @@ from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training.progress import progress_bar
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.workdir import write_json
 
-FLAGS = flags.FLAGS
 _ATTENTION_FLAGS = ("same_length", "clamp_length", "compressed_length")
 
 
@@ -152,7 +151,8 @@ def _evaluate(workdir, stop):
         # Check that the scores can be written before they are computed.
         check_can_write("workdir", workdir.path)
         workdir.read_evaluations(FLAGS.split)
-    model, tokenizer, checkpoint = _load_model(workdir)
+    model, checkpoint = trained_model.load(workdir, **model_flags.given())
+    tokenizer = model.tokenizer
     settings = _settings(model.backbone, config["flags"])
     name, text, split = _prepare_text(config, tokenizer)
     tokens, documents = split.head(FLAGS.max_eval_tokens)
@@ -163,19 +163,18 @@ def _evaluate(workdir, stop):
         scorer, result["dynamic"] = dynamic_flags.build_evaluator(
             model, tokenizer, {**settings, **checkpoint}, config, workdir, stop
         )
-        options = {}
+        given = {}
         if workdir is not None:
             state = workdir.file(f"evaluation_{FLAGS.split}_state")
-            options = {"backup": state}
+            given = {"backup": state}
     else:
         scorer = evaluator.Evaluator(
             model,
             tf.distribute.get_strategy(),
             segments.batch_size,
             segments.segment_length,
-            settings["memory_length"],
         )
-        options = {"steps_per_execution": None}
+        given = {"steps_per_execution": None}
     # Without a file the array is in memory, at 4 bytes per token: the evaluator
     # needs it to find scores that are not finite.
     file = contextlib.nullcontext(np.empty(len(tokens), np.float32))
@@ -184,7 +183,7 @@ def _evaluate(workdir, stop):
         file = create_token_file(result["token_nll"], len(tokens))
     with file as nll:
         with stop.deferred():
-            scores = _score(scorer, segments, nll, options)
+            scores = _score(scorer, segments, nll, given)
         if scores is None:
             print("Stopped; run the same command to go on.")
             sys.exit(EXIT_CODE)
@@ -205,7 +204,6 @@ def _evaluate(workdir, stop):
                 tokens[:_MAX_PAGE_TOKENS],
                 tokenizer,
                 settings["segment_length"],
-                settings["memory_length"],
                 title=f"{name}, {FLAGS.split}",
             )
             write_text(page, f"{path}.html")
@@ -219,11 +217,10 @@ def _evaluate(workdir, stop):
 
 def _check_flags():
     """Checks flags that exclude each other before anything is loaded."""
-    if FLAGS.token_nll is not None and not FLAGS.token_nll.endswith(".npy"):
-        raise ValueError(
-            "`token_nll` must be the path of a .npy file. Received: "
-            f"--token_nll={FLAGS.token_nll}"
-        )
+    options.refuse(
+        FLAGS.token_nll is not None and not FLAGS.token_nll.endswith(".npy"),
+        "`token_nll` must be the path of a .npy file.",
+    )
     for name, other, reason in (
         ("html", "dynamic", "the page is of fixed weights"),
         ("html", "stride", "the page is read by segments"),
@@ -233,29 +230,10 @@ def _check_flags():
         ("warmup", "stride", "its windows have no memory"),
     ):
         values = FLAGS[name].value, FLAGS[other].value
-        if all(values) and values[0] != "none":
-            raise ValueError(
-                f"`{name}` must be left out with --{other}: {reason}. "
-                f"Received: --{name}={values[0]}, --{other}={values[1]}"
-            )
-
-
-def _load_model(workdir):
-    """Returns model, tokenizer and a dictionary that identifies the weights."""
-    overrides = {
-        name: FLAGS[name].value
-        for name in _ATTENTION_FLAGS
-        if FLAGS[name].value is not None
-    }
-    if workdir is None:
-        model = trained_model.load_given_preset(**overrides)
-        return model, model.tokenizer, {"preset": FLAGS.preset}
-    tokenizer = workdir.load_tokenizer()
-    model, step = workdir.load_model(FLAGS.checkpoint, tokenizer, **overrides)
-    # `load_model` takes the latest checkpoint if there is no best one.
-    is_best = FLAGS.checkpoint == "best" and workdir.best_step() is not None
-    checkpoint = "best" if is_best else "latest"
-    return model, tokenizer, {"checkpoint": checkpoint, "step": step}
+        options.refuse(
+            all(values) and values[0] != "none",
+            f"`{name}` must be left out with --{other}: {reason}.",
+        )
 
 
 def _prepare_text(config, tokenizer):
@@ -263,18 +241,18 @@ def _prepare_text(config, tokenizer):
     # Returns the name of the text, a dictionary that identifies it unless it is
     # the text of the run, and the `PreparedSplit`.
     run_corpus = config["corpus"]
-    options = data_flags.corpus_options(run_corpus)
-    is_run_text = all(options[n] == run_corpus.get(n) for n in _TEXT_FLAGS)
+    source = data_flags.corpus_options(run_corpus)
+    is_run_text = all(source[n] == run_corpus.get(n) for n in _TEXT_FLAGS)
     is_whole = FLAGS.split == WHOLE
     if is_whole and run_corpus.get("corpus"):
-        paths = options["corpus"], run_corpus["corpus"]
-        if len(set(map(os.path.realpath, paths))) == 1:
-            raise ValueError(
-                f"`split` {WHOLE} is for text that the model was not trained "
-                f"on. Received: --corpus={paths[0]}, the text of the run"
-            )
+        paths = source["corpus"], run_corpus["corpus"]
+        options.refuse(
+            len(set(map(os.path.realpath, paths))) == 1,
+            f"`split` {WHOLE} is for text that the model was not trained on, "
+            f"and not for {paths[0]}, the text of the run.",
+        )
     corpus, split = data_flags.prepare_split(
-        options, tokenizer, FLAGS.split, whole=is_whole
+        source, tokenizer, FLAGS.split, whole=is_whole
     )
     expected = config["data"].get(FLAGS.split)
     if split.fingerprint() == expected:  # even if the files were moved
@@ -284,7 +262,7 @@ def _prepare_text(config, tokenizer):
             split, expected, corpus, FLAGS.workdir,
             "Bring it back, or score another text with --corpus",
         )  # fmt: skip
-    text = {"corpus": options["corpus"], "fingerprint": split.fingerprint()}
+    text = {"corpus": source["corpus"], "fingerprint": split.fingerprint()}
     other = " (not the text of the run)" if run_corpus else ""
     return f"{corpus.name}{other}", text, split
 
@@ -293,18 +271,13 @@ def _settings(backbone, run_flags):
     """Returns the settings of the evaluation, to record with its result."""
     segment_length = FLAGS.segment_length or run_flags.get("segment_length")
     check_integer("segment_length", segment_length, 1)
-    memory_length = FLAGS.memory_length
-    if memory_length is None:
-        memory_length = backbone.memory_length
     if FLAGS.stride:
-        evaluator.check_slides(backbone, memory_length)
-    warmup = 0
-    if FLAGS.warmup != "none":
-        count = {
-            "memory": evaluator.segments_in_memory,
-            "exact": evaluator.warmup_segments,
-        }[FLAGS.warmup]
-        warmup = count(backbone, segment_length, memory_length)
+        evaluator.check_slides(backbone, backbone.memory_length)
+    count_segments = {
+        "none": lambda *_: 0,
+        "memory": evaluator.segments_in_memory,
+        "exact": evaluator.warmup_segments,
+    }[FLAGS.warmup]
     return {
         "max_eval_tokens": FLAGS.max_eval_tokens,
         "reset_documents": run_flags.get("reset_documents", False),
@@ -312,8 +285,8 @@ def _settings(backbone, run_flags):
         "segment_length": segment_length,
         "stride": FLAGS.stride,
         "warmup": FLAGS.warmup,
-        "warmup_segments": warmup,
-        "memory_length": memory_length,
+        "warmup_segments": count_segments(backbone, segment_length),
+        "memory_length": backbone.memory_length,
         **{
             name: getattr(backbone, name)
             for name in _ATTENTION_FLAGS
@@ -357,7 +330,7 @@ def _warn_of_short_rows(tokens_per_row, settings):
         )
 
 
-def _score(scorer, segments, nll, options):
+def _score(scorer, segments, nll, given):
     """Scores and shows progress; measures tokens/s without compilation."""
     marks = [(0, time.monotonic())]
     with progress_bar(len(segments), "segment") as show:
@@ -367,7 +340,7 @@ def _score(scorer, segments, nll, options):
             show(done)
 
         scores = scorer.evaluate(
-            segments, on_progress=on_progress, token_nll=nll, **options
+            segments, on_progress=on_progress, token_nll=nll, **given
         )
     if scores is None:
         return None

@@ -14,11 +14,7 @@ inputs and outputs. `assets/` holds the tokenizer and the configuration of the
 run.
 """
 
-import os
-
 import txl_keras.scripts.quiet  # noqa: F401
-
-from absl import flags
 
 from txl_keras.models.generation.openvino_graph import WEIGHTS
 from txl_keras.scripts import options
@@ -26,12 +22,11 @@ from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts.exporting import export_run
 from txl_keras.scripts.exporting import loading_note
+from txl_keras.scripts.options import FLAGS
 from txl_keras.serving.served_model import LONGEST_SEGMENT
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
 from txl_keras.workdir import Workdir
-
-FLAGS = flags.FLAGS
 
 
 class Export(options.Options):
@@ -57,7 +52,7 @@ class Export(options.Options):
     """
 
     format: options.one_of(["saved_model", "openvino"]) = "saved_model"
-    output: str = None
+    output: options.path = None
     max_segment_length: options.integer(1, LONGEST_SEGMENT) = None
     raw_text: bool = False
     num_slots: options.integer(0) = 8
@@ -84,14 +79,10 @@ _ONLY_FOR = {
 
 def main(_):
     is_saved_model = FLAGS.format == "saved_model"
-    running.check_used("format", _ONLY_FOR)
-    running.check_flags(
-        (
-            FLAGS.raw_text and FLAGS["num_slots"].present,
-            "`num_slots` must be left out with --raw_text.",
-            "num_slots",
-        ),
-    )
+    options.check_used("format", _ONLY_FOR)
+    is_wrong = FLAGS.raw_text and FLAGS["num_slots"].present
+    expected = "`num_slots` must be left out with --raw_text."
+    options.refuse(is_wrong, expected)
     kind, names = "export_openvino", ["num_rows"]
     if is_saved_model:
         kind, names = "export", [*_LIMITS, "num_slots"]
@@ -103,7 +94,7 @@ def main(_):
         workdir,
         model,
         step,
-        FLAGS.output and os.path.expanduser(FLAGS.output),
+        FLAGS.output,
         kind,
         memory_length=FLAGS.memory_length,
         weights_dtype=FLAGS.weights_dtype,

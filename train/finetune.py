@@ -26,13 +26,11 @@ raw text.
 """
 
 import itertools
-import os
 
 import txl_keras.scripts.quiet  # noqa: F401
 
 import keras
 import numpy as np
-from absl import flags
 
 from txl_keras.checks import check_vocabulary
 from txl_keras.data import Corpus
@@ -54,6 +52,7 @@ from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.exporting import loading_note
+from txl_keras.scripts.options import FLAGS
 from txl_keras.serving import export_classifier
 from txl_keras.training.checkpointing import copies
 from txl_keras.training.optimizers import build_optimizer
@@ -62,8 +61,6 @@ from txl_keras.training.schedules import build_schedule
 from txl_keras.training.updates import takes_weight_decay
 from txl_keras.weights import weights_by_name
 from txl_keras.workdir import Workdir
-
-FLAGS = flags.FLAGS
 
 
 class Finetune(options.Options):
@@ -109,9 +106,9 @@ class Finetune(options.Options):
     """
 
     workdir: str = options.REQUIRED
-    train_file: str = None
-    valid_file: str = None
-    test_file: str = None
+    train_file: options.path = None
+    valid_file: options.path = None
+    test_file: options.path = None
     tfds_name: str = None
     text_column: str = "text"
     label_column: str = "label"
@@ -142,11 +139,11 @@ def main(_):
     _check_flags()
     workdir = Workdir(FLAGS.workdir)
     check_can_write("workdir", workdir.path)
-    if workdir.is_claimed():
-        raise ValueError(
-            "`workdir` must be new: it holds a run, and the training of a "
-            f"classifier cannot resume. Received: workdir={workdir.path}"
-        )
+    options.refuse(
+        workdir.is_claimed(),
+        "`workdir` must be new: it holds a run, and the training of a "
+        "classifier cannot resume.",
+    )
     keras.utils.set_random_seed(FLAGS.seed)
     origin = FLAGS.initialize_from and trained_model.TrainedOrigin()
 
@@ -159,7 +156,13 @@ def main(_):
             f"{texts['train'].name}"
         )
     label_ids = {split: texts[split].label_ids(label_names) for split in texts}
-    tokenizer = origin.load_tokenizer() if origin else _make_tokenizer(texts)
+    if origin:
+        tokenizer = origin.load_tokenizer()
+    else:
+        lines = [f"{text}\n".encode() for text in texts["train"].texts]
+        corpus = Corpus(texts["train"].name, dict.fromkeys(SPLITS, lines))
+        folder = token_folder(FLAGS.data_dir)
+        tokenizer = data_flags.make_tokenizer(corpus, folder)
     whole = {split: _encode(tokenizer, texts[split]) for split in texts}
     token_ids = {
         split: [ids[: FLAGS.max_text_tokens] for ids in whole[split]]
@@ -181,9 +184,29 @@ def main(_):
     }
     steps = batches["train"].steps_per_epoch
     model.compile(_build_optimizer(model, FLAGS.epochs * steps))
-    _claim(workdir, model, tokenizer, texts, label_names)
-    start = _describe_start(workdir, model, texts, token_ids, label_names)
-    print(start, flush=True)
+    config = {
+        "flags": {flag.name: flag.value for flag in options.defined_flags()},
+        "labels": label_names,
+        "class_name": type(model).__name__,
+        "model": model.get_config(),
+        "tokenizer": tokenizer_hash(tokenizer),
+        "corpus": {split: texts[split].name for split in texts},
+        "data": {split: texts[split].fingerprint() for split in texts},
+    }
+    workdir.claim(config, tokenizer)
+    print(
+        f"{workdir.path}: classes {label_names}; {model.count_params():,} "
+        f"weights, {FLAGS.precision}; segments of {model.segment_length}, "
+        f"memory of {model.backbone.memory_length}"
+    )
+    for split in texts:
+        sizes = np.array([len(ids) for ids in token_ids[split]])
+        long = np.mean(sizes > model.segment_length)
+        print(
+            f"{split}: {len(sizes):,} texts, {sizes.sum():,} tokens, "
+            f"{long:.0%} longer than a segment",
+            flush=True,
+        )
 
     # Train.
     valid = batches["valid"]
@@ -251,34 +274,26 @@ def _check_flags():
     """Checks the flags before anything is read."""
     paths = {f"{split}_file": FLAGS[f"{split}_file"].value for split in SPLITS}
     for name, path in paths.items():
-        if path is not None and not is_file(os.path.expanduser(path)):
-            raise FileNotFoundError(
-                f"`{name}` must be a file. Received: --{name}={path}"
-            )
-    running.check_flags(
-        (
-            (FLAGS.train_file is None) == (FLAGS.tfds_name is None),
-            "Either `train_file` or `tfds_name` must be given.",
-            "train_file", "tfds_name",
-        ),
-        (
-            FLAGS.tfds_name and (FLAGS.valid_file or FLAGS.test_file),
-            "`valid_file` and `test_file` cannot be given with `tfds_name`, "
-            "whose own splits are used.",
-            "tfds_name", "valid_file", "test_file",
-        ),
-        (
-            FLAGS.valid_file and FLAGS["valid_share"].present,
-            "`valid_share` and `valid_file` exclude each other.",
-            "valid_share", "valid_file",
-        ),
-        (
-            FLAGS.from_scratch and FLAGS.initialize_from is None,
-            "`from_scratch` can only be given with `initialize_from`, whose "
-            "weights it ignores.",
-            "initialize_from",
-        ),
-    )  # fmt: skip
+        is_wrong = path is not None and not is_file(path)
+        options.refuse(is_wrong, f"`{name}` must be a file.")
+    options.refuse(
+        (FLAGS.train_file is None) == (FLAGS.tfds_name is None),
+        "Either `train_file` or `tfds_name` must be given.",
+    )
+    options.refuse(
+        FLAGS.tfds_name and (FLAGS.valid_file or FLAGS.test_file),
+        "`valid_file` and `test_file` cannot be given with `tfds_name`, whose "
+        "own splits are used.",
+    )
+    options.refuse(
+        FLAGS.valid_file and FLAGS["valid_share"].present,
+        "`valid_share` and `valid_file` exclude each other.",
+    )
+    options.refuse(
+        FLAGS.from_scratch and FLAGS.initialize_from is None,
+        "`from_scratch` can only be given with `initialize_from`, whose "
+        "weights it ignores.",
+    )
     if FLAGS.initialize_from is not None:
         training_flags.check_inherited_flags()
 
@@ -296,20 +311,13 @@ def _read_texts():
     else:
         paths = {split: FLAGS[f"{split}_file"].value for split in SPLITS}
         texts = {
-            split: read_labelled_texts(os.path.expanduser(path), *columns)
+            split: read_labelled_texts(path, *columns)
             for split, path in paths.items()
             if path
         }
     if "valid" not in texts:
         texts["train"], texts["valid"] = texts["train"].split(FLAGS.valid_share)
     return texts
-
-
-def _make_tokenizer(texts):
-    """Makes the tokenizer that the flags name from the train split."""
-    documents = [f"{text}\n".encode() for text in texts["train"].texts]
-    corpus = Corpus(texts["train"].name, {s: documents for s in SPLITS})
-    return data_flags.make_tokenizer(corpus, token_folder(FLAGS.data_dir))
 
 
 def _encode(tokenizer, texts):
@@ -394,38 +402,6 @@ def _callbacks(workdir, model, steps_per_epoch, on_progress):
             on_epoch_end=write, on_train_batch_end=on_step
         ),
     ]
-
-
-def _claim(workdir, model, tokenizer, texts, label_names):
-    workdir.claim(
-        {
-            "flags": {
-                flag.name: flag.value for flag in options.defined_flags()
-            },
-            "labels": label_names,
-            "class_name": type(model).__name__,
-            "model": model.get_config(),
-            "tokenizer": tokenizer_hash(tokenizer),
-            "corpus": {split: texts[split].name for split in texts},
-            "data": {split: texts[split].fingerprint() for split in texts},
-        },
-        tokenizer,
-    )
-
-
-def _describe_start(workdir, model, texts, token_ids, label_names):
-    lines = [
-        f"{workdir.path}: classes {label_names}; {model.count_params():,} "
-        f"weights, {FLAGS.precision}; segments of {model.segment_length}, "
-        f"memory of {model.backbone.memory_length}"
-    ]
-    for split in texts:
-        sizes = np.array([len(ids) for ids in token_ids[split]])
-        lines.append(
-            f"{split}: {len(sizes):,} texts, {sizes.sum():,} tokens, "
-            f"{np.mean(sizes > model.segment_length):.0%} longer than a segment"
-        )
-    return "\n".join(lines)
 
 
 def _describe_results(workdir, results):

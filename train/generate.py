@@ -38,8 +38,7 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
-
-FLAGS = flags.FLAGS
+from txl_keras.scripts.options import FLAGS
 
 
 class Generate(options.Options):
@@ -75,7 +74,7 @@ class Generate(options.Options):
     prompt: flags.DEFINE_multi_string = None
     max_tokens: options.integer(0) = 500
     stop: flags.DEFINE_multi_string = []
-    output: str = None
+    output: options.path = None
     temperature: float = 1.0
     top_k: int = None
     top_p: float = None
@@ -134,26 +133,24 @@ def main(_):
 def _check_kind(tokenizer):
     """Checks the flags that only suit models of text, or of token ids."""
     if not isinstance(tokenizer, IdTokenizer):
-        if FLAGS.output is not None:
-            raise ValueError(
-                "`output` can only be given for a model of token ids: text is "
-                f"printed. Received: --output={FLAGS.output}"
-            )
-        return
-    if not FLAGS.prompt or FLAGS.stop:
-        raise ValueError(
-            "`prompt` must be given for a model of token ids, and `stop` must "
-            f"not, which is text. Received: --prompt={FLAGS.prompt}, "
-            f"--stop={FLAGS.stop}"
+        options.refuse(
+            FLAGS.output is not None,
+            "`output` can only be given for a model of token ids: text is "
+            "printed.",
         )
+        return
+    options.refuse(
+        not FLAGS.prompt or FLAGS.stop,
+        "`prompt` must be given for a model of token ids, and `stop` must not, "
+        "which is text.",
+    )
     if FLAGS.output is not None:
         endings = (".npz",) if len(FLAGS.prompt) > 1 else (".npy", ".npz")
-        if not FLAGS.output.endswith(endings):
-            raise ValueError(
-                f"`output` must end with {' or '.join(endings)} for "
-                f"{len(FLAGS.prompt)} prompts. Received: "
-                f"--output={FLAGS.output}"
-            )
+        options.refuse(
+            not FLAGS.output.endswith(endings),
+            f"`output` must end with {' or '.join(endings)} for "
+            f"{len(FLAGS.prompt)} prompts.",
+        )
         data_flags.check_writable("output", FLAGS.output)
 
 
@@ -180,7 +177,7 @@ def _write(rows):
     else:
         starts = np.cumsum([0, *map(len, rows[:-1])])
         np.savez(buffer, tokens=ids, documents=starts)
-    with tf.io.gfile.GFile(os.path.expanduser(FLAGS.output), "wb") as file:
+    with tf.io.gfile.GFile(FLAGS.output, "wb") as file:
         file.write(buffer.getvalue())
     print(f"Written to {FLAGS.output}", file=sys.stderr)
 

@@ -30,12 +30,14 @@ from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.scripts import compiling
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
+from txl_keras.scripts import options
 from txl_keras.scripts import run_length
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
 from txl_keras.scripts.exporting import export_run
+from txl_keras.scripts.options import FLAGS
 from txl_keras.scripts.samples import Samples
 from txl_keras.tpu.slices import TYPES
 from txl_keras.tpu.slices import check_kernel
@@ -44,8 +46,6 @@ from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.compilation import describe as describe_strategy
 from txl_keras.training.compilation import device_of
 from txl_keras.training.memory_estimate import estimate_bytes
-
-FLAGS = flags.FLAGS
 
 # The prompt of the sample is a passage from the first tokens of test.
 _MAX_PROMPT_TOKENS = 100_000
@@ -83,7 +83,14 @@ class LanguageRun(training_run.TrainingRun):
     """Trains a language model, and ends with a sample and an export."""
 
     def __init__(self, strategy, stop):
-        _check_device(strategy)
+        if FLAGS.tpu_type and FLAGS.tpu is not None:
+            check_replicas(TYPES[FLAGS.tpu_type], strategy)
+        options.refuse(
+            FLAGS.attention_kernel and device_of(strategy) != "tpu",
+            "`attention_kernel` can only be given with --tpu or "
+            "--compile_only: other devices would interpret the kernel, which "
+            f"is slow, and the run has {describe_strategy(strategy)}.",
+        )
         super().__init__(strategy, stop)
         # Text, model, optimizer.
         origin = _origin(self.workdir)
@@ -120,7 +127,7 @@ class LanguageRun(training_run.TrainingRun):
         )
         self.evaluate = evaluator.evaluate
         if origin and origin is not self.workdir:
-            start = _restore_origin(origin, model)
+            start = origin.restore_weights(model)
             self.log(f"{start}, at a learning rate of {FLAGS.learning_rate:g}.")
         self._samples = Samples(
             model,
@@ -161,9 +168,12 @@ class LanguageRun(training_run.TrainingRun):
     def _measure(self, split):
         return report.measure_text(self.tokenizer, self._held_out[split][0])
 
-    def show(self, step):
+    def on_score(self, step):
         """Shows a sample after a validation score."""
-        self._samples.show(step, self.loop.progress, self.loop.tensorboard)
+        super().on_score(step)
+        # At the end there is a sample of the best weights.
+        if step < self.plan.last_step:
+            self._samples.show(step, self.loop.progress, self.loop.tensorboard)
 
     def finish(self, step, scores):
         """Writes what the best weights give; adds to their scores."""
@@ -230,19 +240,6 @@ def _describe_step(trainer):
     return f"{step}; MiB per device, about: {mebibytes}"
 
 
-def _check_device(strategy):
-    """Checks that the flags of a TPU suit the devices of the run."""
-    if FLAGS.tpu_type and FLAGS.tpu is not None:
-        check_replicas(TYPES[FLAGS.tpu_type], strategy)
-    if FLAGS.attention_kernel and device_of(strategy) != "tpu":
-        raise ValueError(
-            "`attention_kernel` can only be given with --tpu or "
-            "--compile_only: other devices would interpret the kernel, which "
-            "is slow. Received: attention_kernel=True, on "
-            f"{describe_strategy(strategy)}"
-        )
-
-
 def _origin(workdir):
     """Returns what provides model and tokenizer, or `None`."""
     if FLAGS.initialize_from is None:
@@ -256,20 +253,6 @@ def _origin(workdir):
     origin = trained_model.TrainedOrigin()
     training_flags.set_fine_tuning_rate(origin.flags)
     return origin
-
-
-def _restore_origin(origin, model):
-    """Loads the weights to start from; returns words on them."""
-    try:
-        return origin.restore_weights(model)
-    except ValueError as error:
-        changes = [f"--{k}={v}" for k, v in model_flags.given().items()]
-        if not changes:
-            raise
-        raise ValueError(
-            "Flags must not change the shapes of the weights of "
-            f"`initialize_from`. Received: {', '.join(changes)} ({error})"
-        ) from error
 
 
 def _prompt(test, tokenizer):

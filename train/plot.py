@@ -43,7 +43,6 @@ import txl_keras.scripts.quiet  # noqa: F401
 
 import numpy as np
 import tensorflow as tf
-from absl import flags
 
 from txl_keras import evaluation
 from txl_keras.data import Segments
@@ -57,11 +56,11 @@ from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training.progress import progress_bar
 from txl_keras.workdir import Workdir
 from txl_keras.workdir import write_json
 
-FLAGS = flags.FLAGS
 _MAPS = ("attention", "attention_by_distance")
 _MEASURED = ("learning_curves", "context_losses", "positions", *_MAPS)
 
@@ -81,20 +80,16 @@ class Plot(options.Options, formats=", ".join(plots.FORMATS)):
     heads: Heads to show in attention and attention_by_distance, counted from 0.
         Default: all.
 
-    Data options:
-    segment_length: Tokens per segment. Default: as in training.
-
     Evaluation options:
     max_eval_tokens: Score only this many tokens from the start of the split, in
         positions. Default: all.
     """
 
     picture: options.one_of([*_MEASURED, "recl"]) = options.REQUIRED
-    output: str = options.REQUIRED
+    output: options.path = options.REQUIRED
     numbers: list = None
     layers: list = None
     heads: list = None
-    segment_length: options.integer(1) = None
     max_eval_tokens: options.integer(2) = None
 
 
@@ -142,32 +137,26 @@ def main(_):
 
 def _check_flags():
     """Checks the flags before anything is loaded."""
-    running.check_used("picture", _ONLY_FOR)
+    options.check_used("picture", _ONLY_FOR)
     drawing = ("picture", "output", "numbers")
     measuring = [
         flag.name
         for flag in options.defined_flags()
         if flag.present and flag.name not in drawing
     ]
-    given = "workdirs", "numbers"
-    running.check_flags(
-        (
-            FLAGS.numbers and measuring,
-            f"`{''.join(measuring[:1])}` must be left out with `numbers`, "
-            "which were measured already.",
-            *given,
-        ),
-        (
-            not (FLAGS.numbers or FLAGS.workdirs),
-            "`workdirs` must be one or more runs, or `numbers` a file to draw: "
-            "that of `txl recl` for --picture=recl.",
-            *given,
-        ),
-        (
-            len(FLAGS.numbers or []) > 1 and FLAGS.picture != "learning_curves",
-            "`numbers` must be one file, or --picture=learning_curves.",
-            *given,
-        ),
+    options.refuse(
+        FLAGS.numbers and measuring,
+        f"`{''.join(measuring[:1])}` must be left out with `numbers`, which "
+        "were measured already.",
+    )
+    options.refuse(
+        not (FLAGS.numbers or FLAGS.workdirs),
+        "`workdirs` must be one or more runs, or `numbers` a file to draw: "
+        "that of `txl recl` for --picture=recl.",
+    )
+    options.refuse(
+        len(FLAGS.numbers or []) > 1 and FLAGS.picture != "learning_curves",
+        "`numbers` must be one file, or --picture=learning_curves.",
     )
 
 
@@ -268,9 +257,7 @@ def _spread(values):
 
 def _measure():
     """Measures the runs on a text."""
-    runs, tokenizer, _, text, split = several_runs.open_group(
-        FLAGS.segment_length, FLAGS.memory_length
-    )
+    runs, tokenizer, _, text, split = several_runs.open_group()
     for run in runs:
         run.facts |= _MEASURE[FLAGS.picture](run, tokenizer, split)
     return {
@@ -283,7 +270,7 @@ def _measure():
 
 
 def _context_lengths():
-    return sorted(running.numbers("context_lengths", int))
+    return sorted(options.numbers("context_lengths", int))
 
 
 def _progress(run, total, unit):
@@ -374,12 +361,12 @@ def _layers_and_heads(run):
         size = getattr(run.model.backbone, f"num_{name}")
         found[name] = list(range(size))
         if FLAGS[name].value is not None:
-            found[name] = running.numbers(name, int)
-        if not 0 <= min(found[name]) <= max(found[name]) < size:
-            raise ValueError(
-                f"`{name}` must be numbers from 0 to {size - 1}: the model has "
-                f"{size} {name}. Received: {name}={found[name]}"
-            )
+            found[name] = options.numbers(name, int)
+        options.refuse(
+            not 0 <= min(found[name]) <= max(found[name]) < size,
+            f"`{name}` must be numbers from 0 to {size - 1}: the model has "
+            f"{size} {name}.",
+        )
     return found
 
 

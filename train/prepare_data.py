@@ -16,8 +16,6 @@ import os
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-from absl import flags
-
 from txl_keras.data.beam import Beam
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.layouts import document_lengths
@@ -30,9 +28,9 @@ from txl_keras.evaluation.plots import plot_statistics
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
+from txl_keras.scripts.options import FLAGS
 from txl_keras.workdir import write_json
 
-FLAGS = flags.FLAGS
 _LENGTHS = "{min:,} to {max:,}, median {median:,.0f}, mean {mean:,.0f}"
 
 
@@ -48,7 +46,7 @@ class Prepare(options.Options):
         '--direct_num_workers=4 --direct_running_mode=multi_processing'.
     """
 
-    output: str = None
+    output: options.path = None
     beam_runner: str = None
     beam_options: str = None
 
@@ -89,7 +87,7 @@ def main(_):
         ),
     )
     folder = FLAGS.output or statistics["folder"]
-    path = os.path.join(os.path.expanduser(folder), "statistics")
+    path = os.path.join(folder, "statistics")
     write_json(statistics, f"{path}.json")
     lengths = {
         name: document_lengths(split.documents[:], len(split.tokens))
@@ -103,20 +101,18 @@ def main(_):
 def _make_beam():
     """Returns the `Beam` that the flags describe, or None."""
     if FLAGS.beam_runner is None:
-        if FLAGS.beam_options is not None:
-            raise ValueError(
-                "`beam_options` needs `beam_runner`, such as "
-                "--beam_runner=DirectRunner. "
-                f"Received: --beam_options={FLAGS.beam_options!r}"
-            )
-        return None
-    folder = token_folder(FLAGS.data_dir)
-    if "dataflow" in FLAGS.beam_runner.lower() and not is_remote(folder):
-        raise ValueError(
-            "`data_dir` must be in a bucket for a `beam_runner` whose workers "
-            f"are other machines. Received: --data_dir={FLAGS.data_dir}, "
-            f"--beam_runner={FLAGS.beam_runner}"
+        options.refuse(
+            FLAGS.beam_options is not None,
+            "`beam_options` needs `beam_runner`, such as "
+            "--beam_runner=DirectRunner.",
         )
+        return None
+    is_away = "dataflow" in FLAGS.beam_runner.lower()
+    options.refuse(
+        is_away and not is_remote(token_folder(FLAGS.data_dir)),
+        "`data_dir` must be in a bucket for a `beam_runner` whose workers are "
+        "other machines.",
+    )
     return Beam(FLAGS.beam_runner, FLAGS.beam_options or "")
 
 

@@ -17,8 +17,6 @@ validation score. It stops and resumes as main.py does.
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-from absl import flags
-
 from txl_keras.checks import check_token_ids
 from txl_keras.data import PermutedSegments
 from txl_keras.data.statistics import token_counts
@@ -33,8 +31,7 @@ from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
-
-FLAGS = flags.FLAGS
+from txl_keras.scripts.options import FLAGS
 
 _MODEL_DEFAULTS = {
     "num_layers": 4,
@@ -49,7 +46,7 @@ _MODEL_DEFAULTS = {
 }
 
 
-class Permutation(options.Options):
+class Permutation(options.Options, free=()):
     """Holds options of the targets.
 
     Model options:
@@ -132,10 +129,6 @@ class PermutationRun(training_run.TrainingRun):
         )
         return XLNetPermutationLM(backbone)
 
-    def settings(self):
-        """Returns the flags that change the result, by name."""
-        return {**super().settings(), **Permutation.values()}
-
     def describe(self, nll, split=None):
         """Returns words for nats per predicted token."""
         return f"{bits_per_token(nll):.3f} bits per predicted token"
@@ -175,11 +168,8 @@ def _stride():
     length = FLAGS.segment_length
     if not FLAGS.reuse_half:
         return length
-    if length % 2:
-        raise ValueError(
-            "`segment_length` must be even with `reuse_half`. Received: "
-            f"segment_length={length}"
-        )
+    expected = "`segment_length` must be even with `reuse_half`."
+    options.refuse(length % 2, expected)
     return length // 2
 
 
@@ -198,7 +188,7 @@ def _permuted(segments, vocabulary_size, seed):
 def _not_predicted(vocabulary_size):
     if not FLAGS.not_predicted:
         return ()
-    ids = running.numbers("not_predicted", int)
+    ids = options.numbers("not_predicted", int)
     return check_token_ids("not_predicted", ids, vocabulary_size).tolist()
 
 

@@ -30,7 +30,6 @@ import sys
 import txl_keras.scripts.quiet  # noqa: F401
 
 import numpy as np
-from absl import flags
 from tqdm import tqdm
 
 from txl_keras.checks import check_number
@@ -47,10 +46,9 @@ from txl_keras.evaluation.report import score
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training.progress import progress_bar
 from txl_keras.workdir import write_json
-
-FLAGS = flags.FLAGS
 
 
 class Recl(options.Options):
@@ -60,7 +58,7 @@ class Recl(options.Options):
     top_r: Shares of the positions to average over, the hardest first.
     """
 
-    output: str = options.REQUIRED
+    output: options.path = options.REQUIRED
     top_r: list = ["0.1", "0.5", "1"]
 
 
@@ -72,21 +70,20 @@ Recl.define()
 
 def main(_):
     # Check everything that is possible before text and models are loaded.
-    paths = FLAGS.workdirs
     output = several_runs.output_path(
         (".json",), "a picture is written beside it"
     )
     several_runs.check_replaces(output, ["recl"])
-    context_lengths = running.numbers("context_lengths", int)
+    context_lengths = options.numbers("context_lengths", int)
     check_context_lengths(context_lengths)
-    shares = running.numbers("top_r", float)
+    shares = options.numbers("top_r", float)
     for share in shares:
         check_number("top_r", share, 0, 1, exclusive=True)
-    if len(paths) < 2:
-        raise ValueError(
-            "`workdirs` must be two or more runs: the length is relative to "
-            f"the best of the group. Received: --workdirs={','.join(paths)}"
-        )
+    options.refuse(
+        len(FLAGS.workdirs) < 2,
+        "`workdirs` must be two or more runs: the length is relative to the "
+        "best of the group.",
+    )
 
     # Load the text and all models before any long computation.
     runs, tokenizer, name, text, split = several_runs.open_group()

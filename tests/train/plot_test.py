@@ -214,7 +214,7 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
     numbers = f"--numbers={positions}"
     for picture, cases in {
         "attention": (
-            ([one, text, "--layers=1"], ["`layers`", "layers=[1]"]),
+            ([one, text, "--layers=1"], ["`layers`", "--layers=1"]),
             ([two, text, "--heads=0,2"], ["`heads`", "from 0 to 1"]),
             ([one, text, "--heads=x"], ["`heads` must be numbers", "=x"]),
             ([one, text, "--heads="], ["`heads` must be numbers"]),

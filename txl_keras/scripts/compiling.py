@@ -2,7 +2,6 @@
 
 import datetime
 import multiprocessing
-import os
 import pathlib
 import signal
 import sys
@@ -12,19 +11,18 @@ from concurrent import futures
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import flags
 
 from txl_keras.data import Segments
-from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import use
-from txl_keras.models import presets
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
+from txl_keras.scripts.data_flags import check_writable
+from txl_keras.scripts.options import FLAGS
 from txl_keras.serving import Generator
 from txl_keras.tpu.compiling import check_compiler
 from txl_keras.tpu.compiling import compile_hlo
@@ -41,7 +39,6 @@ from txl_keras.training.utilization import model_flops
 from txl_keras.workdir import Workdir
 from txl_keras.workdir import write_json
 
-FLAGS = flags.FLAGS
 STEPS = ("train", "evaluation", "generation")
 
 
@@ -66,20 +63,25 @@ def compile_run():
     """Compiles the steps of the run and returns whether all fit in memory."""
     # The report is written to WORKDIR/tpu_compile.json or, without a workdir,
     # to ./tpu_compile_PRESET_TYPE.json.
-    is_missing = FLAGS.tpu_type is None
     expected = "`tpu_type` must be given with --compile_only."
-    running.check_flags((is_missing, expected, "tpu_type"))
+    options.refuse(FLAGS.tpu_type is None, expected)
     slice_ = TYPES[FLAGS.tpu_type]
-    replica_batch_size(FLAGS.batch_size, slice_)
-    replica_batch_size(FLAGS.eval_batch_size, slice_, "eval_batch_size")
+    rows = [
+        replica_batch_size(FLAGS[name].value, slice_, name)
+        for name in ("batch_size", "eval_batch_size")
+    ]
     check_compiler()
-    path = _output()
+    name = "tpu_compile.json"
+    if not FLAGS.workdir:
+        name = f"tpu_compile_{FLAGS.preset}_{FLAGS.tpu_type}.json"
+    path = Workdir(FLAGS.workdir or ".").file(name)
+    check_writable("workdir", path)  # before minutes of compiling
     # So that the temporary folder is removed.
     set_handlers(TERMINATION, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as folder:
         # Tracing and lowering takes 6 GB for 24 layers, which TensorFlow frees
         # only when its process ends, and the compiler needs twice that.
-        facts, steps = _in_a_child(_lower_steps, folder)
+        facts, steps = _in_a_child(_lower_steps, folder, *rows)
         for step in steps:
             hlo = pathlib.Path(folder, step.name).read_bytes()
             answer = compile_hlo(hlo, slice_, step.num_replicas)
@@ -115,48 +117,100 @@ def _begin_child():
     FLAGS(sys.argv)
 
 
-def _lower_steps(folder):
+def _lower_steps(folder, rows, eval_rows):
     """Lowers each step to a file in `folder`; returns facts and `Step`s."""
+    # One replica of a run is built; `lower` simulates the others.
     keras.utils.set_random_seed(FLAGS.seed)
-    slice_ = TYPES[FLAGS.tpu_type]
+    slice_, strategy = TYPES[FLAGS.tpu_type], tf.distribute.get_strategy()
+    length, segments = FLAGS.segment_length, _segments(rows)
     with tf.device("CPU:0"), use(Target("tpu")):  # the host that lowers
         model = _build_model()
-        model.backbone.check_positions(FLAGS.segment_length)
-        run = _Run(model, slice_)
+        backbone = model.backbone
+        backbone.check_positions(length)
+        optimizer, _ = training_flags.build_optimizer()
+        trainer = training_flags.build_trainer(
+            model, optimizer, strategy, rows, segments
+        )
+        evaluator = Evaluator(model, strategy, eval_rows, length)
+        parts = estimate_bytes(
+            model, trainer.optimizer, rows, length, FLAGS.accumulate_steps
+        )
+    del parts["activations"]
     facts = {
         "preset": FLAGS.preset,
-        "vocabulary_size": model.backbone.vocabulary_size,
+        "vocabulary_size": backbone.vocabulary_size,
         "tpu_type": slice_.name,
         "date": datetime.date.today().isoformat(),
         "versions": versions(),
         "steps": [],
     }
-    print(_describe(facts, model), flush=True)
-    steps = []
+    cutoffs = model.get_config()["backbone"]["config"]["cutoffs"]
+    source = "--vocabulary_size" if FLAGS.vocabulary_size else "the preset"
+    print(
+        f"{FLAGS.preset}, a vocabulary of {backbone.vocabulary_size:,}"
+        + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
+        + f" from {source} (a run uses that of its text); "
+        f"{model.count_params():,} weights, {FLAGS.optimizer}\n"
+        "Compiled, not run, by "
+        + ", ".join(f"{k} {v}" for k, v in facts["versions"].items()),
+        flush=True,
+    )
+    common = {
+        "segment_length": length,
+        "memory_length": backbone.memory_length,
+        "num_replicas": slice_.replicas,
+        "precision": FLAGS.precision,
+    }
+    # Each with the function and the arguments to lower.
+    steps = {
+        "train": (
+            Step(
+                **common,
+                name="train",
+                rows=rows,
+                model_flops=model_flops(model, rows, length, training=True),
+                accumulate_steps=FLAGS.accumulate_steps,
+                parts=parts,
+                beside=evaluator.num_bytes,
+            ),
+            trainer.replica_step,
+            _arguments(segments),
+        ),
+        "evaluation": (
+            Step(
+                **common,
+                name="evaluation",
+                rows=eval_rows,
+                parts={
+                    "weights": parts["weights"],
+                    "memory": evaluator.num_bytes,
+                },
+                beside=parts["optimizer"] + parts["memory"],
+            ),
+            evaluator.replica_step,
+            _arguments(_segments(eval_rows)),
+        ),
+    }
+    if "generation" in FLAGS.compile_steps:
+        most = backbone.memory_length or backbone.max_segment_length or 0
+        generator = Generator(model, memory_length=most)
+        common |= {"segment_length": 1, "num_replicas": 1}
+        weights = {"weights": parts["weights"]}
+        step = Step(**common, name="generation", rows=1, parts=weights)
+        steps["generation"] = step, *generator.replica_step()
+    lowered = []
     for name in dict.fromkeys(FLAGS.compile_steps):
-        step, function, arguments = getattr(run, name)()
+        step, function, arguments = steps[name]
         hlo = lower(function, arguments, step.num_replicas)
         pathlib.Path(folder, name).write_bytes(hlo)
-        steps.append(step)
-    return facts, steps
-
-
-def _output():
-    """Returns the path to write, checked before minutes of compiling."""
-    workdir = Workdir(FLAGS.workdir or ".")
-    check_can_write("workdir", workdir.path)
-    if FLAGS.workdir:
-        tf.io.gfile.makedirs(workdir.path)
-        return workdir.file("tpu_compile.json")
-    name = f"tpu_compile_{FLAGS.preset}_{FLAGS.tpu_type}.json"
-    return os.path.relpath(workdir.file(name))
+        lowered.append(step)
+    return facts, lowered
 
 
 def _build_model():
     for name, is_wrong, reason in (
         ("varlen", FLAGS.varlen, "it compiles segments of one length"),
         ("initialize_from", FLAGS.initialize_from, "it reads no run"),
-        ("cutoffs", FLAGS.cutoffs == ["auto"], "it reads no text to count"),
         (
             "backbone",
             FLAGS.backbone == "lstm",
@@ -164,96 +218,11 @@ def _build_model():
             "static",
         ),
     ):
-        wrong = (
-            f"`{name}` cannot have this value with --compile_only: {reason}."
-        )
-        running.check_flags((is_wrong, wrong, name))
+        expected = f"`{name}` cannot have this value with --compile_only"
+        options.refuse(is_wrong, f"{expected}: {reason}.")
     return model_flags.build_model(
-        FLAGS.vocabulary_size
-        or presets.preset_config(FLAGS.preset)["vocabulary_size"],
-        None,
-        training_flags.dtype_policy(),
+        FLAGS.vocabulary_size, None, training_flags.dtype_policy()
     )
-
-
-class _Run:
-    """Holds one replica of a run; `lower` simulates the others."""
-
-    # The method of each step returns a `Step` and the function and arguments to
-    # lower.
-
-    def __init__(self, model, slice_):
-        self._model = model
-        self._slice = slice_
-        self._rows = replica_batch_size(FLAGS.batch_size, slice_)
-        self._eval_rows = replica_batch_size(FLAGS.eval_batch_size, slice_)
-        self._segments = _segments(self._rows)
-        strategy = tf.distribute.get_strategy()
-        self._trainer = training_flags.build_trainer(
-            model,
-            training_flags.build_optimizer()[0],
-            strategy,
-            self._rows,
-            self._segments,
-        )
-        self._evaluator = Evaluator(
-            model, strategy, self._eval_rows, FLAGS.segment_length
-        )
-        self._parts = estimate_bytes(
-            model,
-            self._trainer.optimizer,
-            self._rows,
-            FLAGS.segment_length,
-            FLAGS.accumulate_steps,
-        )
-        del self._parts["activations"]
-
-    def train(self):
-        step = self._step(
-            name="train",
-            rows=self._rows,
-            model_flops=model_flops(
-                self._model, self._rows, FLAGS.segment_length, training=True
-            ),
-            accumulate_steps=FLAGS.accumulate_steps,
-            parts=self._parts,
-            beside=self._evaluator.num_bytes,
-        )
-        return step, self._trainer.replica_step, _arguments(self._segments)
-
-    def evaluation(self):
-        memory = self._evaluator.num_bytes
-        step = self._step(
-            name="evaluation",
-            rows=self._eval_rows,
-            parts={"weights": self._parts["weights"], "memory": memory},
-            beside=self._parts["optimizer"] + self._parts["memory"],
-        )
-        arguments = _arguments(_segments(self._eval_rows))
-        return step, self._evaluator.replica_step, arguments
-
-    def generation(self):
-        # Kept alive here, because its step does not reference it.
-        backbone = self._model.backbone
-        length = backbone.memory_length or backbone.max_segment_length or 0
-        self._generator = Generator(self._model, memory_length=length)
-        step = self._step(
-            name="generation",
-            rows=1,
-            segment_length=1,
-            num_replicas=1,
-            parts={"weights": self._parts["weights"]},
-        )
-        return step, *self._generator.replica_step()
-
-    def _step(self, **facts):
-        defaults = {
-            "segment_length": FLAGS.segment_length,
-            "memory_length": self._model.backbone.memory_length,
-            "num_replicas": self._slice.replicas,
-            "precision": FLAGS.precision,
-        }
-        return Step(**defaults | facts)
 
 
 def _segments(rows):
@@ -269,16 +238,3 @@ def _segments(rows):
 def _arguments(segments):
     """Returns a batch and a request to stop, for the step of a replica."""
     return tf.nest.map_structure(tf.constant, (segments.batch(0), 0.0))
-
-
-def _describe(facts, model):
-    cutoffs = model.get_config()["backbone"]["config"]["cutoffs"]
-    compilers = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
-    source = "--vocabulary_size" if FLAGS.vocabulary_size else "the preset"
-    return (
-        f"{FLAGS.preset}, a vocabulary of {facts['vocabulary_size']:,}"
-        + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
-        + f" from {source} (a run uses that of its text); "
-        f"{model.count_params():,} weights, {FLAGS.optimizer}\n"
-        f"Compiled, not run, by {compilers}"
-    )

@@ -5,7 +5,6 @@ import pathlib
 import sys
 
 import tensorflow as tf
-from absl import flags
 
 from txl_keras.checkpoints.vocabularies import load_vocabulary
 from txl_keras.data import corpora
@@ -15,8 +14,7 @@ from txl_keras.data.preparation import prepare_tokenizer
 from txl_keras.data.preparation import token_folder
 from txl_keras.data.tokenizers import building
 from txl_keras.scripts import options
-
-FLAGS = flags.FLAGS
+from txl_keras.scripts.options import FLAGS
 
 
 class Corpus(options.Options, corpora=", ".join(corpora.CORPORA)):
@@ -43,7 +41,7 @@ class Corpus(options.Options, corpora=", ".join(corpora.CORPORA)):
     text_key: str = None
 
 
-class Tokenizer(options.Options):
+class Tokenizer(options.Options, free=("vocabulary",)):
     """Holds options that define the tokens.
 
     Tokenizer options:
@@ -75,11 +73,7 @@ class Tokenizer(options.Options):
     unknown: str = None
     line_start: str = None
     line_end: str = None
-    vocabulary: str = None
-
-
-# They may not change when a run resumes; the path of a vocabulary may.
-TOKENIZER_FLAGS = tuple(n for n in Tokenizer.names() if n != "vocabulary")
+    vocabulary: options.path = None
 
 
 def corpus_options(defaults=None, names=None):
@@ -88,30 +82,31 @@ def corpus_options(defaults=None, names=None):
     # earlier call, such as the one in a run's config.json. Such values are
     # printed, because another person may have written the file.
     # Of flags that are not among `names`, only that value counts.
-    options = dict.fromkeys(Corpus.names())
-    for name in names or options:
-        options[name] = FLAGS[name].value
-        if options[name] == "":  # such as an unset shell variable
-            raise ValueError(f"`{name}` must not be empty. Received: --{name}=")
+    found = dict.fromkeys(Corpus.names())
+    for name in names or found:
+        found[name] = FLAGS[name].value
+        # Such as an unset shell variable.
+        expected = f"`{name}` must not be empty."
+        options.refuse(found[name] == "", expected)
     if defaults:
-        _fill_in(options, defaults)
-    if options["corpus"] is None:
-        raise ValueError(
-            "`corpus` must be given, because the model was not trained here "
-            "and has no text. Received: --corpus=None"
-        )
-    options["corpus"] = corpora.corpus_path(options["corpus"])
+        _fill_in(found, defaults)
+    options.refuse(
+        found["corpus"] is None,
+        "`corpus` must be given, because the model was not trained here and "
+        "has no text.",
+    )
+    found["corpus"] = corpora.corpus_path(found["corpus"])
     for name in ("data_dir", "manual_dir"):
-        if options[name] is not None:
-            options[name] = files.absolute_path(options[name])
-    return options
+        if found[name] is not None:
+            found[name] = files.absolute_path(found[name])
+    return found
 
 
-def _fill_in(options, defaults):
+def _fill_in(found, defaults):
     """Takes options that are not given from a config.json and prints them."""
     taken = {
         name: defaults[name]
-        for name, value in options.items()
+        for name, value in found.items()
         if value is None and defaults.get(name) is not None
     }
     folder = taken.get("data_dir")
@@ -124,7 +119,7 @@ def _fill_in(options, defaults):
     if taken:
         named = " ".join(f"--{name}={value}" for name, value in taken.items())
         print(f"From config.json: {named}", file=sys.stderr, flush=True)
-    options |= taken
+    found |= taken
 
 
 def check_run_text(split, expected, corpus, run, remedy="Bring it back"):
@@ -173,18 +168,14 @@ def check_outside_text(name, folder):
     text = corpus_options()["corpus"]
     if not (files.is_remote(text) or os.path.isabs(text)):
         return  # the name of a corpus
-    output = _real_path(folder)
-    if tf.io.gfile.isdir(text):
-        is_inside = output.is_relative_to(_real_path(text))
-    else:
-        # Patterns match the files of one folder, not those of its folders.
-        is_inside = "*" in text and output == _real_path(os.path.dirname(text))
-    if is_inside:
-        raise ValueError(
-            f"`{name}` must not be in the folder of the text, because the "
-            "files written there would be read as text. Received: "
-            f"{name}={folder}, corpus={text}"
-        )
+    output, source = _real_path(folder), _real_path(text)
+    # Patterns match the files of one folder, not those of its folders.
+    is_inside = "*" in text and output == source.parent
+    options.refuse(
+        is_inside or tf.io.gfile.isdir(text) and output.is_relative_to(source),
+        f"`{name}` must not be in the folder of the text --corpus, because the "
+        f"files written to {folder} would be read as text.",
+    )
 
 
 def _real_path(path):
@@ -196,37 +187,29 @@ def _real_path(path):
 
 def check_writable(name, path):
     """Makes the folder of the file of flag `name` and checks it is writable."""
-    folder = os.path.dirname(os.path.expanduser(path)) or "."
+    folder = os.path.dirname(path) or "."
     files.check_can_write(name, folder)
     tf.io.gfile.makedirs(folder)
 
 
 def make_tokenizer(corpus, folder, beam=None):
     """Builds the tokenizer that the flags name, or reads it from `folder`."""
-    options = {name: FLAGS[name].value for name in TOKENIZER_FLAGS}
+    given = Tokenizer.values()
+    path = given["vocabulary"]
     # Published scores of a text of latin-1 are for its bytes.
     names = {"ids": "ids", "latin-1": "bytes", "utf-8": "sentencepiece"}
-    name = options.pop("tokenizer") or names[corpus.encoding]
-    words = None
-    if FLAGS.vocabulary is not None:
-        if FLAGS.tokenizer is None:
-            raise ValueError(
-                "`tokenizer` must be given with `vocabulary`: the kind of its "
-                "tokens, such as words. Received: "
-                f"--vocabulary={FLAGS.vocabulary}"
-            )
-        path = os.path.expanduser(FLAGS.vocabulary)
+    name = given.pop("tokenizer") or names[corpus.encoding]
+    if path is not None:
+        options.refuse(
+            FLAGS.tokenizer is None,
+            "`tokenizer` must be given with `vocabulary`: the kind of its "
+            "tokens, such as words.",
+        )
         try:
             if name != "words":
                 # Not cached in the folder, because the file may change.
-                return building.build_tokenizer(
-                    name, corpus, vocabulary=path, **options
-                )
-            words = load_vocabulary(path)
+                return building.build_tokenizer(name, corpus, **given)
+            given["vocabulary"] = load_vocabulary(path)
         except (OSError, ValueError) as error:
-            raise ValueError(
-                f"`vocabulary` {FLAGS.vocabulary}: {error}"
-            ) from error
-    return prepare_tokenizer(
-        name, corpus, folder, beam, vocabulary=words, **options
-    )
+            raise ValueError(f"`vocabulary` {path}: {error}") from error
+    return prepare_tokenizer(name, corpus, folder, beam, **given)

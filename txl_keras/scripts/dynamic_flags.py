@@ -1,12 +1,11 @@
 """Flags of dynamic evaluation, and functions that build what they describe."""
 
+import functools
 import hashlib
 import itertools
 import json
-import os
 
 import tensorflow as tf
-from absl import flags
 
 from txl_keras.checks import check_number
 from txl_keras.data import Segments
@@ -19,11 +18,9 @@ from txl_keras.evaluation.dynamic_evaluator import collect_mean_square
 from txl_keras.evaluation.report import score
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
-from txl_keras.scripts import running
+from txl_keras.scripts.options import FLAGS
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
-
-FLAGS = flags.FLAGS
 
 # Most tokens of valid on which pairs of learning rate and decay are compared.
 _SEARCH_TOKENS = 50_000
@@ -59,19 +56,25 @@ class Dynamic(options.Options):
 def check_dynamic_flags():
     """Checks the flags before anything is loaded."""
     if FLAGS.dynamic is None:
-        running.check_flags(*(
-            (FLAGS[x].present, f"`{x}` can only be given with --dynamic.", x)
-            for x in Dynamic.names()
-        ))  # fmt: skip
+        for name in Dynamic.names():
+            expected = f"`{name}` can only be given with --dynamic."
+            options.refuse(FLAGS[name].present, expected)
         return
-    for name in ("dynamic_learning_rate", "dynamic_decay"):
-        if FLAGS[name].value is not None:
-            for value in running.numbers(name, float):
-                check_number(name, value, 0)
-    is_wrong = FLAGS.dynamic == "sgd" and any(_decays())
-    expected = "`dynamic_decay` must be 0 with --dynamic=sgd."
-    running.check_flags((is_wrong, expected, "dynamic_decay"))
+    for rate, decay in _pairs():
+        check_number("dynamic_learning_rate", rate, 0)
+        check_number("dynamic_decay", decay, 0)
+        expected = "`dynamic_decay` must be 0 with --dynamic=sgd."
+        options.refuse(FLAGS.dynamic == "sgd" and decay, expected)
     check_pattern("dynamic_weights", FLAGS.dynamic_weights)
+
+
+def _pairs():
+    """Returns the pairs of learning rate and decay to try."""
+    rates = _LEARNING_RATES[FLAGS.dynamic]
+    if FLAGS.dynamic_learning_rate is not None:
+        rates = options.numbers("dynamic_learning_rate", float)
+    decays = options.numbers("dynamic_decay", float)
+    return [*itertools.product(rates, decays)]
 
 
 def build_evaluator(model, tokenizer, settings, config, workdir, stop):
@@ -79,62 +82,46 @@ def build_evaluator(model, tokenizer, settings, config, workdir, stop):
     # Statistics are read from the workdir if an earlier evaluation with the
     # same settings wrote them. Without a run they are those of --corpus. Also
     # returns a dictionary of what identifies the evaluator's rule.
-    sizes = settings["batch_size"], settings["segment_length"]
-    mean_square, resets = None, settings["reset_documents"]
-    if FLAGS.dynamic == "rms":
-        train = _segments(config, tokenizer, "train", sizes, resets)
-        mean_square = _mean_square(model, workdir, train, settings)
+    segments = functools.partial(_segments, config, tokenizer, settings)
+    is_rms, mean_square = FLAGS.dynamic == "rms", None
+    if is_rms:
+        mean_square = _mean_square(model, workdir, segments("train"), settings)
+    pairs = _pairs()
     evaluator = DynamicEvaluator(
         model,
-        _learning_rates()[0],
+        pairs[0][0],
         mean_square,
-        _decays()[0],
-        batch_size=sizes[0],
-        segment_length=sizes[1],
-        memory_length=settings["memory_length"],
+        pairs[0][1],
+        batch_size=settings["batch_size"],
+        segment_length=settings["segment_length"],
         weights=FLAGS.dynamic_weights,
         stop=stop,
     )
-    pairs = [*itertools.product(_learning_rates(), _decays())]
     if len(pairs) > 1:
-        valid = _segments(config, tokenizer, "valid", sizes, resets)
-        _search(evaluator, valid, pairs, tokenizer)
+        _search(evaluator, segments("valid"), pairs, tokenizer)
     found = {
         "rule": FLAGS.dynamic,
         "learning_rate": evaluator.learning_rate,
         "weights": FLAGS.dynamic_weights,
     }
-    if FLAGS.dynamic == "rms":
-        found |= {
-            "decay": evaluator.decay,
-            "segments": FLAGS.dynamic_segments,
-        }
+    if is_rms:
+        found["decay"] = evaluator.decay
+        found["segments"] = FLAGS.dynamic_segments
     return evaluator, found
 
 
-def _learning_rates():
-    if FLAGS.dynamic_learning_rate is None:
-        return _LEARNING_RATES[FLAGS.dynamic]
-    return running.numbers("dynamic_learning_rate", float)
-
-
-def _decays():
-    return running.numbers("dynamic_decay", float)
-
-
-def _segments(config, tokenizer, split, sizes, reset_documents):
+def _segments(config, tokenizer, settings, split):
     """Returns the segments of a split of the text of the run, if any."""
     run_corpus = config["corpus"]
-    if not run_corpus and FLAGS.split == WHOLE:
-        raise ValueError(
-            "`split` must be valid or test with --preset and --dynamic, unless "
-            "it is sgd with one --dynamic_learning_rate: statistics are those "
-            "of the train split of --corpus, and rates are compared on valid. "
-            f"Received: --split={FLAGS.split}, --dynamic={FLAGS.dynamic}"
-        )
+    options.refuse(
+        not run_corpus and FLAGS.split == WHOLE,
+        "`split` must be valid or test with --preset and --dynamic, unless it "
+        "is sgd with one --dynamic_learning_rate: statistics are those of the "
+        "train split of --corpus, and rates are compared on valid.",
+    )
     names = ("data_dir",) if run_corpus else None
-    options = data_flags.corpus_options(run_corpus, names)
-    corpus, prepared = data_flags.prepare_split(options, tokenizer, split)
+    text = data_flags.corpus_options(run_corpus, names)
+    corpus, prepared = data_flags.prepare_split(text, tokenizer, split)
     if run_corpus:
         data_flags.check_run_text(
             prepared, config["data"].get(split), corpus, FLAGS.workdir,
@@ -147,17 +134,16 @@ def _segments(config, tokenizer, split, sizes, reset_documents):
     tokens, documents = prepared.head(limit)
     return Segments(
         tokens,
-        *sizes,
+        settings["batch_size"],
+        settings["segment_length"],
         drop_remainder=split == "train",
         documents=documents,
-        reset_documents=reset_documents,
+        reset_documents=settings["reset_documents"],
     )
 
 
 def _mean_square(model, workdir, train, settings):
     """Collects the statistics, or reads those of the same settings."""
-    if workdir is None:
-        return _collect(model, train, settings)
     facts = {
         **settings,
         "dynamic_segments": FLAGS.dynamic_segments,
@@ -167,12 +153,20 @@ def _mean_square(model, workdir, train, settings):
     facts.pop("max_eval_tokens")
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     name = f"mean_square_{digest.hexdigest()[:12]}.safetensors"
-    path = workdir.file(name)
-    if not tf.io.gfile.exists(path):
-        mean_square = _collect(model, train, settings)
+    path = workdir and workdir.file(name)
+    if not path or not tf.io.gfile.exists(path):
+        print(f"Collecting statistics of {FLAGS.dynamic_segments} segments.")
+        mean_square = collect_mean_square(
+            model,
+            train,
+            min(FLAGS.dynamic_segments, len(train)),
+            weights=FLAGS.dynamic_weights,
+        )
+        if not path:
+            return mean_square
         with renamed_when_complete(path) as unfinished:
             write_safetensors(mean_square, unfinished)
-    print(f"Statistics of gradients: {os.path.basename(path)}")
+    print(f"Statistics of gradients: {name}")
     try:
         return checked_mean_square(
             read_safetensors(path), model, FLAGS.dynamic_weights
@@ -182,17 +176,6 @@ def _mean_square(model, workdir, train, settings):
             f"{path} is damaged, or of another model. Remove it: the same "
             f"command computes it again. ({error})"
         ) from error
-
-
-def _collect(model, train, settings):
-    print(f"Collecting statistics of {FLAGS.dynamic_segments} segments.")
-    return collect_mean_square(
-        model,
-        train,
-        min(FLAGS.dynamic_segments, len(train)),
-        settings["memory_length"],
-        FLAGS.dynamic_weights,
-    )
 
 
 def _search(evaluator, valid, pairs, tokenizer):

@@ -17,9 +17,7 @@ from txl_keras.models import presets
 from txl_keras.models.model_folder import warn_of_memory_source
 from txl_keras.models.transformer_xl_backbone import MEMORY_SOURCES
 from txl_keras.scripts import options
-from txl_keras.scripts import running
-
-FLAGS = flags.FLAGS
+from txl_keras.scripts.options import FLAGS
 
 _TIES = {"all": True, "none": False}  # "all_but_first" is passed as it is
 _BACKBONES = {"transformer_xl": TransformerXLBackbone, "lstm": LSTMBackbone}
@@ -127,32 +125,26 @@ class Model(options.Options):
 def define_model_flags(has_softmax=True):
     """Defines `--preset`, `--backbone` and a flag per argument of the model."""
     Architecture.define()
-    for name in Model.names():
-        if not has_softmax and name.startswith(("tie_emb", "tie_proj")):
-            continue
-        default = _default(name)
-        if isinstance(default, bool):
-            default = str(default).lower()
-        default = "none" if default in (None, ()) else default
-        note = f" Default: the preset's (quickstart: {default})."
-        Model.define(name, note=note)
-
-
-def _default(name):
-    """Returns the argument of a model of the preset `quickstart`."""
+    defaults = {
+        name: parameter.default
+        for model_class in (TransformerXLBackbone, TransformerXLCausalLM)
+        for name, parameter in inspect.signature(model_class).parameters.items()
+    }
     sizes = presets.preset_config("quickstart")
     width = sizes["hidden_dim"]
-    of_classes = (
-        inspect.signature(model_class).parameters
-        for model_class in (TransformerXLBackbone, TransformerXLCausalLM)
-    )
-    return {
-        **{k: v.default for part in of_classes for k, v in part.items()},
+    defaults |= {
         **sizes,
         "head_dim": width // sizes["num_heads"],
         "embedding_dim": width,
         "tie_projections": "all",
-    }[name]
+    }
+    for name in Model.names():
+        if has_softmax or not name.startswith(("tie_emb", "tie_proj")):
+            default = defaults[name]
+            text = str(default).lower() if default not in (None, ()) else "none"
+            Model.define(
+                name, note=f" Default: the preset's (quickstart: {text})."
+            )
 
 
 def given():
@@ -162,17 +154,24 @@ def given():
 
 def build_model(vocabulary_size, train_tokens, dtype, config=None):
     """Builds the language model of the flags, or that of a `config`."""
-    # `train_tokens` are counted for `--cutoffs=auto`.
+    # `train_tokens` are counted for `--cutoffs=auto`. By default the size of
+    # the vocabulary is that of the preset.
     changes = given()
     if changes.get("cutoffs") == ["auto"]:
+        options.refuse(
+            train_tokens is None,
+            "`cutoffs` must be a list of integers, because this command reads "
+            "no text to count.",
+        )
         changes["cutoffs"] = choose_cutoffs(
             token_counts(train_tokens, vocabulary_size)
         )
     elif "cutoffs" in changes:
-        changes["cutoffs"] = running.numbers("cutoffs", int)
+        changes["cutoffs"] = options.numbers("cutoffs", int)
     if changes.get("tie_projections") in _TIES:
         changes["tie_projections"] = _TIES[changes["tie_projections"]]
-    changes["vocabulary_size"] = vocabulary_size
+    if vocabulary_size is not None:
+        changes["vocabulary_size"] = vocabulary_size
     if config is None:
         return presets.build_preset(
             TransformerXLCausalLM,

@@ -16,6 +16,7 @@ Sampling.define()
 
 import functools
 import inspect
+import os
 import re
 import sys
 
@@ -37,6 +38,14 @@ _DEFINE = {
 }
 # A name, and its description with more lines that are indented; or a topic.
 _DESCRIPTION = re.compile(r"^(\w+)( options)?:(.*(?:\n +.*)*)", re.MULTILINE)
+
+
+class _PathParser(flags.ArgumentParser):
+    def parse(self, argument):
+        return os.path.expanduser(super().parse(argument))
+
+
+path = functools.partial(flags.DEFINE, _PathParser())  # expands `~`
 
 
 def integer(least, most=None):
@@ -66,9 +75,10 @@ def several_of(values):
 class Options:
     """Base of classes with options, described by topic in a docstring."""
 
-    def __init_subclass__(cls, **values):
-        # `values` replace words in braces in the descriptions.
-        topic = "general"
+    def __init_subclass__(cls, free=None, **values):
+        # `free` are options that do not affect the result of a run, by default
+        # all; `values` replace words in braces in the descriptions.
+        topic, cls._free = "general", cls.names() if free is None else free
         cls._described = {}
         for name, is_topic, text in _DESCRIPTION.findall(
             inspect.getdoc(cls) or ""
@@ -108,6 +118,37 @@ class Options:
                 # absl groups flags by module: each topic is one.
                 module_name=f"{topic} flags",
             )
+            FLAGS[name].affects_result = name not in cls._free
+
+
+def numbers(name, kind):
+    """Parses a flag that lists one or more numbers, of type int or float."""
+    try:
+        return [kind(text) for text in FLAGS[name].value or [""]]
+    except ValueError:
+        expected = f"numbers ({kind.__name__}) separated by commas"
+        refuse(True, f"`{name}` must be {expected}.")
+
+
+def refuse(is_wrong, expected):
+    """Raises `ValueError` if flags are wrong, with those that it names."""
+    if is_wrong:
+        names = dict.fromkeys(re.findall(r"(?:`|--)(\w+)", expected))
+        values = {name: FLAGS[name].value for name in names if name in FLAGS}
+        received = (
+            f"--{k}={','.join(map(str, v)) if isinstance(v, list) else v}"
+            for k, v in values.items()
+        )
+        raise ValueError(f"{expected} Received: {', '.join(received)}")
+
+
+def check_used(by, users):
+    """Checks that the value of the flag `by` uses the flags that are given."""
+    # `users` has the values that use a flag, by its name.
+    for name, values in users.items():
+        is_unused = FLAGS[name].present and FLAGS[by].value not in values
+        expected = f"with --{by}={' or '.join(values)}"
+        refuse(is_unused, f"`{name}` can only be given {expected}.")
 
 
 class _Help(flags.BooleanFlag):

@@ -3,18 +3,17 @@
 import math
 import time
 
+from txl_keras.scripts.quiet import STARTED
+
 import keras
 import numpy as np
-from absl import flags
 
 from txl_keras.data.feed import Feed
 from txl_keras.layers.compute.target import prefers_tensorflow_matmul
-from txl_keras.scripts import running
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training.compilation import device_of
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
-
-FLAGS = flags.FLAGS
 
 _TIMED_SECONDS = 4
 # Of the minutes of a run; the rest is for scores, a sample and the export at
@@ -123,7 +122,7 @@ def extend(asked, trainer, plan, workdir):
     seconds = float(plan.variables["seconds"].numpy())
     budget = plan.variables["budget"]
     if step == 0 and "minutes" in FLAGS and FLAGS.minutes is not None:
-        budget.assign(training_seconds(running.seconds()))
+        budget.assign(training_seconds(time.monotonic() - STARTED))
     if "minutes" in asked:
         time_asked = 60 * _TRAINING_SHARE * asked["minutes"]
         if time_asked == float(budget.numpy()):
@@ -193,7 +192,13 @@ class Pace:
         cost = (seconds - first_seconds) / (step - first_step)
         if step <= FLAGS.eval_every:  # no score has taken time yet
             cost *= 1 + _SCORING_SHARE
-        last = self._last_step(step, budget - seconds, cost, budget)
+        # The last step that fits, or the planned one if it does.
+        last, left = self._plan.last_step, budget - seconds
+        late = (last - step) * cost - left
+        if abs(late) > _ERROR_SHARE * budget:
+            fitting = step + math.ceil(max(left, _LAST_SHARE * budget) / cost)
+            most = math.ceil(_MOST_EPOCHS * self._segments.steps_per_epoch)
+            last = min(fitting, last if late > 0 else max(last, most))
         # All workers must agree; the one that fits the fewest decides.
         last = gather_integers(self._trainer.strategy, last).min()
         if last == self._plan.last_step:
@@ -204,18 +209,6 @@ class Pace:
             f"at {1e3 * cost:.0f} ms per step {last:,} steps fit in --minutes, "
             "so the learning rate ends there"
         )
-
-    def _last_step(self, step, left, cost, budget):
-        """Returns the last step that fits, or the planned one if it does."""
-        last = self._plan.last_step
-        late = (last - step) * cost - left
-        if abs(late) <= _ERROR_SHARE * budget:
-            return last
-        fitting = step + math.ceil(max(left, _LAST_SHARE * budget) / cost)
-        if late > 0:
-            return min(last, fitting)
-        most = math.ceil(_MOST_EPOCHS * self._segments.steps_per_epoch)
-        return max(last, min(fitting, most))
 
 
 def _dropout_for(epochs):
@@ -234,8 +227,9 @@ def _time_training(build, segments):
     keras.utils.clear_session()
     keras.utils.set_random_seed(FLAGS.seed)
     # The trainer of the run is built and compiled once more.
-    again = time.monotonic() - start - _TIMED_SECONDS
-    left = training_seconds(_longest(strategy, running.seconds() + again))
+    now = time.monotonic()
+    again = now - start - _TIMED_SECONDS
+    left = training_seconds(_longest(strategy, now - STARTED + again))
     steps = left / (seconds * (1 + _SCORING_SHARE))
     return seconds, steps / segments.steps_per_epoch, dropout
 

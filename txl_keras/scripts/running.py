@@ -6,9 +6,6 @@ import os
 import pathlib
 import re
 import sys
-import time
-
-from txl_keras.scripts.quiet import STARTED
 
 import tensorflow as tf
 from absl import app
@@ -17,6 +14,7 @@ from absl import logging
 
 from txl_keras.scripts.flagfiles import expand_flagfiles
 from txl_keras.scripts.options import define_help_flag
+from txl_keras.scripts.options import refuse
 from txl_keras.scripts.output import lasting_output
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.stopping import EXIT_CODE
@@ -69,37 +67,20 @@ _PEER_ERRORS = (
     tf.errors.DeadlineExceededError,
 )
 
-_started = STARTED
-
 
 def run(main, prints_result=False):
     """Parses flags and runs `main`; prints user errors without a traceback."""
-    global _started
-    _started = _started or time.monotonic()
-    try:
-        with lasting_output(prints_result):
-            _run_script(main)
-    finally:
-        # Tests run several scripts in one process.
-        _started = None
-
-
-def seconds():
-    """Returns how long the script has been running, with its imports."""
-    return time.monotonic() - _started
-
-
-def _run_script(main):
     begin()
     define_help_flag()
     scripts = pathlib.Path(main.__code__.co_filename).resolve().parent
-    try:
-        # In place, because child processes receive the arguments, too.
-        arguments = expand_flagfiles(sys.argv[1:], scripts.parent)
-        sys.argv[1:] = ["--help" if x == "-h" else x for x in arguments]
-    except (OSError, ValueError) as error:
-        sys.exit(f"Error: {error}")
-    app.run(lambda argv: _run(main, argv), flags_parser=_parse_flags)
+    with lasting_output(prints_result):
+        try:
+            # In place, because child processes receive the arguments, too.
+            arguments = expand_flagfiles(sys.argv[1:], scripts.parent)
+            sys.argv[1:] = ["--help" if x == "-h" else x for x in arguments]
+        except (OSError, ValueError) as error:
+            sys.exit(f"Error: {error}")
+        app.run(lambda argv: _run(main, argv), flags_parser=_parse_flags)
 
 
 def _parse_flags(arguments):
@@ -114,39 +95,6 @@ def _parse_flags(arguments):
         sys.exit(f"Error: unknown flag --{name}.{hint}")
     except flags.Error:
         return app.parse_flags_with_usage(arguments)
-
-
-def numbers(name, kind):
-    """Parses a flag that lists one or more numbers, of type int or float."""
-    texts = flags.FLAGS[name].value
-    try:
-        return [kind(text) for text in texts or [""]]
-    except ValueError as error:
-        raise ValueError(
-            f"`{name}` must be numbers ({kind.__name__}) separated by commas. "
-            f"Received: --{name}={','.join(texts)}"
-        ) from error
-
-
-def check_flags(*cases):
-    """Raises `ValueError` for the first of the cases that is wrong."""
-    # A case: whether it is wrong, what is expected, and the names of flags.
-    for is_wrong, expected, *names in cases:
-        if is_wrong:
-            received = [f"--{name}={flags.FLAGS[name].value}" for name in names]
-            raise ValueError(f"{expected} Received: {', '.join(received)}")
-
-
-def check_used(by, users):
-    """Checks that the value of the flag `by` uses the flags that are given."""
-    # `users` has the values that use a flag, by its name.
-    value = flags.FLAGS[by].value
-    for name, values in users.items():
-        if flags.FLAGS[name].present and value not in values:
-            raise ValueError(
-                f"`{name}` can only be given with --{by}="
-                f"{' or '.join(values)}. Received: --{name}, --{by}={value}"
-            )
 
 
 def begin():
@@ -200,11 +148,8 @@ def _check_flags():
     for name in flags.FLAGS:
         values = flags.FLAGS[name].value
         for value in values if isinstance(values, list) else [values]:
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(
-                    f"`{name}` must be a finite number. "
-                    f"Received: --{name}={value}"
-                )
+            is_wrong = isinstance(value, float) and not math.isfinite(value)
+            refuse(is_wrong, f"`{name}` must be a finite number.")
             # Python decodes invalid bytes of a command line to surrogates.
             if re.search("[\ud800-\udfff]", str(value)):
                 raise ValueError(

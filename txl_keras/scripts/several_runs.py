@@ -4,7 +4,6 @@ import dataclasses
 import os
 
 import tensorflow as tf
-from absl import flags
 
 from txl_keras.checks import check_integer
 from txl_keras.data.corpora.corpus import SPLITS
@@ -12,11 +11,11 @@ from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
+from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import trained_model
+from txl_keras.scripts.options import FLAGS
 from txl_keras.workdir import Workdir
-
-FLAGS = flags.FLAGS
 
 
 class Group(options.Options):
@@ -31,6 +30,7 @@ class Group(options.Options):
 
     Data options:
     split: Split of the text to read.
+    segment_length: Tokens per segment. Default: as in training.
     batch_size: Rows per batch.
     """
 
@@ -39,6 +39,7 @@ class Group(options.Options):
     context_lengths: list = options.REQUIRED
     num_positions: options.integer(1) = 1000
     split: options.one_of(SPLITS) = "test"
+    segment_length: options.integer(1) = None
     batch_size: options.integer(1) = 16
 
 
@@ -51,14 +52,10 @@ def define_group_flags(context_lengths, **defaults):
 
 def output_path(endings, reason):
     """Returns the checked path `--output` and makes its folder."""
-    output = os.path.expanduser(FLAGS.output)
-    if not output.endswith(endings):
-        raise ValueError(
-            f"`output` must end with {' or '.join(endings)}: {reason}. "
-            f"Received: --output={FLAGS.output}"
-        )
-    data_flags.check_writable("output", output)
-    return output
+    expected = f"`output` must end with {' or '.join(endings)}: {reason}."
+    options.refuse(not FLAGS.output.endswith(endings), expected)
+    data_flags.check_writable("output", FLAGS.output)
+    return FLAGS.output
 
 
 def check_replaces(path, pictures):
@@ -70,21 +67,17 @@ def check_replaces(path, pictures):
         kind = read_json(path, max_bytes=MAX_VOCABULARY_BYTES).get("picture")
     except (OSError, ValueError):
         kind = None
-    if kind not in pictures:
-        raise ValueError(
-            f"`output` must not replace {path}, which is not a file of "
-            f"{' or '.join(pictures)}: give another name. Received: "
-            f"--output={FLAGS.output}"
-        )
+    options.refuse(
+        kind not in pictures,
+        f"`output` must not replace {path}, which is not a file of "
+        f"{' or '.join(pictures)}: give another name.",
+    )
 
 
 def check_different(name, paths, kind):
     """Raises `ValueError` if two paths of a flag lead to the same place."""
-    if len({os.path.realpath(path) for path in paths}) < len(paths):
-        raise ValueError(
-            f"`{name}` must be different {kind}. "
-            f"Received: --{name}={','.join(paths)}"
-        )
+    are_alike = len({os.path.realpath(path) for path in paths}) < len(paths)
+    options.refuse(are_alike, f"`{name}` must be different {kind}.")
 
 
 def check_equal(name, kind, facts):
@@ -107,12 +100,11 @@ def labels(may_repeat=False):
         folders = [os.path.basename(path.rstrip("/")) for path in paths]
         return folders if len(set(folders)) == len(folders) else paths
     repeats = len(set(received)) < len(received) and not may_repeat
-    if len(received) != len(paths) or repeats:
-        different = "" if may_repeat else "different "
-        raise ValueError(
-            f"`labels` must be {len(paths)} {different}names, one per run. "
-            f"Received: --labels={','.join(received)}"
-        )
+    different = "" if may_repeat else "different "
+    options.refuse(
+        len(received) != len(paths) or repeats,
+        f"`labels` must be {len(paths)} {different}names, one per run.",
+    )
     return received
 
 
@@ -126,11 +118,10 @@ class Run:
     reset_documents: bool
 
 
-def open_group(segment_length=None, memory_length=None):
+def open_group():
     """Opens the runs and prepares `--split` of `--corpus` or of their text."""
     # Returns the `Run`s, their tokenizer, the name of the text, facts about it
-    # to write as JSON, and the `PreparedSplit`. The lengths are by default
-    # those of the runs.
+    # to write as JSON, and the `PreparedSplit`.
     names, workdirs = labels(), [Workdir(path) for path in FLAGS.workdirs]
     for workdir in workdirs:
         workdir.check_model_class()
@@ -141,14 +132,13 @@ def open_group(segment_length=None, memory_length=None):
     # Open all runs first, so that errors come before any long computation.
     runs = []
     for label, workdir, config in zip(names, workdirs, configs, strict=True):
-        model, step = workdir.load_model(FLAGS.checkpoint, tokenizers[0])
-        length = segment_length or config["flags"].get("segment_length")
+        model, step = workdir.load_model(
+            FLAGS.checkpoint, tokenizers[0], **model_flags.given()
+        )
+        length = FLAGS.segment_length or config["flags"].get("segment_length")
         check_integer("segment_length", length, 1)
         model.backbone.check_positions(length)
-        memory = memory_length
-        if memory is None:
-            memory = model.backbone.memory_length
-        model.backbone.check_remembers(memory)
+        memory = model.backbone.memory_length
         facts = {
             "label": label,
             "workdir": workdir.path,
@@ -162,8 +152,8 @@ def open_group(segment_length=None, memory_length=None):
 
 
 def _prepare_split(configs, tokenizer):
-    options = data_flags.corpus_options(configs[0]["corpus"])
-    corpus, split = data_flags.prepare_split(options, tokenizer, FLAGS.split)
+    source = data_flags.corpus_options(configs[0]["corpus"])
+    corpus, split = data_flags.prepare_split(source, tokenizer, FLAGS.split)
     if FLAGS.corpus is None:
         for path, config in zip(FLAGS.workdirs, configs, strict=True):
             data_flags.check_run_text(
@@ -171,7 +161,7 @@ def _prepare_split(configs, tokenizer):
                 "Bring it back, or give one text for all runs with --corpus",
             )  # fmt: skip
     text = {
-        "corpus": options["corpus"],
+        "corpus": source["corpus"],
         "fingerprint": split.fingerprint(),
         "split": FLAGS.split,
         "unit": tokenizer.unit,

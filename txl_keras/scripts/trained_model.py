@@ -1,7 +1,6 @@
 """Flags that name a trained model, and the functions that load it."""
 
 import tensorflow as tf
-from absl import flags
 
 from txl_keras.json_files import read_json
 from txl_keras.models import TransformerXLCausalLM
@@ -11,12 +10,11 @@ from txl_keras.preset_folders import find_folder
 from txl_keras.preset_folders import load_folder
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training.checkpointing import check_shapes
 from txl_keras.training.checkpointing import shapes_of
 from txl_keras.training.checkpointing import weight_variables
 from txl_keras.workdir import Workdir
-
-FLAGS = flags.FLAGS
 
 
 class TrainedModel(options.Options, trained=", ".join(TRAINED)):
@@ -36,7 +34,7 @@ class TrainedModel(options.Options, trained=", ".join(TRAINED)):
     checkpoint: options.one_of(["best", "latest"]) = "best"
 
 
-class Origin(options.Options, trained=", ".join(TRAINED)):
+class Origin(options.Options, free=(), trained=", ".join(TRAINED)):
     """Holds the option that `TrainedOrigin` reads.
 
     Optimization options:
@@ -56,17 +54,31 @@ def define_memory_flag():
 
 def given_workdir():
     """Returns the `Workdir` of `--workdir`, or `None` for a `--preset`."""
-    if (FLAGS.workdir is None) == (FLAGS.preset is None):
-        raise ValueError(
-            "Either `workdir` or `preset` must be given. Received: "
-            f"--workdir={FLAGS.workdir}, --preset={FLAGS.preset}"
-        )
-    if FLAGS.preset is not None and FLAGS["checkpoint"].present:
-        raise ValueError(
-            "`checkpoint` must be left out with `preset`, which has one set of "
-            f"weights. Received: --checkpoint={FLAGS.checkpoint}"
-        )
+    options.refuse(
+        (FLAGS.workdir is None) == (FLAGS.preset is None),
+        "Either `workdir` or `preset` must be given.",
+    )
+    options.refuse(
+        FLAGS.preset is not None and FLAGS["checkpoint"].present,
+        "`checkpoint` must be left out with `preset`, which has one set of "
+        "weights.",
+    )
     return None if FLAGS.workdir is None else Workdir(FLAGS.workdir)
+
+
+def load(workdir, **overrides):
+    """Loads the model of a `Workdir`, or that of `--preset` for `None`."""
+    # Also returns a dictionary that identifies the weights.
+    if workdir is None:
+        model = TransformerXLCausalLM.from_preset(FLAGS.preset, **overrides)
+        expected = "`preset` must have a tokenizer."
+        options.refuse(model.tokenizer is None, expected)
+        return model, {"preset": FLAGS.preset}
+    tokenizer = workdir.load_tokenizer()
+    model, step = workdir.load_model(FLAGS.checkpoint, tokenizer, **overrides)
+    # `load_model` takes the latest checkpoint if there is no best one.
+    is_best = FLAGS.checkpoint == "best" and workdir.best_step() is not None
+    return model, {"checkpoint": "best" if is_best else "latest", "step": step}
 
 
 def load_trained_model():
@@ -74,25 +86,13 @@ def load_trained_model():
     # Also returns the memory length for generating (`None`: the model's own),
     # and the segment length of training (`None`: unknown).
     workdir = given_workdir()
-    if workdir is None:
-        return load_given_preset(), FLAGS.memory_length, None
-    tokenizer = workdir.load_tokenizer()
-    model, _ = workdir.load_model(FLAGS.checkpoint, tokenizer)
-    memory_length = FLAGS.memory_length
-    if memory_length is None:
-        memory_length = workdir.generation_memory_length(model.backbone)
-    segment_length = workdir.read_config()["flags"].get("segment_length")
+    model, _ = load(workdir)
+    memory_length, segment_length = FLAGS.memory_length, None
+    if workdir is not None:
+        segment_length = workdir.read_config()["flags"].get("segment_length")
+        if memory_length is None:
+            memory_length = workdir.generation_memory_length(model.backbone)
     return model, memory_length, segment_length
-
-
-def load_given_preset(**overrides):
-    """Returns the model of `--preset`, with its tokenizer."""
-    model = TransformerXLCausalLM.from_preset(FLAGS.preset, **overrides)
-    if model.tokenizer is None:
-        raise ValueError(
-            f"`preset` must have a tokenizer. Received: --preset={FLAGS.preset}"
-        )
-    return model
 
 
 class TrainedOrigin:
@@ -100,12 +100,11 @@ class TrainedOrigin:
 
     def __init__(self):
         name = self.path = FLAGS.initialize_from
-        if name in PRESETS:
-            raise ValueError(
-                "`initialize_from` must be a trained model. Sizes without "
-                f"weights are given as --preset={name}. Received: "
-                f"--initialize_from={name}"
-            )
+        options.refuse(
+            name in PRESETS,
+            "`initialize_from` must be a trained model. Sizes without weights "
+            f"are given as --preset={name}.",
+        )
         try:
             folder = find_folder(name, TransformerXLCausalLM)
             with tf.device("CPU:0"):
@@ -115,11 +114,8 @@ class TrainedOrigin:
                 "`initialize_from` must be the folder of a language model. "
                 f"Received: {name} ({error})"
             ) from error
-        if self._model.tokenizer is None:
-            raise ValueError(
-                "`initialize_from` must have a tokenizer. Received: "
-                f"--initialize_from={name}"
-            )
+        expected = "`initialize_from` must have a tokenizer."
+        options.refuse(self._model.tokenizer is None, expected)
         workdir = Workdir(folder)
         is_ours = "class_name" in read_json(workdir.file("config.json"))
         self.flags = workdir.read_config()["flags"] if is_ours else {}
@@ -137,7 +133,14 @@ class TrainedOrigin:
         """Copies the weights; returns words on where they come from."""
         weights = weight_variables(self._model)
         variables = weight_variables(model)
-        check_shapes(self.path, shapes_of(weights), shapes_of(variables))
+        try:
+            check_shapes(self.path, shapes_of(weights), shapes_of(variables))
+        except ValueError as error:
+            changes = [f"--{k}={v}" for k, v in model_flags.given().items()]
+            raise ValueError(
+                "Flags must not change the shapes of the weights of "
+                f"`initialize_from`. Received: {', '.join(changes)} ({error})"
+            ) from error
         for name, variable in variables.items():
             variable.assign(weights[name])
         at = f", step {self._step}" if self._step else ""

@@ -1,12 +1,11 @@
 """Flags for training, and functions that build what they describe."""
 
-from absl import flags
-
 from txl_keras.data import Segments
 from txl_keras.data.segments import ORDERS
 from txl_keras.scripts import options
-from txl_keras.scripts.data_flags import TOKENIZER_FLAGS
 from txl_keras.scripts.data_flags import Corpus
+from txl_keras.scripts.data_flags import Tokenizer
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training import optimizers
 from txl_keras.training.optimizers import OPTIMIZERS
 from txl_keras.training.run_plan import RunPlan
@@ -15,13 +14,19 @@ from txl_keras.training.schedules import build_schedule
 from txl_keras.training.strategy import check_alike
 from txl_keras.training.trainer import Trainer
 
-FLAGS = flags.FLAGS
-
 # Default learning rate for weights that were not trained here.
 _FINE_TUNING_RATE = 5e-5
 
 
-class Training(options.Options, rate=_FINE_TUNING_RATE):
+class Training(
+    options.Options,
+    free=(
+        "workdir", "tpu", "num_cpu_devices", "accumulate_steps",
+        "eval_batch_size", "eval_every", "checkpoint_every", "max_to_keep",
+        "steps_per_execution", "profile_steps",
+    ),
+    rate=_FINE_TUNING_RATE,
+):  # fmt: skip
     """Holds options of training any model.
 
     workdir: Folder of the run, a local path or gs://; its checkpoints and
@@ -104,7 +109,9 @@ class Training(options.Options, rate=_FINE_TUNING_RATE):
     profile_steps: str = None
 
 
-class LanguageTraining(options.Options):
+class LanguageTraining(
+    options.Options, free=("max_sample_tokens", "attention_kernel")
+):
     """Holds further options of training a language model.
 
     max_sample_tokens: Most tokens to write into sample.txt at the end of the
@@ -141,12 +148,6 @@ class LanguageTraining(options.Options):
     attention_kernel: bool = False
 
 
-# They do not affect the result of a run.
-_FREE_FLAGS = {
-    "workdir", "tpu", "num_cpu_devices", "accumulate_steps", "eval_batch_size",
-    "eval_every", "checkpoint_every", "max_to_keep", "steps_per_execution",
-    "profile_steps", "max_sample_tokens", "attention_kernel",
-}  # fmt: skip
 # They may differ from worker to worker.
 _OWN_FLAGS = {
     *Corpus.names(), "vocabulary", "workdir", "tpu", "num_cpu_devices",
@@ -156,13 +157,8 @@ _OWN_FLAGS = {
 def result_settings():
     """Returns the values of the flags that affect the result of a run."""
     # They are recorded in its config.json and may not change when it resumes.
-    names = {
-        *TOKENIZER_FLAGS,
-        "initialize_from",
-        *Training.names(),
-        *LanguageTraining.names(),
-    }
-    values = _values(sorted(names - _FREE_FLAGS))
+    found = (x for x in options.defined_flags() if x.affects_result)
+    values = {flag.name: flag.value for flag in found}
     return {**values, "warmup_steps": _warmup_steps()}
 
 
@@ -180,26 +176,20 @@ def set_fine_tuning_rate(original):
     FLAGS.set_default("learning_rate", rate / 2 if rate else _FINE_TUNING_RATE)
 
 
-def _values(names):
-    """Returns the values of the flags that this script defines."""
-    return {name: FLAGS[name].value for name in names if name in FLAGS}
-
-
 def check_inherited_flags():
     """Checks that no flag sets what `--initialize_from` determines."""
-    for name in ("preset", "backbone", "vocabulary", *TOKENIZER_FLAGS):
-        if name in FLAGS and FLAGS[name].present:
-            raise ValueError(
-                f"`{name}` cannot be given with `initialize_from`, whose run "
-                f"determines it. Received: {name}={FLAGS[name].value}, "
-                f"initialize_from={FLAGS.initialize_from}"
-            )
+    for name in ("preset", "backbone", *Tokenizer.names()):
+        options.refuse(
+            name in FLAGS and FLAGS[name].present,
+            f"`{name}` cannot be given with `initialize_from`, whose run "
+            "determines it.",
+        )
 
 
 def check_workers(strategy):
     """Checks that all workers have the same flags."""
-    names = [flag.name for flag in options.defined_flags()]
-    check_alike(strategy, _values(x for x in names if x not in _OWN_FLAGS))
+    found = (x for x in options.defined_flags() if x.name not in _OWN_FLAGS)
+    check_alike(strategy, {flag.name: flag.value for flag in found})
 
 
 def dtype_policy():
@@ -250,6 +240,7 @@ def build_trainer(model, optimizer, strategy, batch_size, segments, stop=None):
 
 def training_segments(split, segment_length=None):
     """Makes the `Segments` of a `PreparedSplit` to train on."""
+    given = LanguageTraining.values()
     return Segments(
         split.tokens,
         FLAGS.batch_size,
@@ -259,7 +250,8 @@ def training_segments(split, segment_length=None):
         order=FLAGS.order,
         reset_documents=FLAGS.reset_documents,
         seed=FLAGS.seed,
-        **_values(("varlen", "half_loss")),
+        varlen=given.get("varlen", False),
+        half_loss=given.get("half_loss", False),
     )
 
 

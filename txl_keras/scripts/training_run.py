@@ -3,7 +3,6 @@
 import sys
 
 import keras
-from absl import flags
 
 from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.preparation import tokenizer_hash
@@ -12,6 +11,7 @@ from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import run_length
 from txl_keras.scripts import training_flags
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training import strategy as strategies
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.compilation import describe as describe_strategy
@@ -22,8 +22,6 @@ from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.workdir import Workdir
-
-FLAGS = flags.FLAGS
 
 
 class TrainingRun:
@@ -36,7 +34,7 @@ class TrainingRun:
     # `evaluate(segments)`, which returns scores, or `None` if it was stopped;
     # `describe(nll, split)` and `describe_results()`, which return words;
     # `finish(step, scores)`, which writes what the best weights give, and may
-    # add to their scores; and maybe `show(step)`, called after a score.
+    # add to their scores; and maybe `on_score(step)`, called after a score.
     bytes_per_token = None
 
     def __init__(self, strategy, stop):
@@ -53,13 +51,6 @@ class TrainingRun:
             check_can_write("workdir", self.workdir.path)
         self._asked = run_length.keep_plan(self.workdir)
         self.trainer = self.plan = self.loop = None
-
-    def show(self, step):
-        """Shows what the model does after a validation score."""
-
-    def settings(self):
-        """Returns the flags that change the result, by name."""
-        return training_flags.result_settings()
 
     def log(self, text):
         """Prints on the chief worker."""
@@ -85,7 +76,8 @@ class TrainingRun:
     def train(self):
         """Trains and finishes the run; returns False if it was stopped."""
         self._claim()
-        step = self._build_loop().restore()
+        self.loop = self._make_loop()
+        step = self.loop.restore()
         run_length.extend(self._asked, self.trainer, self.plan, self.workdir)
         self.log(self._describe())
         self.log(f"step {step} of {self.plan.last_step}")
@@ -124,10 +116,10 @@ class TrainingRun:
         strategies.wait_for_all(self.strategy)
         return True
 
-    def _build_loop(self):
+    def _make_loop(self):
         workdir = self.workdir
         chief = strategies.is_chief(self.strategy)
-        self.loop = TrainingLoop(
+        return TrainingLoop(
             self.trainer,
             self.segments,
             lambda: self.evaluate(self.valid),
@@ -150,16 +142,13 @@ class TrainingRun:
             profile=Profile(
                 workdir.events, FLAGS.profile_steps, FLAGS.max_steps
             ),
-            on_score=self._on_score,
+            on_score=self.on_score,
             bytes_per_token=self.bytes_per_token,
         )
-        return self.loop
 
-    def _on_score(self, step):
+    def on_score(self, step):
+        """Shows what the model does after a validation score."""
         self.plot()
-        # At the end there is a sample of the best weights.
-        if step < self.plan.last_step:
-            self.show(step)
 
     def plot(self, scores=None):
         """Draws the learning curve, maybe with the scores of compressors."""
@@ -170,7 +159,7 @@ class TrainingRun:
     def _claim(self):
         """Claims the workdir for this run, or checks that this run owns it."""
         config = {
-            "flags": self.settings(),
+            "flags": training_flags.result_settings(),
             "class_name": type(self.trainer.model).__name__,
             "model": self.trainer.model.get_config(),
             "tokenizer": tokenizer_hash(self.tokenizer),

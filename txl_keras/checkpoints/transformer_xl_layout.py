@@ -7,13 +7,12 @@ Letters: `D` hidden size, `N` heads, `H` head size, `P` positions, `L` layers.
 """
 
 import dataclasses
-import functools
 
 import ml_dtypes
 import numpy as np
 
-from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.configuration import check_sizes
+from txl_keras.checkpoints.configuration import plan_model
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import feed_forward_and_norms
 from txl_keras.checkpoints.layout import read
@@ -100,14 +99,14 @@ TF1 = Naming(
 def load_model(config, overrides, dtype, tensors, source, naming):
     """Returns the model of a file."""
     check_sizes(config, tensors, overrides, source)
-    plan = Plan(config, overrides, naming, tensors)
-    layout = transformer_xl_layout(plan, naming)
+    sizes, build = plan_model(config, overrides, naming, tensors, dtype)
+    layout = transformer_xl_layout(sizes, naming)
     tensors = _without_frequencies(tensors, naming, config["d_model"], source)
-    return read(functools.partial(plan.build, dtype), layout, tensors, source)
+    return read(build, layout, tensors, source)
 
 
 def transformer_xl_layout(model, naming):
-    """Returns the layout of a checkpoint for a model or `Plan`."""
+    """Returns the layout of a checkpoint for a model or its sizes."""
     backbone = model.backbone
     layout = [
         *_tables(model.softmax, naming),

@@ -160,7 +160,7 @@ def _load(model_class, stored, load_weights, dtype, overrides):
         try:
             stored.restore_weights(model)
         except ValueError as error:
-            if not sizes and not (is_same and own):
+            if not sizes and not (is_same and own.keys() - {"tokenizer"}):
                 raise
             raise ValueError(
                 "Weights must not depend on the arguments that replace those "
@@ -194,6 +194,7 @@ def _as_class(model_class, model, own, load_tokenizer):
     backbone = getattr(model, "backbone", model)
     if isinstance(backbone, model_class):
         return backbone
+    # The tokenizer that was passed, which may be `None`, or that of the folder.
     tokenizer = own.pop("tokenizer") if "tokenizer" in own else load_tokenizer()
     if not isinstance(model, model_class):
         model = model_class(backbone, **own)
@@ -220,12 +221,13 @@ def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
     _check_gives(model_class, type(model), type(backbone), folder)
     if not load_weights:
         model = type(model).from_config(model.get_config())
+    size = backbone.vocabulary_size
 
-    def load_tokenizer():
+    def load():
         names = (os.path.join(folder, name) for name in _VOCABULARIES)
         for path in filter(os.path.isfile, names):
-            symbols = load_vocabulary(path, backbone.vocabulary_size)
+            symbols = load_vocabulary(path, size)
             line_end = "<eos>" if "<eos>" in symbols else None
             return WordTokenizer(symbols, line_end=line_end)
 
-    return _as_class(model_class, model, own, load_tokenizer)
+    return _as_class(model_class, model, own, load)

@@ -1,5 +1,6 @@
 """Loads what `from_preset` names: a model, a run, or one of Hugging Face."""
 
+import functools
 import os
 import re
 
@@ -8,7 +9,6 @@ import tensorflow as tf
 from txl_keras.checkpoints import load_hugging_face
 from txl_keras.checkpoints import load_hugging_face_xlnet
 from txl_keras.checkpoints import load_vocabulary
-from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.tokenizers import WordTokenizer
@@ -21,10 +21,9 @@ from txl_keras.models.model_folder import ModelFolder
 from txl_keras.models.model_folder import backbone_config
 from txl_keras.models.model_folder import warn_of_memory_source
 from txl_keras.models.presets import check_required
-from txl_keras.models.presets import own_arguments
 from txl_keras.models.presets import split_overrides
+from txl_keras.weights import build_undrawn
 
-_STDDEVS = ("initializer_stddev", "projection_initializer_stddev")
 # Symbols of a Hugging Face `transfo-xl`, in its order of preference.
 _VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
 # What is downloaded: PyTorch's file only if there is no other.
@@ -150,33 +149,25 @@ def _load(model_class, stored, load_weights, dtype, overrides):
     if load_weights:
         warn_of_memory_source(changed, sizes)
     changed.update(sizes)
-    tokenizer = _tokenizer(
-        model_class, own, stored.load_tokenizer, changed["vocabulary_size"]
-    )
     if is_same:
         config.update(own)
     if dtype is not None:
         config["dtype"] = changed["dtype"] = dtype
-    if load_weights:
-        # Drawing weights that those of the file replace would take seconds.
-        stddevs = {n: changed[n] for n in _STDDEVS if n in changed}
-        changed.update(dict.fromkeys(stddevs, 0.0))
     config.pop("tokenizer", None)
-    model = build_class.from_config(config)
+    build = functools.partial(build_class.from_config, config)
+    model = build_undrawn(build, changed) if load_weights else build()
     if load_weights:
-        for name, value in stddevs.items():
-            setattr(getattr(model, "backbone", model), name, value)
         try:
             stored.restore_weights(model)
         except ValueError as error:
-            if not sizes and not (is_same and own):
+            if not sizes and not (is_same and own.keys() - {"tokenizer"}):
                 raise
             raise ValueError(
                 "Weights must not depend on the arguments that replace those "
                 "of the preset, unless load_weights=False. Received: "
                 f"{sorted(overrides)}. {error}"
             ) from error
-    return _as_class(model_class, model, own, tokenizer)
+    return _as_class(model_class, model, own, stored.load_tokenizer)
 
 
 def _check_gives(model_class, built_class, backbone_class, folder):
@@ -198,25 +189,16 @@ def _check_gives(model_class, built_class, backbone_class, folder):
         )
 
 
-def _tokenizer(model_class, own, load, vocabulary_size):
-    """Returns the tokenizer for a model: the one passed, or that of a file."""
-    if "tokenizer" not in own_arguments(model_class):
-        return None
-    tokenizer = own.pop("tokenizer") if "tokenizer" in own else load()
-    if tokenizer is not None:
-        check_vocabulary(tokenizer, vocabulary_size)
-    return tokenizer
-
-
-def _as_class(model_class, model, own, tokenizer):
+def _as_class(model_class, model, own, load_tokenizer):
     """Returns a loaded model, its backbone, or its backbone with a new head."""
+    backbone = getattr(model, "backbone", model)
+    if isinstance(backbone, model_class):
+        return backbone
+    # The tokenizer that was passed, which may be `None`, or that of the folder.
+    tokenizer = own.pop("tokenizer") if "tokenizer" in own else load_tokenizer()
     if not isinstance(model, model_class):
-        backbone = getattr(model, "backbone", model)
-        if isinstance(backbone, model_class):
-            return backbone
         model = model_class(backbone, **own)
-    if tokenizer is not None:
-        model.tokenizer = tokenizer
+    model.tokenizer = tokenizer
     return model
 
 
@@ -248,5 +230,4 @@ def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
             line_end = "<eos>" if "<eos>" in symbols else None
             return WordTokenizer(symbols, line_end=line_end)
 
-    tokenizer = _tokenizer(model_class, own, load, size)
-    return _as_class(model_class, model, own, tokenizer)
+    return _as_class(model_class, model, own, load)

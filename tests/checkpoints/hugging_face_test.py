@@ -15,6 +15,7 @@ from stored_models import copy_stored
 from stored_models import stored_config
 
 from txl_keras.checkpoints import load_hugging_face
+from txl_keras.checkpoints import load_hugging_face_xlnet
 from txl_keras.checkpoints import load_tf1
 from txl_keras.checkpoints import save_hugging_face
 from txl_keras.models import TransformerXLCausalLM
@@ -191,22 +192,33 @@ def test_missing_keys_take_the_defaults_of_the_library(folder):
     assert backbone.memory_length == 1600
 
 
+TRANSFO_XL = load_hugging_face, NAME
+XLNET = load_hugging_face_xlnet, "hf_xlnet_bi"
+
+
 @pytest.mark.parametrize(
-    "changes, message",
+    "model, changes, message",
     [
-        ({"attn_type": 1}, "attn_type=1"),
-        ({"sample_softmax": 100}, "sample_softmax=100"),
-        ({"model_type": "gpt2"}, "gpt2"),
-        ({"vocab_size": None, "n_head": None}, r"\['n_token', 'n_head'\]"),
-        ({"same_length": True, "mem_len": 0}, "none without memory"),
+        (TRANSFO_XL, {"attn_type": 1}, "attn_type=1"),
+        (TRANSFO_XL, {"sample_softmax": 100}, "sample_softmax=100"),
+        (TRANSFO_XL, {"model_type": "gpt2"}, "gpt2"),
+        (TRANSFO_XL, {"vocab_size": None, "n_head": None}, "'n_token', 'n_he"),
+        (TRANSFO_XL, {"same_length": True, "mem_len": 0}, "none without mem"),
+        (XLNET, {"model_type": "bert"}, "model_type 'xlnet'.*'bert'"),
+        (XLNET, {"bi_data": True}, "bi_data"),
+        (XLNET, {"same_length": True, "attn_type": "uni"}, "same_length"),
+        (XLNET, {"ff_activation": "relu"}, "ff_activation='relu'"),
+        (XLNET, {"attn_type": "tri"}, "attn_type='tri'"),
+        (XLNET, {"n_head": "3"}, "n_head='3'"),
     ],
 )
 def test_a_configuration_that_is_not_understood_is_refused(
-    folder, changes, message
+    model, changes, message, tmp_path
 ):
-    change_config(folder, **changes)
+    load, name = model
+    change_config(copy_stored(name, tmp_path), **changes)
     with pytest.raises(ValueError, match=message):
-        load_hugging_face(folder)
+        load(tmp_path)
 
 
 def test_other_classes_are_refused(folder):

@@ -286,7 +286,7 @@ def test_a_c_program_reads_what_is_wrong(path, c_program):
         text=True,
     )
     assert done.returncode == 1
-    assert "`ids` must be at least" in done.stderr
+    assert "`ids` must hold integers" in done.stderr
 
 
 @pytest.fixture(scope="module")

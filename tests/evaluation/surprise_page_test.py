@@ -133,7 +133,6 @@ def test_wrong_arguments_are_errors(model):
         ({"tokenizer": None}, "`tokenizer` must be set"),
         ({"tokenizer": IdTokenizer(11)}, "`tokenizer` must have as many"),
         *(({"text": text}, size) for text in ("", "a", "a" * 20_001)),
-        ({"num_candidates": 0}, "`num_candidates` must"),
         ({"text": np.array([3, 256])}, "`text` must hold integers"),
         ({"text": [1.7, 2.2]}, "`text` must"),
         ({"text": [3, 2**32 + 5]}, "`text` must"),

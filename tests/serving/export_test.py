@@ -1,5 +1,6 @@
 import concurrent.futures
 import json
+import os
 
 import numpy as np
 import pytest
@@ -15,12 +16,11 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
-from txl_keras.serving import signatures as signatures_module
 from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import export_folder
 from txl_keras.serving.graph_checks import traced
+from txl_keras.serving.served_model import SAMPLING
 from txl_keras.serving.served_model import ServedModel
-from txl_keras.serving.signatures import SAMPLING
 from txl_keras.serving.slots import Slots
 
 L, N = 2, 3  # blocks share a memory as well if they are two
@@ -43,23 +43,15 @@ def make_model(dtype=None, **changes):
     return model
 
 
-class Signatures:
+def signatures_of(model, memory_length=M, num_slots=0):
     """Those of a model that is not saved first, which takes seconds."""
-
-    def __init__(self, model, memory_length=M, num_slots=0):
-        served = ServedModel(model, memory_length, MAX_T)
-        endpoints = signatures_module.Signatures(served).endpoints()
-        if num_slots:
-            self._slots = Slots(served, num_slots)
-            self._slots._initialize()  # as loading does
-            endpoints |= self._slots.endpoints()
-        self._functions = {
-            name: traced(*endpoint, MAX_B)
-            for name, endpoint in endpoints.items()
-        }
-
-    def __getitem__(self, name):
-        return self._functions[name]
+    served = ServedModel(model, memory_length, MAX_T)
+    endpoints = served.endpoints()
+    if num_slots:
+        slots = Slots(served, num_slots)
+        slots._initialize()  # as loading does
+        endpoints |= slots.endpoints()
+    return {name: traced(*e, MAX_B) for name, e in endpoints.items()}
 
 
 def start(signatures, batch_size):
@@ -165,7 +157,7 @@ def test_answers_are_those_of_the_model(settings, model, served):
     if settings:
         # Two blocks show how they share a memory, one what a setting does.
         model = make_model(num_layers=1, **settings)
-        signatures = Signatures(model, settings.get("memory_length", M))
+        signatures = signatures_of(model, settings.get("memory_length", M))
     memory, expected_memory = start(signatures, 3), None
     # Shorter than memory, longer, of one token when memory is full.
     for length in (4, 9, 1):
@@ -189,7 +181,7 @@ def test_answers_are_those_of_the_model(settings, model, served):
 @pytest.mark.large
 @pytest.mark.parametrize("memory_length", [0, 1, 15])
 def test_memory_may_be_of_another_length(model, memory_length):
-    signatures = Signatures(model, memory_length)
+    signatures = signatures_of(model, memory_length)
     memory = start(signatures, 2)
     assert memory["memory"].shape == (2, L, 2, N, memory_length, H)
     expected_memory = model.initial_memory(2, memory_length)
@@ -204,8 +196,7 @@ def test_memory_may_be_of_another_length(model, memory_length):
 
 def test_models_of_absolute_positions_do_not_write():
     model = make_model(attention_type="vaswani", memory_length=0)
-    served = ServedModel(model)
-    assert "generate" not in signatures_module.Signatures(served).endpoints()
+    assert "generate" not in ServedModel(model).endpoints()
 
 
 # === Generation ===
@@ -217,7 +208,7 @@ def test_what_is_written_is_the_most_likely_after_all_that_was_read(
 ):
     signatures = served
     if settings:
-        signatures = Signatures(make_model(num_layers=1, **settings))
+        signatures = signatures_of(make_model(num_layers=1, **settings))
     # Longer than memory, of one token, between.
     prompts = [random_ids(9), random_ids(1, seed=1), random_ids(4, seed=2)]
     _, memory = predict(signatures, random_ids(3, 4), start(signatures, 3))
@@ -315,7 +306,7 @@ def test_a_reset_slot_begins_anew(cold_start):
     model = make_model(
         num_layers=1, cold_start=cold_start, normalize_first=True
     )
-    signatures = Signatures(model, num_slots=3)
+    signatures = signatures_of(model, num_slots=3)
     ids = random_ids(2, 4)
     expected = model.log_probs(ids)[0][:, -1]
     assert_close(step(signatures, ids, [0, 2]), expected)
@@ -345,7 +336,7 @@ def test_calls_inside_of_a_function_happen_in_order(served):
 
 
 def test_slots_without_memory_read_each_segment_alone():
-    signatures = Signatures(make_model(num_layers=1), 0, num_slots=2)
+    signatures = signatures_of(make_model(num_layers=1), 0, num_slots=2)
     ids = random_ids(2, 4)
     first = step(signatures, ids, [1, 0])
     signatures["reset"](slots=tf.constant([1]))
@@ -353,7 +344,7 @@ def test_slots_without_memory_read_each_segment_alone():
 
 
 def test_the_only_slot_leaves_the_initial_memory_as_it_is():
-    signatures = Signatures(make_model(num_layers=1), num_slots=1)
+    signatures = signatures_of(make_model(num_layers=1), num_slots=1)
     ids = random_ids(1, 4)
     before = start(signatures, 1)
     first = step(signatures, ids, [0])
@@ -418,19 +409,19 @@ BAD_MEMORY = [
     ({"memory": np.zeros((2, L, 2, N, M, H), "f")}, "`memory` must have"),
     ({"memory": memory_with(np.nan)}, "`memory` must be finite"),
     ({"memory": memory_with(-np.inf)}, "`memory` must be finite"),
-    ({"valid_length": [M + 1]}, "`valid_length` must be at least"),
-    ({"valid_length": [-1]}, "`valid_length` must be at least"),
+    ({"valid_length": [M + 1]}, "`valid_length` must hold integers"),
+    ({"valid_length": [-1]}, "`valid_length` must hold integers"),
     ({"valid_length": [1, 1]}, "`valid_length` must have the shape"),
 ]
 BAD_SEGMENTS = [
     *BAD_MEMORY,
-    ({"ids": [[3, V]]}, "`ids` must be at least"),
-    ({"ids": [[-1, 3]]}, "`ids` must be at least"),
+    ({"ids": [[3, V]]}, "`ids` must hold integers"),
+    ({"ids": [[-1, 3]]}, "`ids` must hold integers"),
     ({"ids": np.zeros((1, 0), "int32")}, "`ids` must have the shape"),
     ({"ids": [[1] * (MAX_T + 1)]}, "T from 1 to 20"),
 ]
 BAD_TARGETS = [
-    ({"targets": [[3, V]]}, "`targets` must be at least"),
+    ({"targets": [[3, V]]}, "`targets` must hold integers"),
     ({"targets": [[3]]}, "`targets` must have the shape"),
     ({"ids": IDS[:, :1]}, "`targets` must have the shape"),
 ]
@@ -444,9 +435,9 @@ BAD_PROMPTS = [
         },
         "`prompt_ids` must have",
     ),
-    ({"prompt_ids": [[3, V]]}, "`prompt_ids` must be at least"),
-    ({"prompt_length": [0]}, "`prompt_length` must be at least"),
-    ({"prompt_length": [3]}, "`prompt_length` must be at least"),
+    ({"prompt_ids": [[3, V]]}, "`prompt_ids` must hold integers"),
+    ({"prompt_length": [0]}, "`prompt_length` must hold integers"),
+    ({"prompt_length": [3]}, "`prompt_length` must hold integers"),
     ({"prompt_length": [1, 1]}, "`prompt_length` must have the shape"),
     # Of numbers so large that the model gives NaN.
     (
@@ -456,9 +447,9 @@ BAD_PROMPTS = [
         },
         "A token cannot be drawn, because the model returned NaN",
     ),
-    ({"length": -1}, "`length` must .*15"),
-    ({"length": MAX_W + 1}, "`length` must .*15"),
-    ({"length": 10**9}, "`length` must .*15"),
+    ({"length": -1}, "`length` must .*, 16"),
+    ({"length": MAX_W + 1}, "`length` must .*, 16"),
+    ({"length": 10**9}, "`length` must .*, 16"),
     ({"top_p": 0.0}, "`top_p`"),
     ({"typical_p": 1.5}, "`typical_p`"),
     ({"top_k": -1}, "`top_k`"),
@@ -468,8 +459,8 @@ BAD_PROMPTS = [
 BAD_INPUTS = {
     "serving_default": BAD_SEGMENTS,
     "initial_memory": [
-        ({"batch_size": -1}, "`batch_size` must .*16"),
-        ({"batch_size": 2**31 - 1}, "`batch_size` must .*16"),
+        ({"batch_size": -1}, "`batch_size` must .*, 17"),
+        ({"batch_size": 2**31 - 1}, "`batch_size` must .*, 17"),
     ],
     "score": BAD_SEGMENTS + BAD_TARGETS,
     "hidden_states": BAD_SEGMENTS,
@@ -518,19 +509,21 @@ def test_bad_inputs_are_refused_by_their_names(served, name):
                     served[name](**{**good, key: other})
     # Too many rows.
     served[name](**good_inputs(served, name, MAX_B))
-    key = "batch_size" if name == "initial_memory" else ".*"
-    with pytest.raises(InvalidArgumentError, match=f"`{key}` must .*{MAX_B}"):
+    message = f"` must have at most {MAX_B} rows"
+    if name == "initial_memory":
+        message = f"`batch_size` must .*, {MAX_B + 1}"
+    with pytest.raises(InvalidArgumentError, match=message):
         served[name](**good_inputs(served, name, MAX_B + 1))
 
 
 @pytest.mark.parametrize(
     ("ids", "slots", "message"),
     [
-        ([[1], [2]], [3, 16], "`slots` must be at least"),
-        ([[1], [2]], [-1, 3], "`slots` must be at least"),
+        ([[1], [2]], [3, 16], "`slots` must hold integers"),
+        ([[1], [2]], [-1, 3], "`slots` must hold integers"),
         ([[1], [2]], [3, 3], "`slots` must not contain a number twice"),
         ([[1], [2]], [3], "`slots` must have the shape"),
-        ([[1], [V]], [3, 4], "`ids` must be at least"),
+        ([[1], [V]], [3, 4], "`ids` must hold integers"),
         ([[1] * (MAX_T + 1)], [3], "T from 1 to 20"),
     ],
 )
@@ -577,7 +570,7 @@ def test_weights_may_be_stored_in_bfloat16(tmp_path):
 @pytest.mark.large
 def test_models_that_compute_in_bfloat16_are_written_too():
     model = make_model(dtype="mixed_bfloat16")
-    signatures = Signatures(model, num_slots=2)
+    signatures = signatures_of(model, num_slots=2)
     memory, expected_memory = start(signatures, 2), None
     for seed in range(3):
         ids = random_ids(2, 4, seed=seed)
@@ -615,12 +608,13 @@ def test_settings_and_other_files_lie_beside(model, tmp_path):
 
 def test_a_path_may_be_an_object(tmp_path):
     path = tmp_path / "1"
-    check_path(path)
+    assert check_path(path) == str(path)
+    assert check_path("~/a") == os.path.expanduser("~/a")
     with export_folder(path, {"num_slots": 0}, None, None):
         pass
     assert json.loads((path / "assets/settings.json").read_text())
-    for wrong in (None, "", "~/model"):
-        with pytest.raises(ValueError, match="`path` must be the full name"):
+    for wrong in (None, ""):
+        with pytest.raises(ValueError, match="`path` must be a path"):
             check_path(wrong)
 
 

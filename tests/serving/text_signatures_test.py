@@ -9,9 +9,8 @@ from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving.graph_checks import traced
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
+from txl_keras.serving.served_model import SAMPLING
 from txl_keras.serving.served_model import ServedModel
-from txl_keras.serving.signatures import SAMPLING
-from txl_keras.serving.signatures import Signatures
 
 TEXTS = ["né à côté", "o", "être ou ne pas être, non"]
 TOKENIZER = CharacterTokenizer(sorted(set("".join(TEXTS))))
@@ -24,7 +23,7 @@ def model():
 
 def signatures_of(model, max_segment_length):
     served = ServedModel(model, 6, max_segment_length)
-    endpoints = Signatures(served, graph_tokenizer(TOKENIZER)).endpoints()
+    endpoints = served.endpoints(graph_tokenizer(TOKENIZER))
     return {
         name: traced(*endpoint, 9, SAMPLING)
         for name, endpoint in endpoints.items()
@@ -98,8 +97,8 @@ def test_texts_that_cannot_be_scored_are_refused(signatures, text, message):
     [
         ({"prompt": [""]}, "`prompt` must have at least one token"),
         ({"prompt": np.array([], str)}, "`prompt` must have at least one row"),
-        ({"length": -1}, "`length` must be at least"),
-        ({"length": 4097}, "`length` must .* at most. .4096"),
+        ({"length": -1}, "`length` must hold integers"),
+        ({"length": 4097}, "`length` must .*, 4097"),
         ({"top_p": 0.0}, "`top_p`"),
     ],
 )

@@ -16,6 +16,7 @@ from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
+from txl_keras.weights import build_undrawn
 
 # Keys that every configuration must have, and our arguments for them.
 SIZES = {
@@ -200,7 +201,8 @@ def raise_found(message, problems):
         raise ValueError("\n".join([message, *found]))
 
 
-def _check_supported(config, naming, memory_length):
+def _check_supported(config, naming, arguments):
+    memory_length = arguments["memory_length"]
     attn_type = config["attn_type"]
     is_absolute = attn_type in (2, 3)
     heads = config["n_head"] * config["d_head"]
@@ -223,6 +225,11 @@ def _check_supported(config, naming, memory_length):
             "only within a segment: pass memory_length=0": (
                 is_absolute and memory_length
             ),
+            "mem_len=0 with `same_length`: in the original PyTorch code a "
+            "token attends to mem_len keys, itself included, so to none "
+            "without memory: pass `memory_length`": (
+                arguments["same_length"] == "pytorch" and not memory_length
+            ),
             f"n_head * d_head = {heads} with attn_type=3: learned positions "
             f"must be of size d_model={config['d_model']}": (
                 attn_type == 3 and heads != config["d_model"]
@@ -231,77 +238,55 @@ def _check_supported(config, naming, memory_length):
     )
 
 
-class Plan:
-    """Holds the sizes of a `TransformerXLCausalLM` that is not built yet."""
+def plan_model(config, overrides, naming, tensors, dtype):
+    """Plans a `TransformerXLCausalLM`; returns sizes and a way to build it."""
+    # A layout reads the sizes from `backbone` and `softmax`, as from a model.
+    parameters = inspect.signature(TransformerXLBackbone).parameters.values()
+    arguments = {
+        **{p.name: p.default for p in parameters if p.default is not p.empty},
+        **sized_arguments(config),
+        "embedding_dim": config["d_embed"],
+        "cutoffs": config["cutoffs"],
+        "div_val": config["div_val"],
+        "attention_dropout": config["dropatt"],
+        # The file determines the number of learned positions.
+        "max_positions": (*tensors.shapes.get("r_emb", ()), 1, 1)[1],
+        "normalize_first": bool(config["pre_lnorm"]),
+        "project_same_dim": bool(config["proj_same_dim"]),
+        "same_length": bool(config["same_length"]) and naming.same_length,
+        "tie_attention_biases": not config["untie_r"],
+        "layer_norm_epsilon": config["layer_norm_epsilon"],
+        "cold_start": naming.cold_start,
+        **overrides,
+    }
+    _check_supported(config, naming, arguments)
+    arguments["attention_type"] = ATTENTION_TYPES[config["attn_type"]]
+    tie_projections = config["tie_projs"]
+    if tie_projections is None:
+        shared = config["proj_share_all_but_first"]
+        tie_projections = [False] + [shared] * len(config["cutoffs"])
+    # These layers check their arguments; they are not built.
+    embedding = AdaptiveEmbedding(
+        config["n_token"],
+        config["d_model"],
+        cutoffs=config["cutoffs"],
+        embedding_dim=config["d_embed"],
+        div_val=config["div_val"],
+        project_same_dim=arguments["project_same_dim"],
+    )
+    # Clusters beyond `tie_projections` are not tied.
+    ties = [*map(bool, tie_projections), *[False] * embedding.num_clusters]
+    ties = {
+        "tie_embeddings": bool(config["tie_weight"]),
+        "tie_projections": ties[: embedding.num_clusters],
+    }
+    sizes = types.SimpleNamespace(
+        backbone=types.SimpleNamespace(**arguments),
+        softmax=AdaptiveSoftmax(embedding, **ties),
+    )
 
-    # A layout reads them from `backbone` and `softmax`, as from a model.
+    def build():
+        backbone = TransformerXLBackbone(dtype=dtype, **arguments)
+        return TransformerXLCausalLM(backbone, **ties)
 
-    def __init__(self, config, overrides, naming, tensors):
-        arguments = {
-            **sized_arguments(config),
-            "embedding_dim": config["d_embed"],
-            "cutoffs": config["cutoffs"],
-            "div_val": config["div_val"],
-            "attention_dropout": config["dropatt"],
-            # The file determines the number of learned positions.
-            "max_positions": (*tensors.shapes.get("r_emb", ()), 1, 1)[1],
-            "normalize_first": bool(config["pre_lnorm"]),
-            "project_same_dim": bool(config["proj_same_dim"]),
-            "same_length": bool(config["same_length"]) and naming.same_length,
-            "tie_attention_biases": not config["untie_r"],
-            "layer_norm_epsilon": config["layer_norm_epsilon"],
-            "cold_start": naming.cold_start,
-            **overrides,
-        }
-        _check_supported(config, naming, arguments["memory_length"])
-        arguments["attention_type"] = ATTENTION_TYPES[config["attn_type"]]
-        tie_projections = config["tie_projs"]
-        if tie_projections is None:
-            shared = config["proj_share_all_but_first"]
-            tie_projections = [False] + [shared] * len(config["cutoffs"])
-        if (
-            arguments["same_length"] == "pytorch"
-            and not arguments["memory_length"]
-        ):
-            raise ValueError(
-                "`memory_length` must be positive with `same_length`: in the "
-                "original PyTorch code a token attends to `memory_length` "
-                "keys, itself included, so to none without memory. Received: "
-                "memory_length=0"
-            )
-        parameters = inspect.signature(TransformerXLBackbone).parameters
-        defaults = {name: value.default for name, value in parameters.items()}
-        self.backbone = types.SimpleNamespace(**{**defaults, **arguments})
-        # These layers check their arguments; they are not built.
-        embedding = AdaptiveEmbedding(
-            config["n_token"],
-            config["d_model"],
-            cutoffs=config["cutoffs"],
-            embedding_dim=config["d_embed"],
-            div_val=config["div_val"],
-            project_same_dim=self.backbone.project_same_dim,
-        )
-        # Clusters beyond `tie_projections` are not tied.
-        ties = [*map(bool, tie_projections), *[False] * embedding.num_clusters]
-        self.softmax = AdaptiveSoftmax(
-            embedding,
-            tie_embeddings=bool(config["tie_weight"]),
-            tie_projections=ties[: embedding.num_clusters],
-        )
-        self._arguments = arguments
-
-    def build(self, dtype):
-        """Builds the `TransformerXLCausalLM`, with weights of zero."""
-        # Random initialization takes three times the memory of the weights.
-        stddevs = ("initializer_stddev", "projection_initializer_stddev")
-        backbone = TransformerXLBackbone(
-            dtype=dtype, **self._arguments, **dict.fromkeys(stddevs, 0.0)
-        )
-        model = TransformerXLCausalLM(
-            backbone,
-            tie_embeddings=self.softmax.tie_embeddings,
-            tie_projections=self.softmax.tie_projections,
-        )
-        for name in stddevs:
-            setattr(backbone, name, getattr(self.backbone, name))
-        return model
+    return sizes, functools.partial(build_undrawn, build, arguments)

@@ -90,21 +90,16 @@ def load_hugging_face(folder, dtype=None, **overrides):
     config = read_config(config, overrides, _DEFAULTS, path)
     config["tie_weight"] = config["tie_word_embeddings"]
     tensors = folder_tensors(folder)
-    _check_class(tensors, folder)
+    raise_found(
+        f"`folder` must hold a TransfoXLLMHeadModel. Received: {folder}, with",
+        {
+            "a classifier, `score.weight`": "score.weight" in tensors,
+            "a body without a softmax (`crit.*`), as a TransfoXLModel": (
+                not any(name.startswith("crit.") for name in tensors)
+            ),
+        },
+    )
     return load_model(config, overrides, dtype, tensors, folder, HUGGING_FACE)
-
-
-def _check_class(tensors, folder):
-    received = None
-    if "score.weight" in tensors:
-        received = "a classifier: it has `score.weight`"
-    elif not any(name.startswith("crit.") for name in tensors):
-        received = "a body without a softmax (`crit.*`), as a TransfoXLModel"
-    if received:
-        raise ValueError(
-            "`folder` must hold a TransfoXLLMHeadModel. Received: "
-            f"folder={folder}, which holds {received}"
-        )
 
 
 def save_hugging_face(model, folder):

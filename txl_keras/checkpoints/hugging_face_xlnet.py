@@ -1,6 +1,7 @@
 """Import of Hugging Face's XLNet models."""
 
 import dataclasses
+import functools
 import pathlib
 import types
 
@@ -17,6 +18,7 @@ from txl_keras.checks import check_head_dim
 from txl_keras.checks import shown
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 from txl_keras.models.xlnet_permutation_lm import XLNetPermutationLM
+from txl_keras.weights import build_undrawn
 
 # Default values of the library for missing keys of a configuration.
 _DEFAULTS = {
@@ -103,18 +105,17 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
     has_head = "lm_loss.bias" in tensors and not drop_head
 
     def build():
-        zeros = {**arguments, "initializer_stddev": 0.0}
-        model = backbone = XLNetBackbone(dtype=dtype, **zeros)
-        if has_head:
-            model = XLNetPermutationLM(backbone, config["tie_word_embeddings"])
-        backbone.initializer_stddev = arguments["initializer_stddev"]
-        return model
+        backbone = XLNetBackbone(dtype=dtype, **arguments)
+        if not has_head:
+            return backbone
+        return XLNetPermutationLM(backbone, config["tie_word_embeddings"])
 
     if has_head:
         tensors = tensors.renamed(lambda name: name.removeprefix(_BODY))
         layout = _with_head(layout, config)
     else:
         tensors = _body(tensors, drop_head, folder)
+    build = functools.partial(build_undrawn, build, arguments)
     return read(build, layout, tensors, folder)
 
 

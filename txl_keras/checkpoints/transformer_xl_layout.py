@@ -7,13 +7,12 @@ Letters: `D` hidden size, `N` heads, `H` head size, `P` positions, `L` layers.
 """
 
 import dataclasses
-import functools
 
 import ml_dtypes
 import numpy as np
 
-from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.configuration import check_sizes
+from txl_keras.checkpoints.configuration import plan_model
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import feed_forward_and_norms
 from txl_keras.checkpoints.layout import read
@@ -100,18 +99,17 @@ TF1 = Naming(
 def load_model(config, overrides, dtype, tensors, source, naming):
     """Returns the model of a file."""
     check_sizes(config, tensors, overrides, source)
-    plan = Plan(config, overrides, naming, tensors)
-    layout = transformer_xl_layout(plan, naming)
+    sizes, build = plan_model(config, overrides, naming, tensors, dtype)
+    layout = transformer_xl_layout(sizes, naming)
     tensors = _without_frequencies(tensors, naming, config["d_model"], source)
-    return read(functools.partial(plan.build, dtype), layout, tensors, source)
+    return read(build, layout, tensors, source)
 
 
 def transformer_xl_layout(model, naming):
-    """Returns the layout of a checkpoint for a model or `Plan`."""
+    """Returns the layout of a checkpoint for a model or its sizes."""
     backbone = model.backbone
     layout = [
         *_tables(model.softmax, naming),
-        *_projections(model.softmax, naming),
         *_clusters(model.softmax, naming),
         *_positions(backbone, naming),
     ]
@@ -148,56 +146,48 @@ def _without_frequencies(tensors, naming, hidden_dim, source):
 
 
 def _tables(softmax, naming):
-    """Yields tables and biases; with `div_val=1` clusters share a table."""
-    embedding = softmax.embedding
+    """Yields tables, biases and projections; clusters may share them."""
+    embedding, ties = softmax.embedding, softmax.tie_projections
     clusters = [(j,) for j in range(embedding.num_clusters)]
-    groups = [sum(clusters, ())] if embedding.div_val == 1 else clusters
+    is_one = embedding.div_val == 1
+    groups = [sum(clusters, ())] if is_one else clusters
 
-    def named(names, weight, group, *columns):
-        cutoff = f"cutoff_{group[0]}/" if embedding.div_val > 1 else ""
-        names = [name.format(j=group[0], cutoff=cutoff) for name in names]
+    def named(template, j):
+        return template.format(j=j, cutoff="" if is_one else f"cutoff_{j}/")
+
+    def table(templates, weight, group, *columns):
+        names = [named(template, group[0]) for template in templates]
         rows = sum(embedding.cluster_size(i) for i in group)
-        weights = [f"{weight}_{i}" for i in group]
-        return Entry(names, weights, (rows, *columns))
+        return Entry(names, [f"{weight}_{i}" for i in group], (rows, *columns))
+
+    def projection(names, layer, j):
+        shape = (embedding.dims[j], embedding.output_dim)
+        return _linear(names, f"{layer}/projection_{j}", shape, naming)
 
     for group in groups:
-        columns = embedding.dims[group[0]]
-        names = [naming.table]
+        j, size = group[0], embedding.dims[group[0]]
+        templates = [naming.table]
         if softmax.tie_embeddings and naming.is_torch:
-            names.append(naming.out_table)
-        yield named(names, "token_embedding/embeddings", group, columns)
+            templates.append(naming.out_table)
+        yield table(templates, "token_embedding/embeddings", group, size)
         if not softmax.tie_embeddings:
-            yield named([naming.out_table], "softmax/kernel", group, columns)
+            yield table([naming.out_table], "softmax/kernel", group, size)
+        if embedding.needs_projection(j):
+            names = [named(naming.projection, j)]
+            if naming.shared_projection:
+                names.append(named(naming.shared_projection, j))
+            if naming.is_torch:
+                out = naming.out_projection
+                names += [named(out, i) for i in group if ties[i]]
+            yield projection(names, "token_embedding", j)
+    for (j,) in clusters:
+        if embedding.needs_projection(j) and not ties[j]:
+            yield projection(named(naming.out_projection, j), "softmax", j)
     out_bias = naming.out_bias
     if not naming.is_torch and not embedding.cutoffs:
         out_bias = "transformer/adaptive_softmax/bias"
     for group in groups if naming.is_torch else clusters:
-        yield named([out_bias], "softmax/bias", group)
-
-
-def _projections(softmax, naming):
-    embedding = softmax.embedding
-    shapes = [
-        (size, embedding.output_dim) if embedding.needs_projection(j) else None
-        for j, size in enumerate(embedding.dims)
-    ]
-    tied = [j for j, is_tied in enumerate(softmax.tie_projections) if is_tied]
-    is_one = embedding.div_val == 1
-    for j, shape in enumerate(shapes[:1] if is_one else shapes):
-        if shape is None:
-            continue
-        cutoff = "" if is_one else f"cutoff_{j}/"
-        names = [naming.projection.format(j=j, cutoff=cutoff)]
-        if naming.shared_projection:
-            names.append(naming.shared_projection.format(j=j))
-        if naming.is_torch:
-            shares = tied if is_one else {j} & {*tied}
-            names += [naming.out_projection.format(j=i) for i in shares]
-        yield _linear(names, f"token_embedding/projection_{j}", shape, naming)
-    for j, shape in enumerate(shapes):
-        if shape is not None and j not in tied:
-            name = naming.out_projection.format(j=j)
-            yield _linear(name, f"softmax/projection_{j}", shape, naming)
+        yield table([out_bias], "softmax/bias", group)
 
 
 def _linear(names, weights, shape, naming, **options):

@@ -5,7 +5,6 @@ module. Here nothing is called, and a name that no vocabulary needs is an
 error: see `safe_pickle`.
 """
 
-import codecs
 import itertools
 import math
 import pathlib
@@ -30,7 +29,7 @@ _FORMATS = (
 _HEAD = 1 << 16  # bytes that determine the format
 _MAX_SYMBOLS = 1 << 20  # the One Billion Word Benchmark has 793,471
 _PICKLE_MAGIC = b"\x80"  # of protocol 2 and later
-_JSON_START = re.compile(rb'\s*[\[{]\s*["\]}]')
+_JSON_START = re.compile(r'\s*[\[{]\s*["\]}]')
 # Classes whose state has the symbols: those of the original code and NVIDIA's
 # (`__main__` if the file ran as a script), and Hugging Face's tokenizer under
 # all names that its package and module have had.
@@ -110,20 +109,15 @@ def _read(path):
     with open_checked(path, MAX_VOCABULARY_BYTES) as file:
         data = file.read()
     try:
-        decode_text(data, path)
+        text = decode_text(data, path)
     except ValueError as error:
         raise ValueError(f"{error} {_FORMATS}") from error
-    data = data.removeprefix(codecs.BOM_UTF8)
-    if path.suffix != ".txt" and _JSON_START.match(data):
-        return parse_json(data, "it", (dict, list))
-    return _read_lines(data)
-
-
-def _read_lines(data):
-    if b"\n" not in data:  # "\r" alone ends the lines of some programs
-        data = data.replace(b"\r", b"\n")
-    _check_count(data.count(b"\n"))
-    lines = data.decode("utf-8").removesuffix("\n").split("\n")
+    if path.suffix != ".txt" and _JSON_START.match(text):
+        return parse_json(text, "it", (dict, list))
+    if "\n" not in text:  # "\r" alone ends the lines of some programs
+        text = text.replace("\r", "\n")
+    _check_count(text.count("\n"))
+    lines = text.removesuffix("\n").split("\n")
     words = [line.split(None, 1) for line in lines]
     if [] in words:
         number = words.index([]) + 1

@@ -16,22 +16,20 @@ def classification_scores(label_ids, logits, label_names):
     np.add.at(confusion, (label_ids, logits.argmax(axis=1)), 1)
     num_correct = np.diag(confusion)
     num_true, num_predicted = confusion.sum(axis=1), confusion.sum(axis=0)
-    recall = num_correct / np.maximum(num_true, 1)
-    precision = num_correct / np.maximum(num_predicted, 1)
-    f1 = 2 * num_correct / np.maximum(num_true + num_predicted, 1)
+    by_class = {
+        "precision": num_correct / np.maximum(num_predicted, 1),
+        "recall": num_correct / np.maximum(num_true, 1),
+        "f1": 2 * num_correct / np.maximum(num_true + num_predicted, 1),
+        "count": num_true,
+    }
     log_sums = np.logaddexp.reduce(logits, axis=1)
     nll = log_sums - logits[np.arange(len(logits)), label_ids]
     return {
         "loss": float(nll.mean()),
         "accuracy": float(num_correct.sum() / confusion.sum()),
-        "f1": float(f1.mean()),
+        "f1": float(by_class["f1"].mean()),
         "classes": {
-            name: {
-                "precision": float(precision[i]),
-                "recall": float(recall[i]),
-                "f1": float(f1[i]),
-                "count": int(num_true[i]),
-            }
+            name: {key: values[i].item() for key, values in by_class.items()}
             for i, name in enumerate(label_names)
         },
         "confusion": confusion.tolist(),

@@ -302,10 +302,7 @@ class DynamicEvaluator:
             "memory_length": self._memory_length,
             "backbone": json.dumps(config, sort_keys=True, default=str),
             "weights": weights_hash(self._model),
-            "mean_square": arrays_hash(
-                (name, value.numpy())
-                for name, value in sorted(statistics.items())
-            ),
+            "mean_square": arrays_hash(sorted(statistics.items())),
             "text": arrays_hash(
                 (name, batch[name]) for batch in batches for name in _SCORED
             ),
@@ -367,7 +364,6 @@ def collect_mean_square(
     num_segments,
     memory_length=None,
     weights=None,
-    on_progress=None,
 ):
     """Computes the mean square of the gradient on training text.
 
@@ -386,8 +382,6 @@ def collect_mean_square(
             (2019) take one in 5,000 of the training text.
         memory_length: Optional integer `M`; by default the model's own.
         weights: Optional regular expression: see `DynamicEvaluator`.
-        on_progress: Optional function, called with the number of segments read
-            so far and `num_segments`.
 
     Returns:
         Dictionary of float32 arrays by the names of the weights.
@@ -431,8 +425,6 @@ def collect_mean_square(
             )
             next_step += 1
         add(gradients)
-        if on_progress:
-            on_progress(i + 1, num_segments)
     means = {name: v.numpy() / num_segments for name, v in sums.items()}
     for name, mean in means.items():
         if not np.isfinite(mean).all():
@@ -473,20 +465,18 @@ def _chosen(model, pattern):
 
 def checked_mean_square(mean_square, model, weights=None):
     """Returns tensors by name, after checks of names, shapes and values."""
-    saved = getattr(mean_square, "shapes", None) or {
-        name: np.shape(value) for name, value in mean_square.items()
+    found = {
+        name: np.asarray(mean_square[name], np.float32) for name in mean_square
     }
-    saved = {name: tuple(shape) for name, shape in saved.items()}
     expected = checkpointing.shapes_of(_chosen(model, weights))
-    checkpointing.check_shapes("`mean_square`", saved, expected)
-    found = {}
-    for name in expected:
-        values = np.asarray(mean_square[name], np.float32)
+    checkpointing.check_shapes(
+        "`mean_square`", checkpointing.shapes_of(found), expected
+    )
+    for name, values in found.items():
         if not (np.isfinite(values).all() and (values >= 0).all()):
             raise ValueError(
                 "`mean_square` must be finite and at least 0. Received: "
                 f"values of {shown(name)} from {values.min()} to "
                 f"{values.max()}"
             )
-        found[name] = tf.constant(values)
-    return found
+    return {name: tf.constant(values) for name, values in found.items()}

@@ -21,6 +21,7 @@ from txl_keras.models.generation.text_stream import TextStream
 _TEMPLATE = pathlib.Path(__file__).with_name("surprise_page.html")
 # A page holds everything for each token, about 200 bytes.
 MAX_TOKENS = 20_000
+_NUM_CANDIDATES = 5
 
 
 def surprise_page(
@@ -29,7 +30,6 @@ def surprise_page(
     tokenizer=None,
     segment_length=64,
     memory_length=None,
-    num_candidates=5,
     title="Surprise",
 ):
     """Makes a web page of a text, in which each token is shaded by its bits.
@@ -47,7 +47,6 @@ def surprise_page(
         segment_length: Integer `T`, tokens per segment.
         memory_length: Optional integer, tokens of memory; by default the
             model's own.
-        num_candidates: Integer, how many of the likeliest tokens to show.
         title: String, the title of the page.
 
     Returns:
@@ -67,9 +66,7 @@ def surprise_page(
     pathlib.Path("surprise.html").write_text(page, "utf-8")
     ```
     """
-    reader = SurpriseReader(
-        model, tokenizer, segment_length, memory_length, num_candidates
-    )
+    reader = SurpriseReader(model, tokenizer, segment_length, memory_length)
     return fill_page(title, reader.read(reader.encode(text)))
 
 
@@ -87,12 +84,7 @@ class SurpriseReader:
     """Finds the bits of each token of texts; is compiled once for all."""
 
     def __init__(
-        self,
-        model,
-        tokenizer=None,
-        segment_length=64,
-        memory_length=None,
-        num_candidates=5,
+        self, model, tokenizer=None, segment_length=64, memory_length=None
     ):
         if tokenizer is None:
             check_has_tokenizer(model, "text")
@@ -100,7 +92,6 @@ class SurpriseReader:
         check_vocabulary(tokenizer, model.backbone.vocabulary_size)
         check_integer("segment_length", segment_length, 1)
         model.backbone.check_positions(segment_length)
-        check_integer("num_candidates", num_candidates, 1)
         if memory_length is None:
             memory_length = model.backbone.memory_length
         self.tokenizer = tokenizer
@@ -108,7 +99,6 @@ class SurpriseReader:
         self._memory_length = memory_length
         self._model = model
         self._empty = model.initial_memory(1, memory_length)
-        self._num_candidates = min(num_candidates, tokenizer.vocabulary_size)
         self._score = tf.function(self._find, autograph=False)
 
     def encode(self, text, max_tokens=MAX_TOKENS):
@@ -132,16 +122,21 @@ class SurpriseReader:
 
     def data(self, ids, found):
         """Returns what the page shows of the tokens of `read_segments`."""
+        decode = self.tokenizer.decode_bytes
+        stream = TextStream(decode)
+        # A character is in the text of its last token.
+        texts = [stream.add([token]) for token in ids]
+        texts[-1] += stream.finish()
         first = {"bits": None, "cold": None, "likeliest": []}
+        tokens = zip(texts, [first, *found], strict=True)
+        candidates = {i for token in found for i, _ in token["likeliest"]}
         return {
-            "tokens": [
-                {"text": shown, **token}
-                for shown, token in zip(
-                    _texts(self.tokenizer, ids), [first, *found], strict=True
-                )
-            ],
+            "tokens": [{"text": text, **token} for text, token in tokens],
             "unit": self.tokenizer.unit,
-            "names": _names(self.tokenizer, found),
+            "names": {
+                str(i): decode([i]).decode("utf-8", "backslashreplace")
+                for i in sorted(candidates)
+            },
             "memory_length": self._memory_length,
             "segment_length": self._segment_length,
         }
@@ -182,26 +177,9 @@ class SurpriseReader:
         """Returns bits `(1, T)`, and the likeliest ids with probabilities."""
         log_probs, memory = self._model.log_probs(inputs, memory)
         nll = -tf.gather(log_probs, targets, batch_dims=2)
-        best = tf.math.top_k(log_probs, self._num_candidates)
+        best = tf.math.top_k(
+            log_probs, min(_NUM_CANDIDATES, self.tokenizer.vocabulary_size)
+        )
         ids = tf.cast(best.indices, tf.float32)
         likeliest = tf.stack([ids, tf.exp(best.values)], axis=-1)
         return (nll / math.log(2), likeliest), memory
-
-
-def _texts(tokenizer, ids):
-    """Returns the text of each token; a character is that of its last token."""
-    stream = TextStream(tokenizer.decode_bytes)
-    texts = [stream.add([token]) for token in ids]
-    texts[-1] += stream.finish()
-    return texts
-
-
-def _names(tokenizer, found):
-    """Returns the texts of all candidates by their ids."""
-    ids = {token for entry in found for token, _ in entry["likeliest"]}
-    return {
-        str(token): tokenizer.decode_bytes([token]).decode(
-            "utf-8", "backslashreplace"
-        )
-        for token in sorted(ids)
-    }

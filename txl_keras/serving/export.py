@@ -12,9 +12,8 @@ from txl_keras.serving.export_folders import write_saved_model
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
+from txl_keras.serving.served_model import SAMPLING
 from txl_keras.serving.served_model import ServedModel
-from txl_keras.serving.signatures import SAMPLING
-from txl_keras.serving.signatures import Signatures
 from txl_keras.serving.slots import Slots
 
 
@@ -156,7 +155,7 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     scores = loaded.signatures["score_text"](text=tf.constant(["to be"]))
     ```
     """
-    check_path(path)
+    path = check_path(path)
     check_integer("num_slots", num_slots, 0)
     served = ServedModel(
         model,
@@ -172,7 +171,7 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
         model.backbone.check_takes_padding()
         encoder = graph_tokenizer(tokenizer)
         own, tracked = {"tokenizer": type(tokenizer).__name__}, [encoder]
-    endpoints = Signatures(served, encoder).endpoints()
+    endpoints = served.endpoints(encoder)
     if tokenizer is None:
         num_slots = num_slots if served.backbone.remembers else 0
         own = {"num_slots": num_slots}

@@ -71,7 +71,7 @@ def export_classifier(
     print(answer["label"], answer["probabilities"])  # (1,), (1, 2)
     ```
     """
-    check_path(path)
+    path = check_path(path)
     largest = np.iinfo(np.int32).max
     check_integer("max_batch_size", max_batch_size, 1, largest)
     check_vocabulary(tokenizer, model.backbone.vocabulary_size)

@@ -6,7 +6,7 @@ import os
 
 import tensorflow as tf
 
-from txl_keras.checks import shown
+from txl_keras import checks
 from txl_keras.data.corpora.files import is_file
 from txl_keras.output_folders import check_replaceable
 from txl_keras.output_folders import replaced_when_complete
@@ -18,12 +18,8 @@ _MODEL_FILES = ("saved_model.pb", "model.xml")
 
 
 def check_path(path):
-    """Raises `ValueError` unless an export may be written to a path."""
-    if not path or os.fspath(path).startswith("~"):
-        raise ValueError(
-            "`path` must be the full name of a folder, without `~`. "
-            f"Received: path={path!r}"
-        )
+    """Returns a path with `~` expanded, unless no export may be written."""
+    path = checks.check_path("path", path)
 
     def is_export(names):
         settings = os.path.join(path, "assets", _SETTINGS)
@@ -33,6 +29,7 @@ def check_path(path):
         )
 
     check_replaceable("path", path, "an earlier export", is_export)
+    return path
 
 
 def write_saved_model(
@@ -79,7 +76,7 @@ def export_folder(path, settings, more_settings, assets):
             raise ValueError(
                 "`assets` must map file names without a folder, other than "
                 f"{_SETTINGS}, to paths of existing files. Received: "
-                f"{shown(name)}: {shown(source)}"
+                f"{checks.shown(name)}: {checks.shown(source)}"
             )
     with replaced_when_complete(path, last=_MODEL_FILES) as unfinished:
         yield unfinished

@@ -114,7 +114,7 @@ i-th of the keys and values |
         )
     ```
     """
-    check_path(path)
+    path = check_path(path)
     check_one_of("weights_dtype", weights_dtype, WEIGHTS)
     if memory_length is None:
         memory_length = model.backbone.memory_length

@@ -12,15 +12,6 @@ import tensorflow as tf
 from txl_keras.checks import checked
 
 
-def check_range(name, values, low, high):
-    """Checks that all values are in `[low, high]`."""
-    expected = [f"`{name}` must be at least", low, "and at most", high]
-    least, most = tf.reduce_min(values), tf.reduce_max(values)
-    received = ["Received: numbers from", least, "to", most]
-    is_inside = tf.reduce_all((values >= low) & (values <= high))
-    return checked(values, is_inside, *expected, *received)
-
-
 def check_not_empty(name, lengths):
     """Checks that every text has a token, by their lengths `(B,)`."""
     return checked(

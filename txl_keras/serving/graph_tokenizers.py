@@ -77,30 +77,25 @@ class GraphTokenizer(tf.Module):
         raise NotImplementedError
 
 
-class _GraphByteTokenizer(GraphTokenizer):
+class _GraphSymbolTokenizer(GraphTokenizer):
+    """Encodes each byte or each character on its own."""
+
     def _ids(self, text):
-        symbols = _split_bytes(text)
-        return self._without_newlines(symbols, symbols)
-
-    def _without_newlines(self, ids, symbols):
-        if not self._tokenizer.drop_newlines:
-            return ids
-        is_kept = symbols.with_values(symbols.values != _NEWLINE)
-        return tf.ragged.boolean_mask(ids, is_kept)
-
-
-class _GraphCharacterTokenizer(_GraphByteTokenizer):
-    def _ids(self, text):
-        if self._tokenizer.encoding == "latin-1":
-            symbols = _split_bytes(text)
+        has_vocabulary = hasattr(self._tokenizer, "vocabulary")
+        if not has_vocabulary or self._tokenizer.encoding == "latin-1":
+            ids = symbols = _split_bytes(text)
         else:
             symbols = tf.strings.unicode_decode(_valid_text(text), "UTF-8")
-        code_points = list(map(ord, self._tokenizer.vocabulary.symbols))
-        ids, is_known = _find(code_points, symbols.values)
-        if self._tokenizer.drop_newlines:
-            is_known |= symbols.values == _NEWLINE
-        ids = _check_known(ids, is_known, symbols, _symbol_names)
-        return self._without_newlines(ids, symbols)
+        is_newline = symbols.values == _NEWLINE
+        if has_vocabulary:
+            code_points = list(map(ord, self._tokenizer.vocabulary.symbols))
+            ids, is_known = _find(code_points, symbols.values)
+            if self._tokenizer.drop_newlines:
+                is_known |= is_newline
+            ids = _check_known(ids, is_known, symbols, _symbol_names)
+        if not self._tokenizer.drop_newlines:
+            return ids
+        return tf.ragged.boolean_mask(ids, symbols.with_values(~is_newline))
 
 
 class _GraphWordTokenizer(GraphTokenizer):
@@ -172,8 +167,8 @@ class _GraphSubwordTokenizer(GraphTokenizer):
 
 
 _GRAPH_TOKENIZERS = {
-    tokenizers.ByteTokenizer: _GraphByteTokenizer,
-    tokenizers.CharacterTokenizer: _GraphCharacterTokenizer,
+    tokenizers.ByteTokenizer: _GraphSymbolTokenizer,
+    tokenizers.CharacterTokenizer: _GraphSymbolTokenizer,
     tokenizers.WordTokenizer: _GraphWordTokenizer,
     tokenizers.SentencePieceTokenizer: _GraphSubwordTokenizer,
     tokenizers.WordPieceTokenizer: _GraphSubwordTokenizer,

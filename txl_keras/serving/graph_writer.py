@@ -6,12 +6,12 @@ generate.
 
 import tensorflow as tf
 
+from txl_keras.checks import check_token_ids
 from txl_keras.checks import checked
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.models.generation.generator import row_seeds
 from txl_keras.models.generation.token_reader import PROMPT_SEGMENT
 from txl_keras.samplers.sampler import Sampler
-from txl_keras.serving.graph_checks import check_range
 
 
 def write_tokens(
@@ -21,7 +21,7 @@ def write_tokens(
     # Returns ids, int32 `(B, W)`, and the memory after all but the last of
     # them, which has not been read.
     memory, sampler = served.from_tensors(memory), Sampler(*sampling)
-    length = check_range("length", length, 0, served.max_generate_length)
+    length = check_token_ids("length", length, served.max_generate_length + 1)
     size = min(PROMPT_SEGMENT, served.max_segment_length)
     memory, _ = read_segments(served, prompt_ids, prompt_length, memory, size)
     batch_size, size = tf.unstack(tf.shape(prompt_ids))

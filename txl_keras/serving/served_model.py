@@ -1,8 +1,10 @@
-"""The state that all signatures of an exported language model share.
+"""The signatures of a SavedModel of a language model, and what they share.
 
-Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `N` heads, `H`
-head size, `L` layers.
+Letters: `B` batch, `T` segment, `P` prompt or longest text, `M` memory, `D`
+hidden size, `N` heads, `H` head size, `L` layers, `V` vocabulary.
 """
+
+import functools
 
 import numpy as np
 import tensorflow as tf
@@ -10,11 +12,17 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape_in_graph
+from txl_keras.checks import check_token_ids
 from txl_keras.checks import checked
 from txl_keras.layers.memory.compressive import CompressiveCache
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
-from txl_keras.serving.graph_checks import check_range
+from txl_keras.samplers.sampler import NO_EFFECT
+from txl_keras.serving.graph_checks import check_not_empty
+from txl_keras.serving.graph_writer import read_segments
+from txl_keras.serving.graph_writer import write_tokens
 
+# Defaults for requests to a server; none of them changes the distribution.
+SAMPLING = {"seed": 0, **NO_EFFECT}
 # Default limits of one request.
 MAX_BATCH_SIZE = 128
 MAX_GENERATE_LENGTH = 4096
@@ -24,7 +32,7 @@ LONGEST_SEGMENT = 1 << 16
 
 
 class ServedModel:
-    """Holds a language model and the constants that follow from its weights."""
+    """Holds the signatures of a language model; see `export`."""
 
     # Projected positions and initial memory are computed once, at export, and
     # stored as variables of the SavedModel.
@@ -95,16 +103,6 @@ class ServedModel:
             "max_batch_size": max_batch_size,
             "max_generate_length": max_generate_length,
         }
-
-    @property
-    def memory_specs(self):
-        """Returns the specs of the tensors that clients pass as memory."""
-        # All sizes are free, so that the checks in the graph can name a wrong
-        # one.
-        return [
-            tf.TensorSpec([None] * (1 + value.shape.rank), value.dtype, name)
-            for name, value in self._initial.items()
-        ]
 
     @property
     def variables(self):
@@ -188,7 +186,7 @@ class ServedModel:
 
     def check_ids(self, name, ids):
         """Checks that all ids are in the vocabulary."""
-        return check_range(name, ids, 0, self.backbone.vocabulary_size - 1)
+        return check_token_ids(name, ids, self.backbone.vocabulary_size)
 
     def check_segment(self, ids):
         """Checks the length and the ids of a segment."""
@@ -219,8 +217,9 @@ class ServedModel:
                     f"`{name}` must be finite. Received: NaN or infinity",
                 )
         if not self._compresses:
-            tensors["valid_length"] = check_range(
-                "valid_length", tensors["valid_length"], 0, self.memory_length
+            name = "valid_length"
+            tensors[name] = check_token_ids(
+                name, tensors[name], self.memory_length + 1
             )
             return tensors
         read, compressed = tensors["num_tokens"], tensors["num_compressed"]
@@ -238,6 +237,146 @@ class ServedModel:
             compressed,
         )
         return tensors
+
+    def endpoints(self, tokenizer=None):
+        """Returns a dictionary from names to functions and input specs."""
+        # They take and return text with the result of `graph_tokenizer`.
+        sampling = [
+            _spec("length"),
+            *(
+                _spec(name, dtype=tf.constant(value).dtype)
+                for name, value in SAMPLING.items()
+            ),
+        ]
+        if tokenizer is not None:
+            score = functools.partial(self.score_text, tokenizer)
+            generate = functools.partial(self.generate_text, tokenizer)
+            text = _spec("text", None, dtype=tf.string)
+            prompt = _spec("prompt", None, dtype=tf.string)
+            return {
+                "score_text": (score, [text]),
+                "generate_text": (generate, [prompt, *sampling]),
+            }
+        ids = _spec("ids", None, None)
+        # All sizes are free, so that the checks in the graph can name a wrong
+        # one.
+        memory = [
+            tf.TensorSpec([None] * (1 + value.shape.rank), value.dtype, name)
+            for name, value in self._initial.items()
+        ]
+        targets = _spec("targets", None, None)
+        prompt = [
+            _spec("prompt_ids", None, None),
+            _spec("prompt_length", None),
+            *memory,
+            *sampling,
+        ]
+        endpoints = {
+            "serving_default": (self.serving_default, [ids, *memory]),
+            "initial_memory": (self.initial_memory, [_spec("batch_size")]),
+            "score": (self.score, [ids, targets, *memory]),
+            "hidden_states": (self.hidden_states, [ids, *memory]),
+        }
+        if self.backbone.remembers:
+            endpoints["generate"] = (self.generate, prompt)
+        return endpoints
+
+    def initial_memory(self, batch_size):
+        """Returns the initial memory of a batch."""
+        return self.empty(
+            check_token_ids("batch_size", batch_size, self.max_batch_size + 1)
+        )
+
+    def serving_default(self, ids, *memory):
+        """Computes log-probabilities of the next token at every position."""
+        hidden, memory = self._read_segment(ids, memory)
+        return {"log_probs": self.model.softmax.log_probs(hidden), **memory}
+
+    def score(self, ids, targets, *memory):
+        """Computes the negative log-likelihood of every target."""
+        targets = check_shape_in_graph(
+            "targets", targets, tf.unstack(tf.shape(ids))
+        )
+        targets = self.check_ids("targets", targets)
+        hidden, memory = self._read_segment(ids, memory)
+        return {"nll": self.model.softmax(hidden, targets), **memory}
+
+    def hidden_states(self, ids, *memory):
+        """Computes the hidden states of the last layer at every position."""
+        hidden, memory = self._read_segment(ids, memory)
+        return {"hidden_states": tf.cast(hidden, tf.float32), **memory}
+
+    def _read_segment(self, ids, memory):
+        """Returns hidden states and, as outputs, memory after a segment."""
+        memory = self.check_memory(tf.shape(ids)[0], memory)
+        past = self.from_tensors(memory, as_ring=False)
+        hidden, *entries = self.read(self.check_segment(ids), past)
+        return hidden, self.to_tensors(self.backbone.append(past, entries))
+
+    def generate(self, prompt_ids, prompt_length, *arguments):
+        """Generates tokens after prompts; rows do not affect each other."""
+        at = len(self._initial)
+        memory, sampling = arguments[:at], arguments[at:]
+        batch_size, size = tf.unstack(tf.shape(prompt_ids))
+        prompt_ids = checked(
+            prompt_ids,
+            (batch_size >= 1) & (size >= 1),
+            "`prompt_ids` must have the shape (B, P), both at least 1. "
+            "Received:",
+            tf.shape(prompt_ids),
+        )
+        prompt_length = check_shape_in_graph(
+            "prompt_length", prompt_length, [batch_size]
+        )
+        prompt_length = check_token_ids(
+            "prompt_length", prompt_length, size + 1, 1
+        )
+        # Padding may hold any numbers.
+        is_real = tf.sequence_mask(prompt_length, size)
+        prompt_ids = tf.where(is_real, prompt_ids, 0)
+        ids, past = write_tokens(
+            self,
+            self.check_ids("prompt_ids", prompt_ids),
+            prompt_length,
+            self.check_memory(batch_size, memory),
+            *sampling,
+        )
+        return {"ids": ids, **self.to_tensors(past)}
+
+    def score_text(self, tokenizer, text):
+        """Computes the negative log-likelihood of texts and their tokens."""
+        ids, lengths = tokenizer.encode(text)
+        lengths = check_not_empty("text", lengths)
+        memory = self.from_tensors(self.empty(tf.size(lengths)))
+        size = self.max_segment_length
+        _, nll = read_segments(self, ids, lengths, memory, size, scores=True)
+        nll = tf.where(tf.sequence_mask(lengths, tf.shape(ids)[1]), nll, 0.0)
+        return {
+            "nll": tf.reduce_sum(nll, axis=1),
+            "token_nll": nll,
+            "ids": ids,
+            "lengths": lengths,
+        }
+
+    def generate_text(self, tokenizer, prompt, *sampling):
+        """Generates text after prompts, which do not affect each other."""
+        ids, lengths = tokenizer.encode(prompt)
+        batch_size = tf.size(lengths)
+        lengths = checked(
+            lengths, batch_size >= 1, "`prompt` must have at least one row"
+        )
+        written, _ = write_tokens(
+            self,
+            ids,
+            check_not_empty("prompt", lengths),
+            self.empty(batch_size),
+            *sampling,
+        )
+        return {"text": tokenizer.decode(written), "ids": written}
+
+
+def _spec(name, *shape, dtype=tf.int32):
+    return tf.TensorSpec(shape, dtype, name)
 
 
 def _variable(value, dtype=None):

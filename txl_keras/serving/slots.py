@@ -9,10 +9,10 @@ import math
 import tensorflow as tf
 
 from txl_keras.checks import check_shape_in_graph
+from txl_keras.checks import check_token_ids
 from txl_keras.checks import checked
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.memory.ring_buffer import RingWrite
-from txl_keras.serving.graph_checks import check_range
 from txl_keras.serving.graph_writer import write_in_place
 
 
@@ -98,7 +98,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         return {"log_probs": log_probs}
 
     def _checked(self, slots):
-        slots = check_range("slots", slots, 0, self._num_slots - 1)
+        slots = check_token_ids("slots", slots, self._num_slots)
         return checked(
             slots,
             tf.size(tf.unique(slots)[0]) == tf.size(slots),

@@ -101,31 +101,28 @@ def compile_hlo(hlo, slice_, num_replicas):
             "options": dict(slice_.chip.options),
             "replicas": num_replicas,
         }
-        _run_compiler(folder, request, held)
+        log = folder / "log.txt"
+        # -P keeps this folder, whose files shadow other packages, off sys.path.
+        command = [sys.executable, "-P", _COMPILER, folder / "answer.json"]
+        with log.open("w") as output:
+            process = subprocess.run(
+                [*command, json.dumps(request)],
+                env=os.environ | _ENVIRONMENT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # The child keeps the lock even if this process ends first.
+                pass_fds=[held],
+            )
+        if process.returncode:
+            lines = log.read_text(errors="replace").splitlines()
+            last = "\n".join(lines[-20:])
+            raise RuntimeError(
+                f"The TPU compiler ended with {process.returncode}:\n{last}"
+            )
         answer = json.loads((folder / "answer.json").read_text())
         if "error" not in answer:
             answer["text"] = (folder / "compiled.txt").read_text()
     return answer
-
-
-def _run_compiler(folder, request, held):
-    log = folder / "log.txt"
-    # -P keeps this folder, whose files shadow other packages, off sys.path.
-    command = [sys.executable, "-P", _COMPILER, folder / "answer.json"]
-    with log.open("w") as output:
-        process = subprocess.run(
-            [*command, json.dumps(request)],
-            env=os.environ | _ENVIRONMENT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            # The child keeps the lock even if this process ends first.
-            pass_fds=[held],
-        )
-    if process.returncode:
-        last = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
-        raise RuntimeError(
-            f"The TPU compiler ended with {process.returncode}:\n{last}"
-        )
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import math
 import re
-import typing
 
 _COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
@@ -37,18 +36,10 @@ def collectives(text):
     return found
 
 
-class BytesMoved(typing.NamedTuple):
-    """Holds the bytes that instructions read and write."""
-
-    # `all` counts all memories and `hbm` only HBM. The rest is on the chip,
-    # where the compiler keeps values that are needed again soon.
-
-    all: int
-    hbm: int
-
-
 def bytes_moved(text):
-    """Counts the `BytesMoved` outside of loops, and per iteration of one."""
+    """Counts bytes read and written outside of loops, and per iteration."""
+    # Each is a pair: the bytes of all memories, and those of HBM. The rest is
+    # on the chip, where the compiler keeps values that are needed again soon.
     # The loop is the one that moves most (zeros without a loop). Operands and
     # results are padded to their tiles; an operand that is read in part counts
     # in full. Hence only ratios of these counts are meaningful.
@@ -57,7 +48,7 @@ def bytes_moved(text):
     (entry,) = (body for first, _, body in computations if first)
     found = re.findall(r" while\(.*?body=%?([\w.-]+)", entry)
     per_loop = [_count_bytes_moved(bodies[name]) for name in found]
-    return _count_bytes_moved(entry), max(per_loop, default=BytesMoved(0, 0))
+    return _count_bytes_moved(entry), max(per_loop, default=(0, 0))
 
 
 def _instructions(body):
@@ -91,7 +82,7 @@ def _count_bytes_moved(body):
             types = received  # the result type includes the operand
         everywhere += _bytes(types, padded=True)
         hbm += _bytes(_ON_CHIP.sub("", types), padded=True)
-    return BytesMoved(everywhere, hbm)
+    return everywhere, hbm
 
 
 def _bytes(types, padded=False):

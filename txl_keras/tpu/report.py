@@ -63,16 +63,6 @@ def report(step, slice_, answer):
     return {**facts, "fits": facts["peak"] <= limit}
 
 
-def roofline(flops, bytes_accessed, slice_):
-    """Returns the least time of a step by the roofline model and its bound."""
-    computing = flops / slice_.chip.flops
-    moving = bytes_accessed / slice_.chip.bytes_per_second
-    return {
-        "bound_seconds": max(computing, moving),
-        "bound_by": "flops" if computing > moving else "bytes",
-    }
-
-
 def _compiled(step, slice_, answer):
     """Returns bytes, operations and the limits of speed."""
     # The compiler counts the body of a loop once. The micro-batches of
@@ -85,8 +75,17 @@ def _compiled(step, slice_, answer):
     text = answer["text"]
     outside, loop = bytes_moved(text)
     # If there is no loop, the compiler has unrolled it.
-    times = step.accumulate_steps if loop.all else 1
-    scale = answer["bytes_accessed"] / (outside.all + loop.all)
+    times = step.accumulate_steps if any(loop) else 1
+    scale = answer["bytes_accessed"] / (outside[0] + loop[0])
+    moved, moved_in_hbm = (
+        scale * (once + times * each)
+        for once, each in zip(outside, loop, strict=True)
+    )
+    flops = answer["flops"] * times
+    # The roofline model.
+    computing = flops / slice_.chip.flops
+    moving = moved_in_hbm / slice_.chip.bytes_per_second
+    seconds = max(computing, moving)
     names = ("arguments", "outputs", "aliased", "temporaries", "code")
     sizes = {name: answer[name] for name in names}
     facts = {
@@ -94,14 +93,14 @@ def _compiled(step, slice_, answer):
         **sizes,
         # Aliased bytes count as arguments and as outputs, but exist once.
         "peak": sum(sizes.values()) - 2 * sizes["aliased"],
-        "flops": answer["flops"] * times,
-        "bytes_accessed": scale * (outside.all + times * loop.all),
-        "hbm_bytes_accessed": scale * (outside.hbm + times * loop.hbm),
+        "flops": flops,
+        "bytes_accessed": moved,
+        "hbm_bytes_accessed": moved_in_hbm,
         "collectives": collectives(text),
         "loops_counted_once": len(re.findall(r" while\(", text)) - (times > 1),
+        "bound_seconds": seconds,
+        "bound_by": "flops" if computing > moving else "bytes",
     }
-    facts |= roofline(facts["flops"], facts["hbm_bytes_accessed"], slice_)
-    seconds = facts["bound_seconds"]
     tokens = step.num_replicas * step.rows * step.segment_length / seconds
     # A step of one replica leaves the other core of its chip idle.
     chips = max(1, step.num_replicas / slice_.chip.cores)

@@ -156,12 +156,12 @@ def tensors_of(prefix):
     return {name: reader.get_tensor(name) for name in names}
 
 
-def save_tensors(tensors, prefix):
-    """Writes a checkpoint of tensors by their names."""
+def save_tensors(tensors, prefix, slices=()):
+    """Writes a checkpoint of tensors, or of slices of them, by their names."""
     tf.raw_ops.SaveV2(
         prefix=str(prefix),
         tensor_names=list(tensors),
-        shape_and_slices=[""] * len(tensors),
+        shape_and_slices=[dict(slices).get(name, "") for name in tensors],
         tensors=list(tensors.values()),
     )
 

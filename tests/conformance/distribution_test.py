@@ -9,7 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from factories import tensors_of
 from workers import start
 from workers import tf_configs
 
@@ -59,13 +59,8 @@ def start_two_workers(directory, *flags):
 
 def memory_of(directory):
     """What the newest checkpoint holds of memory, by variable."""
-    reader = tf.train.load_checkpoint(str(directory / f"ckpt-{WHOLE}"))
-    names = [
-        name
-        for name in reader.get_variable_to_shape_map()
-        if name.startswith("memory/")
-    ]
-    return {name: reader.get_tensor(name) for name in names}
+    tensors = tensors_of(directory / f"ckpt-{WHOLE}")
+    return {n: x for n, x in tensors.items() if n.startswith("memory/")}
 
 
 @pytest.fixture(scope="module")

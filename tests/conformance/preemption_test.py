@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from factories import tensors_of
 from script_runs import TINY
 from script_runs import metrics_of
 from workers import tf_configs
@@ -61,14 +61,9 @@ def wait_for_lines(workdir, number, process):
 def state_of(workdir):
     """All values of the newest checkpoint but how long the run has taken."""
     directory = str(workdir / "checkpoints")
-    reader = tf.train.load_checkpoint(
-        f"{directory}/ckpt-{saved_steps(directory)[-1]}"
-    )
-    return {
-        name: reader.get_tensor(name)
-        for name in reader.get_variable_to_shape_map()
-        if name != "plan/seconds"
-    }
+    state = tensors_of(f"{directory}/ckpt-{saved_steps(directory)[-1]}")
+    del state["plan/seconds"]
+    return state
 
 
 def assert_same_run(workdir, whole):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import assert_same
 from factories import small_backbone
 
 from txl_keras.data import PermutedSegments
@@ -101,8 +102,7 @@ def test_a_text_is_learned_and_a_run_goes_on_where_it_was_saved(tmp_path):
     assert trainer.step.numpy() == 180
     again = train(trainer, 40, first_step=180)
     np.testing.assert_array_equal(again, after)
-    for weight, other in zip(weights, trainer.model.get_weights(), strict=True):
-        np.testing.assert_array_equal(weight, other)
+    assert_same(trainer.model.get_weights(), weights)
 
 
 def test_evaluation_is_the_mean_over_all_targets():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import assert_same
 from factories import seed_weights
 from factories import small_backbone
 from factories import trainer_rewinder
@@ -277,10 +278,7 @@ def test_rows_in_pieces_are_the_same_step(varlen, numbers_of_pieces, dropping):
         runs.append((results, trainer.model.get_weights(), memory.states[0]))
         assert memory.valid_length.numpy().tolist() == [6] * 6
     for run in runs[1:]:
-        for ours, expected in zip(
-            tf.nest.flatten(run), tf.nest.flatten(runs[0]), strict=True
-        ):
-            np.testing.assert_allclose(ours, expected, atol=2e-5)
+        assert_same(tf.nest.flatten(run), tf.nest.flatten(runs[0]), atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -399,8 +397,7 @@ def test_a_restored_trainer_has_weights_step_and_memory(
     restored = rewind_other()
     Checkpoints(str(tmp_path), restored).restore()
     assert restored.step.numpy() == 4
-    for a, b in zip(memory, restored.memory.state_variables, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(restored.memory.state_variables, memory)
     assert restored.memory.read().valid_length.numpy().tolist() == [6, 6, 6]
     found = restored.train(make_iterator(4), 3)["loss"]
     np.testing.assert_array_equal(found, expected)
@@ -408,8 +405,7 @@ def test_a_restored_trainer_has_weights_step_and_memory(
     # The weights alone go into a model of another memory length.
     model = make_model(memory_length=11)
     assert restore_weights(model, str(tmp_path)) == 4
-    for a, b in zip(weights, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(model.weights, weights)
 
 
 def test_a_folder_must_be_no_pattern(tmp_path):

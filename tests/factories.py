@@ -3,6 +3,7 @@
 Sizes differ, so that swapped axes fail.
 """
 
+import json
 import random
 
 import numpy as np
@@ -172,6 +173,20 @@ def as_tensors(parameters):
         name: tf.constant(value, tf.int32 if name == "top_k" else tf.float32)
         for name, value in {**NO_EFFECT, **parameters}.items()
     }
+
+
+def change_json(path, changes):
+    """Changes fields of a JSON file, named by their paths; `...` removes."""
+    content = json.loads(path.read_text())
+    for field, value in changes.items():
+        *parents, last = field.split(".")
+        at = content
+        for parent in parents:
+            at = at[parent]
+        at[last] = value
+        if value is ...:
+            del at[last]
+    path.write_text(json.dumps(content))
 
 
 def random_ids(*shape, seed=0):

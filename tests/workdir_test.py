@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -9,6 +7,9 @@ from factories import save_run
 from factories import save_tensors
 from factories import small_model
 from factories import tensors_of
+from script_runs import LOCK
+from script_runs import locked_elsewhere
+from script_runs import run_code
 
 from txl_keras.data import WordTokenizer
 from txl_keras.data.corpora.files import check_can_write
@@ -247,37 +248,15 @@ def test_a_bucket_is_a_folder_as_any_other(model):
 
 def test_two_processes_do_not_train_in_the_same_folder(tmp_path):
     # The others only lock the file: importing `Workdir` takes seconds.
-    script = """
-import sys
-from txl_keras.file_lock import lock
-file = open(sys.argv[1] + "/lock", "w")
-try:
-    lock(file, wait=False)
-except BlockingIOError:
-    print("in use", flush=True)
-else:
-    print("locked", flush=True)
-    sys.stdin.read()
-"""
-
-    def start_other():
-        return subprocess.Popen(
-            [sys.executable, "-c", script, tmp_path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    with start_other() as process:
-        assert process.stdout.readline() == "locked\n"
-        with pytest.raises(OSError, match=f"{tmp_path} is in use"):
-            Workdir(str(tmp_path)).claim(CONFIG)
-        process.stdin.close()
-    claimed = Workdir(str(tmp_path))
-    claimed.claim(CONFIG)
-    with start_other() as process:
-        assert process.stdout.readline() == "in use\n"
-    assert claimed.is_claimed()
+    workdir = Workdir(str(tmp_path))
+    with (
+        locked_elsewhere(tmp_path / "lock"),
+        pytest.raises(OSError, match=f"{tmp_path} is in use"),
+    ):
+        workdir.claim(CONFIG)
+    workdir.claim(CONFIG)
+    assert "BlockingIOError" in run_code(LOCK, tmp_path / "lock").stderr
+    assert workdir.is_claimed()
 
 
 def test_the_best_weights_are_those_saved_as_such(model, tmp_path):

@@ -150,6 +150,13 @@ def read_in_parts(function, lengths, memory=None, **inputs):
     return np.concatenate(outputs, axis=1), memory
 
 
+def rows_of(memory, rows):
+    """The memory of some rows of a batch, a slice."""
+    return tf.nest.map_structure(
+        lambda x: None if x is None else x[rows], memory
+    )
+
+
 def tensors_of(prefix):
     """The tensors of a checkpoint by their names."""
     reader = tf.train.load_checkpoint(str(prefix))

@@ -82,9 +82,10 @@ def test_arguments_take_the_place_of_the_presets_own():
     )  # fmt: skip
     assert model.tokenizer.vocabulary_size == 256
     assert model.backbone.num_layers == 1
-    assert model.backbone.hidden_dim == 128
     assert model.initial_memory(2).states[0].shape == (2, 7, 128)
     assert model.compute_dtype == "bfloat16"
+    backbone = TransformerXLBackbone.from_preset("quickstart", num_layers=1)
+    assert (backbone.hidden_dim, backbone.num_layers) == (128, 1)
     assert preset_config("quickstart")["num_layers"] == 4
 
 

@@ -111,44 +111,29 @@ def test_a_model_that_comes_with_the_package_writes(run, capsys):
     assert capsys.readouterr().out.startswith(chr(34) * 3 + "Reads lines")
 
 
-def ten_lines():
-    """The block of the ten lines, and those after it."""
-    return blocks(readme_section("In Keras, in ten lines"), "python")
-
-
 # Half a minute on a free core.
-@pytest.mark.large
-def test_ten_lines_train_score_generate_and_save(run, tmp_path):
-    (_, block), *rest = ten_lines()
-    names = run(f"```python\n{block}```\n")
-    model = names["model"]  # as loaded, with its tokenizer
-    model.compile("adam")
-    _, bits = model.evaluate(names["text"][100_000:], batch_size=1)
-    assert bits == pytest.approx(3.5, abs=0.25)
-    assert (tmp_path / "my_model" / "model.safetensors").exists()
-    for language, code in rest:
-        run(f"```{language}\n{code}```\n")
-
-
-def test_ten_lines_in_seconds(run, tmp_path):
-    codes = [code for _, code in ten_lines()]
+@both_sizes
+def test_ten_lines_train_score_generate_and_save(full, run, tmp_path):
+    section = readme_section("In Keras, in ten lines")
+    codes = [code for _, code in blocks(section, "python")]
     lines = [line for line in codes[0].splitlines() if line.strip()]
     imports = [line for line in lines if line.startswith(("import", "from"))]
     assert len(lines) - len(imports) == 10
-    codes[0] = smaller(
-        codes[0],
-        {
-            ":105_000]": ":11_000]",
-            ":100_000]": ":10_000]",
-            "100_000:]": "10_000:]",
-            '"quickstart"': '"quickstart", num_layers=1',
-        },
-    )
+    numbers = {
+        ":105_000]": ":11_000]",
+        ":100_000]": ":10_000]",
+        "100_000:]": "10_000:]",
+        '"quickstart"': '"quickstart", num_layers=1',
+    }
+    if not full:
+        codes[0] = smaller(codes[0], numbers)
     names, _ = [run(f"```python\n{code}```\n") for code in codes]
     model = names["model"]  # as loaded, with its tokenizer
     model.compile("adam")
-    _, bits = model.evaluate(names["text"][10_000:], batch_size=1)
-    assert bits < 6  # 8 before training
+    held_out = names["text"][100_000 if full else 10_000 :]
+    _, bits = model.evaluate(held_out, batch_size=1)
+    # 8 before training.
+    assert bits == pytest.approx(3.5, abs=0.25) if full else bits < 6
     assert (tmp_path / "my_model" / "model.safetensors").exists()
 
 

@@ -3,6 +3,7 @@
 Sizes differ, so that swapped axes fail.
 """
 
+import json
 import random
 
 import numpy as np
@@ -149,6 +150,13 @@ def read_in_parts(function, lengths, memory=None, **inputs):
     return np.concatenate(outputs, axis=1), memory
 
 
+def rows_of(memory, rows):
+    """The memory of some rows of a batch, a slice."""
+    return tf.nest.map_structure(
+        lambda x: None if x is None else x[rows], memory
+    )
+
+
 def tensors_of(prefix):
     """The tensors of a checkpoint by their names."""
     reader = tf.train.load_checkpoint(str(prefix))
@@ -156,12 +164,12 @@ def tensors_of(prefix):
     return {name: reader.get_tensor(name) for name in names}
 
 
-def save_tensors(tensors, prefix):
-    """Writes a checkpoint of tensors by their names."""
+def save_tensors(tensors, prefix, slices=()):
+    """Writes a checkpoint of tensors, or of slices of them, by their names."""
     tf.raw_ops.SaveV2(
         prefix=str(prefix),
         tensor_names=list(tensors),
-        shape_and_slices=[""] * len(tensors),
+        shape_and_slices=[dict(slices).get(name, "") for name in tensors],
         tensors=list(tensors.values()),
     )
 
@@ -172,6 +180,20 @@ def as_tensors(parameters):
         name: tf.constant(value, tf.int32 if name == "top_k" else tf.float32)
         for name, value in {**NO_EFFECT, **parameters}.items()
     }
+
+
+def change_json(path, changes):
+    """Changes fields of a JSON file, named by their paths; `...` removes."""
+    content = json.loads(path.read_text())
+    for field, value in changes.items():
+        *parents, last = field.split(".")
+        at = content
+        for parent in parents:
+            at = at[parent]
+        at[last] = value
+        if value is ...:
+            del at[last]
+    path.write_text(json.dumps(content))
 
 
 def random_ids(*shape, seed=0):

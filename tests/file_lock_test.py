@@ -1,22 +1,13 @@
 """Locks on files, with and without those of the system."""
 
-import subprocess
-import sys
 import types
 
 import pytest
+from script_runs import locked_elsewhere
 from script_runs import run_code
 
 from txl_keras import file_lock
 
-LOCK = """
-import sys
-from txl_keras.file_lock import lock
-file = open(sys.argv[1], "w")
-lock(file)
-print("locked", flush=True)
-sys.stdin.read()
-"""
 # As on Windows.
 WITHOUT_FCNTL = """
 # `subprocess` takes a system with msvcrt for Windows.
@@ -32,15 +23,7 @@ assert device_memory() == {}
 
 def test_a_lock_excludes_other_processes_until_they_end(tmp_path):
     path = tmp_path / "lock"
-    with (
-        subprocess.Popen(
-            [sys.executable, "-c", LOCK, path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        ) as process,
-        path.open("w") as file,
-    ):
-        assert process.stdout.readline() == b"locked\n"
+    with locked_elsewhere(path) as process, path.open("w") as file:
         with pytest.raises(BlockingIOError):
             file_lock.lock(file, wait=False)
         process.stdin.close()

@@ -1,12 +1,10 @@
 """The flags of the scripts in train/, without running them."""
 
 import contextlib
-import pathlib
 import runpy
 
 from absl import flags as absl_flags
-
-TRAIN = pathlib.Path(__file__).parents[1] / "train"
+from script_runs import TRAIN
 
 
 @contextlib.contextmanager

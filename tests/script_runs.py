@@ -1,5 +1,6 @@
 """Runs scripts of train/ with small settings, and reads their results."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -53,6 +54,28 @@ def run_code(code, *arguments, stdout=subprocess.PIPE, **environment):
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+LOCK = """
+import sys
+from txl_keras.file_lock import lock
+file = open(sys.argv[1], "w")
+lock(file, wait=False)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def locked_elsewhere(path):
+    """A process that locks a file until it can read no more from its stdin."""
+    with subprocess.Popen(
+        [sys.executable, "-c", LOCK, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.readline() == b"locked\n"
+        yield process
 
 
 def output_of_script(name, *flags):

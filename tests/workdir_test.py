@@ -1,12 +1,15 @@
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from factories import assert_same
 from factories import save_run
+from factories import save_tensors
 from factories import small_model
+from factories import tensors_of
+from script_runs import LOCK
+from script_runs import locked_elsewhere
+from script_runs import run_code
 
 from txl_keras.data import WordTokenizer
 from txl_keras.data.corpora.files import check_can_write
@@ -146,8 +149,7 @@ def test_a_model_by_itself_is_read_as_a_run(model, tmp_path):
         loaded, step = workdir.load_model(checkpoint, memory_length=2)
         assert step == 70
         assert loaded.backbone.memory_length == 2
-        for a, b in zip(model.weights, loaded.weights, strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert_same(loaded.weights, model.weights)
     assert workdir.generation_memory_length(loaded.backbone) == 3
     assert workdir.read_config()["corpus"] == {}
     with pytest.raises(FileNotFoundError, match="--vocabulary"):
@@ -246,37 +248,15 @@ def test_a_bucket_is_a_folder_as_any_other(model):
 
 def test_two_processes_do_not_train_in_the_same_folder(tmp_path):
     # The others only lock the file: importing `Workdir` takes seconds.
-    script = """
-import sys
-from txl_keras.file_lock import lock
-file = open(sys.argv[1] + "/lock", "w")
-try:
-    lock(file, wait=False)
-except BlockingIOError:
-    print("in use", flush=True)
-else:
-    print("locked", flush=True)
-    sys.stdin.read()
-"""
-
-    def start_other():
-        return subprocess.Popen(
-            [sys.executable, "-c", script, tmp_path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    with start_other() as process:
-        assert process.stdout.readline() == "locked\n"
-        with pytest.raises(OSError, match=f"{tmp_path} is in use"):
-            Workdir(str(tmp_path)).claim(CONFIG)
-        process.stdin.close()
-    claimed = Workdir(str(tmp_path))
-    claimed.claim(CONFIG)
-    with start_other() as process:
-        assert process.stdout.readline() == "in use\n"
-    assert claimed.is_claimed()
+    workdir = Workdir(str(tmp_path))
+    with (
+        locked_elsewhere(tmp_path / "lock"),
+        pytest.raises(OSError, match=f"{tmp_path} is in use"),
+    ):
+        workdir.claim(CONFIG)
+    workdir.claim(CONFIG)
+    assert "BlockingIOError" in run_code(LOCK, tmp_path / "lock").stderr
+    assert workdir.is_claimed()
 
 
 def test_the_best_weights_are_those_saved_as_such(model, tmp_path):
@@ -301,20 +281,6 @@ def test_the_best_weights_are_those_saved_as_such(model, tmp_path):
     (tmp_path / "new/model/model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match="new/model.*damaged"):
         workdir.load_model("best")
-
-
-def rewrite(path, change, slices=()):
-    """Writes a checkpoint again, its tensors by name changed."""
-    reader = tf.train.load_checkpoint(path)
-    names = reader.get_variable_to_shape_map()
-    state = {name: reader.get_tensor(name) for name in names}
-    change(state)
-    tf.raw_ops.SaveV2(
-        prefix=path,
-        tensor_names=list(state),
-        shape_and_slices=[dict(slices).get(name, "") for name in state],
-        tensors=list(state.values()),
-    )
 
 
 def test_checkpoints_of_another_run_are_refused(model, tmp_path):
@@ -344,7 +310,7 @@ def test_weights_that_claim_more_than_their_file_holds(model, tmp_path):
     workdir = save_run(tmp_path / "run", model, 3)
     path = f"{workdir.checkpoints}/ckpt-3"
     table = "weights/token_embedding/embeddings_0"
-    rewrite(path, lambda state: None, {table: "2000000000 4 0,4:0,4"})
+    save_tensors(tensors_of(path), path, {table: "2000000000 4 0,4:0,4"})
     config = workdir.read_config()
     config["model"]["backbone"]["config"]["vocabulary_size"] = 2 * 10**9
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))

@@ -1,16 +1,13 @@
 """Keras's `fit` on one replica and on two; a helper of the tests.
 
-    PYTHONPATH=tests python tests/conformance/fit_mirrored.py
-
-Prints a JSON line: by kind of data, the losses of two epochs of `fit` and that
-of `evaluate` after them, on one replica, then on two. Of a language model with
+`fit_all` gives by kind of data the losses of two epochs of `fit` and that of
+`evaluate` after them, on one replica, then on two. Of a language model with
 dropout, clipping, resets and an adaptive softmax also those of `Trainer` on two
-replicas, and of a classifier with LoRA. With TF_CONFIG in the environment it is
-one of several workers, and prints the first of these alone.
+replicas, and of a classifier with LoRA. As a program it is one of the workers
+in TF_CONFIG, and prints the losses of documents as a JSON line.
 """
 
 import json
-import os
 
 import keras
 import numpy as np
@@ -143,15 +140,7 @@ def fit_all(two):
     }
 
 
-def main():
-    turn_grappler_off()
-    if "TF_CONFIG" in os.environ:
-        found, _ = losses_of_documents(create_strategy())
-        print(json.dumps(found, default=float))
-        return
-    results = fit_all(create_strategy(num_cpu_devices=2))
-    print(json.dumps(results, default=float))
-
-
 if __name__ == "__main__":
-    main()
+    turn_grappler_off()
+    found, _ = losses_of_documents(create_strategy())
+    print(json.dumps(found, default=float))

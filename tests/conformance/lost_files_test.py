@@ -24,13 +24,6 @@ def bytes_of(workdir):
     return {path: path.read_bytes() for path in files}
 
 
-def put_nan(path, name):
-    """Puts a NaN into a tensor of a checkpoint, which stays whole."""
-    state = tensors_of(path)
-    state[name].flat[-1] = np.nan
-    save_tensors(state, path)
-
-
 @pytest.mark.large  # 40 s
 def test_what_is_lost_is_mended_or_refused(fail, succeed, corpus, tmp_path):
     run = tmp_path / "run"
@@ -54,7 +47,10 @@ def test_what_is_lost_is_mended_or_refused(fail, succeed, corpus, tmp_path):
     (run / "config.json").write_text(config)
 
     # A checkpoint with NaN in it gives way to the one before.
-    put_nan(run / "checkpoints" / "ckpt-24", "optimizer/0005")
+    path = run / "checkpoints" / "ckpt-24"
+    state = tensors_of(path)
+    state["optimizer/0005"].flat[-1] = np.nan
+    save_tensors(state, path)
     (run / "results.json").unlink()
     assert "step 16 of 24" in succeed("main.py", *flags)
     after = bytes_of(run)

@@ -7,11 +7,11 @@ and then each of three classifiers twice.
 """
 
 import gzip
-import json
 import pathlib
 
 import numpy as np
 import pytest
+from script_runs import results_of
 
 from txl_keras.data import read_labelled_texts
 
@@ -40,11 +40,11 @@ def word_count_accuracy():
     return np.mean(predicted == np.array(test.labels))
 
 
-def test_memory_and_pre_training_help(here, tmp_path):
+def test_memory_and_pre_training_help(succeed, tmp_path):
     mails = read_labelled_texts(str(TRAIN), "1", "0")
     with gzip.open(tmp_path / "mails.txt.gz", "wt", encoding="utf-8") as file:
         file.write("\n".join(mails.texts))
-    _, stop = here(
+    succeed(
         "main.py",
         f"--workdir={tmp_path}/lm",
         f"--corpus={tmp_path}/mails.txt.gz",
@@ -62,10 +62,9 @@ def test_memory_and_pre_training_help(here, tmp_path):
         "--learning_rate=2e-3",
         "--warmup_steps=200",
     )
-    assert stop is None
 
     def finetune(name, *others):
-        _, stop = here(
+        succeed(
             "finetune.py",
             f"--workdir={tmp_path}/{name}",
             f"--initialize_from={tmp_path}/lm",
@@ -78,9 +77,7 @@ def test_memory_and_pre_training_help(here, tmp_path):
             "--learning_rate=1e-3",
             *others,
         )
-        assert stop is None
-        scores = json.loads((tmp_path / name / "results.json").read_text())
-        scores = scores["test"]
+        scores = results_of(tmp_path / name)["test"]
         for part in (scores, scores["longer_than_segment"]):
             print(name, part["accuracy"], part["loss"])
         return scores

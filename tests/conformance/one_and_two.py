@@ -4,7 +4,7 @@
 
 Prints a JSON line: what train_tiny.py prints of FLAGS, by the number of
 replicas, whose name is the folder in DIRECTORY, and as "fitted" what
-fit_mirrored.py prints.
+`fit_mirrored.fit_all` gives.
 """
 
 import json

@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from factories import tensors_of
 from script_runs import TINY
 from script_runs import metrics_of
 from workers import tf_configs
@@ -47,13 +47,13 @@ def finish(workdir, flags):
     assert start(workdir, flags).wait() == 0, log_of(workdir)
 
 
-def lines_of(workdir):
-    path = workdir / "metrics.jsonl"
+def lines_of(workdir, name="metrics.jsonl"):
+    path = workdir / name
     return path.read_text().count("\n") if path.exists() else 0
 
 
-def wait_for_lines(workdir, number, process):
-    while lines_of(workdir) < number:
+def wait_for_lines(number, process, *file):
+    while lines_of(*file) < number:
         assert process.poll() is None, "the run ended too early"
         time.sleep(0.01)
 
@@ -61,14 +61,9 @@ def wait_for_lines(workdir, number, process):
 def state_of(workdir):
     """All values of the newest checkpoint but how long the run has taken."""
     directory = str(workdir / "checkpoints")
-    reader = tf.train.load_checkpoint(
-        f"{directory}/ckpt-{saved_steps(directory)[-1]}"
-    )
-    return {
-        name: reader.get_tensor(name)
-        for name in reader.get_variable_to_shape_map()
-        if name != "plan/seconds"
-    }
+    state = tensors_of(f"{directory}/ckpt-{saved_steps(directory)[-1]}")
+    del state["plan/seconds"]
+    return state
 
 
 def assert_same_run(workdir, whole):
@@ -153,7 +148,7 @@ def test_a_run_killed_twenty_times_equals_one_that_was_not(
     killed_at = []
     for _ in range(20):
         process = start(workdir, flags)
-        wait_for_lines(workdir, lines_of(workdir) + 1, process)
+        wait_for_lines(lines_of(workdir) + 1, process, workdir)
         time.sleep(draw.uniform(0, 1.5))
         # Most without a warning, some with one.
         number, code = draw.choice(
@@ -187,7 +182,7 @@ def running_workers(workdir, flags, num_workers=2, lines=1):
     end = lines_of(workdir) + lines
     processes = start_workers(workdir, flags, num_workers)
     try:
-        wait_for_lines(workdir, end, processes[0])
+        wait_for_lines(end, processes[0], workdir)
         yield processes
     finally:
         for process in processes:
@@ -294,7 +289,7 @@ def test_a_slow_worker_is_waited_for_and_a_hanging_one_for_a_while(
             time.sleep(seconds)
             processes[2].send_signal(signal.SIGCONT)
             time.sleep(0.1)
-        wait_for_lines(workdir, lines_of(workdir) + 1, processes[0])
+        wait_for_lines(lines_of(workdir) + 1, processes[0], workdir)
         assert [process.poll() for process in processes] == [None] * 4
         # The chief hangs for longer than the others wait.
         processes[0].send_signal(signal.SIGSTOP)
@@ -350,18 +345,14 @@ def test_a_killed_fit_goes_on_as_if_nothing_had_happened(
             [sys.executable, FIT, folder, f"{num_replicas}"]
         )
 
-    def steps_done():
-        path = tmp_path / "killed" / "steps"
-        return path.read_text().count("\n") if path.exists() else 0
-
     assert start_fit("whole").wait() == 0
     draw = random.Random(0)
+    steps = tmp_path / "killed", "steps"
     for _ in range(6):
         process = start_fit("killed")
-        end = steps_done() + draw.randint(150, 450)
-        while steps_done() < end:
-            assert process.poll() is None, "the program ended too early"
-            time.sleep(0.01)
+        wait_for_lines(
+            lines_of(*steps) + draw.randint(150, 450), process, *steps
+        )
         process.kill()
         process.wait()
     assert start_fit("killed").wait() == 0

@@ -257,34 +257,31 @@ def tensor_names(path):
     return [tensor.name for tensor in tensors]
 
 
-@pytest.mark.large
-@pytest.mark.parametrize(("batch_size", "length"), SHAPES)
-def test_a_c_program_prints_the_same_numbers(
-    model, path, c_program, batch_size, length
-):
-    segments = segments_of(batch_size, length)
-    done = subprocess.run(
-        [c_program, path, str(batch_size), str(length), *tensor_names(path)],
-        input=" ".join(map(str, segments.ravel())),
+def run_c(program, path, batch_size, length, ids):
+    """Runs the C program, which reads ids from its standard input."""
+    sizes = str(batch_size), str(length)
+    return subprocess.run(
+        [program, path, *sizes, *tensor_names(path)],
+        input=" ".join(map(str, ids)),
         capture_output=True,
         text=True,
     )
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_c_program_prints_the_same_numbers(model, path, c_program, shape):
+    segments = segments_of(*shape)
+    done = run_c(c_program, path, *shape, segments.ravel())
     assert done.returncode == 0, done.stderr
     printed = np.array(done.stdout.split(), "float32")
     np.testing.assert_allclose(
-        printed.reshape(*segments.shape, V),
-        expected(model, batch_size, length),
-        atol=1e-4,
+        printed.reshape(*segments.shape, V), expected(model, *shape), atol=1e-4
     )
 
 
 def test_a_c_program_reads_what_is_wrong(path, c_program):
-    done = subprocess.run(
-        [c_program, path, "1", "2", *tensor_names(path)],
-        input=f"3 {V}",
-        capture_output=True,
-        text=True,
-    )
+    done = run_c(c_program, path, 1, 2, [3, V])
     assert done.returncode == 1
     assert "`ids` must hold integers" in done.stderr
 

@@ -27,18 +27,11 @@ def parse():
         yield parse
 
 
+COMPILED = (ROOT / "tpu_configs" / "compiled.jsonl").read_text("utf-8")
+REPORTS = [json.loads(line) for line in COMPILED.splitlines()]
+# Slice, experiment, pieces, whether with the kernel.
 NAMES = "slice", "experiment", "accumulate_steps", "attention_kernel"
-
-
-def reports():
-    path = ROOT / "tpu_configs" / "compiled.jsonl"
-    lines = path.read_text("utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def claims():
-    """Slice, experiment, pieces, whether with the kernel."""
-    return [tuple(map(report.get, NAMES)) for report in reports()]
+CLAIMS = [tuple(map(report.get, NAMES)) for report in REPORTS]
 
 
 def replicas_in(path):
@@ -47,8 +40,8 @@ def replicas_in(path):
 
 
 def test_all_slices_are_there():
-    assert {name for name, *_ in claims()} == set(SLICES)
-    assert len(claims()) == len({(*c[:2], c[3]) for c in claims()})
+    assert {name for name, *_ in CLAIMS} == set(SLICES)
+    assert len(CLAIMS) == len({(*c[:2], c[3]) for c in CLAIMS})
 
 
 @pytest.mark.parametrize("name", SLICES)
@@ -68,12 +61,15 @@ def test_a_slice_sets_what_it_must_and_no_more(name, parse):
     assert must <= given <= {*must, "--checkpoint_every"}
 
 
-@pytest.mark.parametrize("name, experiment, pieces, attention_kernel", claims())
-def test_a_claim_divides(name, experiment, pieces, attention_kernel, parse):
+@pytest.mark.parametrize("report", REPORTS, ids=map(str, CLAIMS))
+def test_a_claim_divides_and_fits(report, parse):
+    name, experiment = report["slice"], report["experiment"]
     flags = parse(EXPERIMENTS[experiment], SLICES[name])
-    rows, rest = divmod(flags.batch_size, replicas_in(SLICES[name]))
-    assert not rest
-    assert rows % pieces == 0
+    assert report["fits"]
+    assert report["rows"] * replicas_in(SLICES[name]) == flags.batch_size
+    assert report["rows"] % report["accumulate_steps"] == 0
+    assert report["tpu_type"] == flags.tpu_type
+    assert report["segment_length"] == flags.segment_length
     # It never ran on a TPU: only who asks for it gets it.
     assert flags.attention_kernel is False
     assert flags.precision == "bfloat16"
@@ -87,15 +83,4 @@ def test_the_command_of_a_slice_is_claimed(name):
     experiment = re.search(r"--flagfile=train/configs/(\w+)\.flags", text)[1]
     pieces = re.search(r"--accumulate_steps=(\d+)", text)
     pieces = int(pieces[1]) if pieces else 1
-    assert (name, experiment, pieces, False) in claims()
-
-
-def test_what_is_claimed_is_in_the_tables_and_fits(parse):
-    for report in reports():
-        name, experiment = report["slice"], report["experiment"]
-        assert report["fits"]
-        flags = parse(EXPERIMENTS[experiment], SLICES[name])
-        replicas = replicas_in(SLICES[name])
-        assert report["rows"] * replicas == flags.batch_size
-        assert report["tpu_type"] == flags.tpu_type
-        assert report["segment_length"] == flags.segment_length
+    assert (name, experiment, pieces, False) in CLAIMS

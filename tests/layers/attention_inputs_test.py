@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import assert_same
 
 from txl_keras.layers import CausalMultiHeadAttention
 from txl_keras.layers import RelativeMultiHeadAttention
@@ -149,13 +150,11 @@ def test_what_is_masked_has_no_influence(name, mask, shape, value):
             call_and_gradients(name, is_real, **states, **{mask: booleans})
         )
     (expected, expected_gradients), (outputs, gradients) = results
-    for found, wanted in zip(outputs, expected, strict=True):
-        np.testing.assert_allclose(found, wanted, atol=1e-6)
+    assert_same(outputs, expected, atol=1e-6)
     # Those who attend to it have NaN in their gradients, and a projection of
     # the largest number overflows.
     if not is_pair and value != 3e38:
-        for found, wanted in zip(gradients, expected_gradients, strict=True):
-            np.testing.assert_allclose(found, wanted, atol=1e-5)
+        assert_same(gradients, expected_gradients, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from attention_loops import random
+from attention_loops import with_random_weights
 from layer_checks import check_layer
 
 from txl_keras.layers import DecoderBlock
@@ -15,12 +16,7 @@ B, T, M, D, N, H, F = 2, 3, 5, 8, 4, 7, 6
 
 
 def block(**config):
-    layer = DecoderBlock(N, H, F, **config)
-    layer.build((B, T, D))
-    layer.set_weights(
-        [0.5 * random(*w.shape, seed=i) for i, w in enumerate(layer.weights)]
-    )
-    return layer
+    return with_random_weights(DecoderBlock(N, H, F, **config), (B, T, D))
 
 
 def weight(layer, path):

@@ -6,6 +6,7 @@ import os
 import keras
 import numpy as np
 import tensorflow as tf
+from factories import assert_same
 
 _FLOATS = {
     "mixed_bfloat16": ("bfloat16", 0.05),
@@ -106,8 +107,7 @@ def _check_saving(layer, inputs, outputs, folder):
         assert len(loaded.weights) == len(layer.weights)
         results = loaded({name: tf.constant(x) for name, x in inputs.items()})
         results = results if isinstance(results, (tuple, list)) else [results]
-        for result, expected in zip(results, outputs, strict=True):
-            np.testing.assert_allclose(result, expected, atol=1e-5)
+        assert_same(results, outputs, atol=1e-5)
 
 
 def _check_precision(layer, inputs, outputs, policy, float32_outputs):

@@ -26,17 +26,13 @@ ABSOLUTE = ("vaswani", "al_rfou")
 CUTOFFS = (3, 7)
 
 
-def config_of(attention_type, **config):
-    return {
-        "attention_type": attention_type,
+def backbone_of(attention_type, **config):
+    settings = {
         "max_positions": P if attention_type in ("shaw", "al_rfou") else None,
         "memory_length": 6 if attention_type in REMEMBERING else 0,
         **config,
     }
-
-
-def backbone_of(attention_type, **config):
-    return small_backbone(**config_of(attention_type, **config))
+    return small_backbone(attention_type=attention_type, **settings)
 
 
 def language_model(attention_type="relative", ties=None, **config):

@@ -72,11 +72,6 @@ def test_zeros_that_are_attended_to_allow_no_reset_inside_a_segment():
     assert hidden.shape == (B, T, D)
 
 
-def test_a_reset_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match="`reset`"):
-        backbone_of()(embeddings=random(B, T, D), reset=RESET[:, 1:])
-
-
 @pytest.mark.parametrize("gate", ["gru", "output"])
 def test_a_keras_model_learns_with_episodes(gate, tmp_path):
     features = keras.Input((T, F))

@@ -11,6 +11,7 @@ from factories import V
 from factories import assert_same
 from factories import random_ids
 from factories import read_in_parts
+from factories import rows_of
 from factories import small_backbone
 
 from txl_keras.models import LSTMBackbone
@@ -148,9 +149,7 @@ def test_dropout_is_a_function_of_seed_and_row(name):
         return read(
             backbone,
             ids[rows],
-            memory=tf.nest.map_structure(
-                lambda x: None if x is None else x[rows], memory
-            ),
+            memory=rows_of(memory, rows),
             training=training,
             dropout_seed=None if seed is None else tf.constant(seed, tf.uint32),
             first_row=first_row,

@@ -46,16 +46,12 @@ def case(request):
     return model, (np.arange(24).reshape(3, 8) % 11).astype("int32")
 
 
-def test_it_is_saved_and_loaded(case, tmp_path):
-    model, inputs = case
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded(inputs), model(inputs))
-
-
-def test_it_is_exported_in_all_ways_of_keras(case, tmp_path):
+def test_it_is_saved_and_exported_in_all_ways_of_keras(case, tmp_path):
     model, inputs = case
     expected = model(inputs)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(inputs), expected)
     model.export(tmp_path / "saved", verbose=False)
     archive = keras.export.ExportArchive()
     archive.track(model)

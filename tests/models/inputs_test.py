@@ -6,48 +6,33 @@ import pytest
 import tensorflow as tf
 from factories import V
 from factories import random_ids
+from factories import rows_of
+from factories import small_backbone
 from factories import small_model
 
-from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import XLNetBackbone
-from txl_keras.models import XLNetPermutationLM
 
 B, T, D = 2, 5, 8
-SIZES = {"vocabulary_size": V, "num_layers": 2, "hidden_dim": D}
-HEADS = {"num_heads": 2, "intermediate_dim": 11, "memory_length": 7}
 BACKBONES = {
-    "transformer_xl": (TransformerXLBackbone, {**SIZES, **HEADS}),
-    "xlnet": (XLNetBackbone, {**SIZES, **HEADS}),
-    "lstm": (LSTMBackbone, SIZES),
+    "transformer_xl": TransformerXLBackbone,
+    "xlnet": XLNetBackbone,
+    "lstm": LSTMBackbone,
 }
-HEADS_OF = {
-    "transformer_xl": TransformerXLCausalLM,
-    "xlnet": XLNetPermutationLM,
-    "lstm": TransformerXLCausalLM,
-}
+every_kind = pytest.mark.parametrize("make", BACKBONES.values(), ids=BACKBONES)
 
 
-@pytest.fixture(params=BACKBONES, scope="module")
+@pytest.fixture(params=BACKBONES.values(), ids=BACKBONES, scope="module")
 def backbone(request):
     """Backbone that tests share; none changes it."""
-    make, config = BACKBONES[request.param]
-    return make(**config)
-
-
-def of_rows(memory, rows):
-    return Memory(
-        tuple(state[:rows] for state in memory.states),
-        memory.valid_length[:rows],
-    )
+    return small_backbone(make=request.param, num_layers=2)
 
 
 def test_a_memory_of_another_model_or_batch_is_an_error(backbone):
     ids = random_ids(B, T)
     _, memory = backbone(ids)
-    states = memory.states
+    states, one_row = memory.states, rows_of(memory, slice(1))
     for wrong, message in (
         *(
             (value, "`memory` must be a Memory")
@@ -56,7 +41,7 @@ def test_a_memory_of_another_model_or_batch_is_an_error(backbone):
         (memory._replace(states=()), "`memory` must have [24] states"),
         (memory._replace(valid_length=None), "`memory.valid_length` must"),
         (backbone.initial_memory(B + 1), "`memory.states.0.` must have"),
-        (of_rows(memory, 1), "`memory.states.0.` must have.*initial_memory"),
+        (one_row, "`memory.states.0.` must have.*initial_memory"),
         (memory._replace(states=states[:-1]), "`memory` must have [24] states"),
         (
             memory._replace(states=(*states, states[0])),
@@ -137,7 +122,8 @@ def test_a_first_row_that_is_no_integer_is_an_error(backbone, first_row):
 
 def test_a_reset_of_another_shape_or_dtype_is_an_error(backbone):
     ids = random_ids(B, T)
-    for wrong in ([True], [True] * (B + 1), [[True]] * B, True):
+    too_short = [[True] * (T - 1)] * B
+    for wrong in ([True], [True] * (B + 1), [[True]] * B, True, too_short):
         with pytest.raises(ValueError, match="`reset` must have the shape"):
             backbone(ids, reset=np.array(wrong))
     for wrong in ([0.0, 1.0], [0, -1]):
@@ -186,31 +172,30 @@ def test_targets_are_as_many_as_inputs():
             score(ids, wrong)
 
 
-@pytest.mark.parametrize("name", BACKBONES)
-def test_weights_of_another_precision_are_an_error(name):
-    make, config = BACKBONES[name]
+@every_kind
+def test_weights_of_another_precision_are_an_error(make):
+    model = small_model(make=make)
     for dtype in ("float64", "float16", "bfloat16"):
         for policy in (dtype, keras.DTypePolicy(dtype)):
             with pytest.raises(ValueError, match=f"`dtype` must .*'{dtype}'"):
-                make(**config, dtype=policy)
+                small_backbone(policy, make)
         with pytest.raises(ValueError, match="`dtype` must"):
-            HEADS_OF[name](make(**config), dtype=dtype)
+            type(model)(model.backbone, dtype=dtype)
     with pytest.raises(ValueError, match="quantized policy.*quantize.'int8'"):
-        make(**config, dtype="int8_from_float32")
+        small_backbone("int8_from_float32", make)
     for dtype in ("mixed_bfloat16", "mixed_float16"):
-        model = make(**config, dtype=dtype)
-        assert model.variable_dtype == "float32"
+        assert small_backbone(dtype, make).variable_dtype == "float32"
 
 
-@pytest.mark.parametrize("name", BACKBONES)
-def test_a_name_that_no_graph_can_have_is_an_error(name):
-    make, config = BACKBONES[name]
+@every_kind
+def test_a_name_that_no_graph_can_have_is_an_error(make):
+    model = small_model(make=make)
     for wrong in ("", "my model", "é", "_a", "a\n"):
         with pytest.raises(ValueError, match="`name` must consist of ASCII"):
-            make(**config, name=wrong)
+            small_backbone(make=make, name=wrong)
         with pytest.raises(ValueError, match="`name` must consist of ASCII"):
-            HEADS_OF[name](make(**config), name=wrong)
-    assert make(**config, name="A.2_-b").name == "A.2_-b"
+            type(model)(model.backbone, name=wrong)
+    assert small_backbone(make=make, name="A.2_-b").name == "A.2_-b"
 
 
 def test_export_by_keras_is_refused(tmp_path):

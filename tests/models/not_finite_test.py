@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import assert_same
 from factories import feature_backbone
 from factories import small_backbone
 
@@ -130,8 +131,7 @@ def test_a_reader_of_segments_leaves_out_padding(value):
         reader.remember(entries, tf.constant(lengths))
         later, _ = reader.read(tf.constant(features(T, 1)))
         results.append([tf.boolean_mask(hidden, is_real), later])
-    for found, expected in zip(*results[::-1], strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert_same(*results[::-1], atol=1e-5)
 
 
 @EVERY

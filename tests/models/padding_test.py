@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from attention_loops import random
 from factories import feature_backbone
+from factories import rows_of
 
 B, T, M, D = 4, 9, 6, 16
 # No padding; at the end; at the start and inside; nothing but padding.
@@ -36,10 +37,7 @@ def test_a_row_reads_as_if_there_were_no_padding(backbone):
     hidden, padded = backbone(embeddings=x, memory=memory, mask=MASK)
     later, _ = backbone(embeddings=after, memory=padded)
     for row, mask in enumerate(MASK):
-        alone = memory._replace(
-            states=tuple(state[row : row + 1] for state in memory.states),
-            valid_length=memory.valid_length[row : row + 1],
-        )
+        alone = rows_of(memory, slice(row, row + 1))
         if mask.any():
             expected, alone = backbone(
                 embeddings=x[row : row + 1, mask], memory=alone
@@ -80,12 +78,9 @@ def test_the_loss_of_a_keras_model_leaves_out_padding():
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_absolute_positions_take_no_padding():
-    backbone = feature_backbone(attention_type="vaswani", memory_length=0)
+def test_absolute_positions_and_masks_of_another_shape_are_refused():
+    absolute = feature_backbone(attention_type="vaswani", memory_length=0)
     with pytest.raises(ValueError, match="must have relative positions"):
-        backbone(embeddings=random(B, T, D), mask=MASK)
-
-
-def test_a_mask_of_another_shape_is_refused():
+        absolute(embeddings=random(B, T, D), mask=MASK)
     with pytest.raises(ValueError, match="`mask`"):
         feature_backbone()(embeddings=random(B, T, D), mask=MASK[:, 1:])

@@ -77,11 +77,15 @@ def test_a_model_has_the_weights_that_its_sizes_say():
 
 def test_arguments_take_the_place_of_the_presets_own():
     model = TransformerXLCausalLM.from_preset(
-        "quickstart", dtype="mixed_bfloat16", num_layers=1, memory_length=7
-    )
+        "quickstart", dtype="mixed_bfloat16", num_layers=1, memory_length=7,
+        tokenizer=ByteTokenizer(),
+    )  # fmt: skip
+    assert model.tokenizer.vocabulary_size == 256
     assert model.backbone.num_layers == 1
     assert model.initial_memory(2).states[0].shape == (2, 7, 128)
     assert model.compute_dtype == "bfloat16"
+    backbone = TransformerXLBackbone.from_preset("quickstart", num_layers=1)
+    assert (backbone.hidden_dim, backbone.num_layers) == (128, 1)
     assert preset_config("quickstart")["num_layers"] == 4
 
 
@@ -119,15 +123,6 @@ def test_a_trained_preset_is_found_by_its_name(tmp_path, monkeypatch):
         ValueError, match=r"'ptb_24m'\], the path.*='mine_small'"
     ):
         LSTMBackbone.from_preset("mine_small")
-
-
-def test_a_backbone_and_its_tokenizer_are_built_of_a_preset():
-    backbone = TransformerXLBackbone.from_preset("quickstart", num_layers=1)
-    assert (backbone.hidden_dim, backbone.num_layers) == (128, 1)
-    model = TransformerXLCausalLM.from_preset(
-        "quickstart", num_layers=1, tokenizer=ByteTokenizer()
-    )
-    assert model.tokenizer.vocabulary_size == 256
 
 
 def test_unknown_presets_and_arguments_are_errors():

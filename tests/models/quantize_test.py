@@ -61,8 +61,7 @@ def test_every_way_to_compute_agrees():
 
 @pytest.mark.parametrize("make", [TransformerXLBackbone, XLNetBackbone])
 def test_a_loaded_model_is_the_same_also_when_saved_again(make, tmp_path):
-    model = small_model(make=make, num_layers=1)
-    model.quantize("int8")
+    model = quantized(make=make)
     assert dense_dtypes(model) == {"int8"}
     ids = random_ids(B, T)
     expected, _ = model.score(ids, ids)

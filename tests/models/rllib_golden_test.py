@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checkpoints.stored_models import GOLDEN
+from factories import assert_same
 from factories import feature_backbone
 
 from txl_keras.weights import weights_by_name
@@ -110,10 +111,7 @@ def test_outputs_and_memory_equal_those_of_rllib(golden, models):
             embeddings=projection(features), memory=memory
         )
         outputs.append(hidden)
-        for state, expected in zip(
-            memory.states, golden[f"memory_{i}"], strict=True
-        ):
-            np.testing.assert_allclose(state, expected, atol=2e-5)
+        assert_same(memory.states, golden[f"memory_{i}"], atol=2e-5)
     np.testing.assert_allclose(
         np.concatenate(outputs, axis=1), golden["output"], atol=2e-5
     )

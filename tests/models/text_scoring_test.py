@@ -115,8 +115,6 @@ def test_methods_of_a_model_read_text_with_its_tokenizer(model, scorer):
     assert model.embed_texts([], "mean").shape == (0, 8)
     with pytest.raises(ValueError, match="`pooling`.*pooling='max'"):
         model.embed_texts(["a"], pooling="max")
-    with pytest.raises(ValueError, match="`texts` must be a list.*'abc'"):
-        model.score_texts("abc")
 
 
 def test_marks_of_lines_come_where_lines_begin():

@@ -7,6 +7,7 @@ import resource
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import save_tensors
 
 from txl_keras.training import checkpointing
 from txl_keras.training.checkpointing import saved_steps
@@ -124,25 +125,14 @@ def test_a_state_with_nan_is_taken_for_damaged(tmp_path, caplog):
         write_checkpoint(str(tmp_path), make_state(step))
     state = make_state(9)
     state["weights/a"][2, 4] = np.nan
-    names = sorted(state)
-    tf.raw_ops.SaveV2(
-        prefix=str(tmp_path / "ckpt-9"),
-        tensor_names=names,
-        shape_and_slices=[""] * len(names),
-        tensors=[state[name] for name in names],
-    )
+    save_tensors(state, tmp_path / "ckpt-9")
     assert read(tmp_path)["step"] == 7
     assert "weights/a is not finite. Step 7 is taken instead" in caplog.text
 
 
 @pytest.mark.parametrize("value", [np.array(["x"], object), b"x"])
 def test_what_is_no_number_is_not_read(tmp_path, value):
-    tf.raw_ops.SaveV2(
-        prefix=str(tmp_path / "ckpt-9"),
-        tensor_names=["step"],
-        shape_and_slices=[""],
-        tensors=[value],
-    )
+    save_tensors({"step": value}, tmp_path / "ckpt-9")
     with pytest.raises(ValueError, match="ckpt-9 is damaged: step is no num"):
         read(tmp_path)
 

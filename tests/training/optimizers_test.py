@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import assert_same
 from factories import small_backbone
 from factories import small_model
 
@@ -110,8 +111,7 @@ def test_three_steps_are_those_of_the_formulas(name):
                 expected, gradients, slots, [1, 0, 0], strict=True
             )
         ]
-        for weight, value in zip(weights, expected, strict=True):
-            np.testing.assert_allclose(weight.numpy(), value, atol=3e-6)
+        assert_same(weights, expected, atol=3e-6)
 
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
@@ -149,8 +149,7 @@ def test_rate_is_that_of_the_updates_made(name):
     first, second = random_gradients(2)
     apply(optimizer, first, weights)
     # The warm-up begins at 0.
-    for a, b in zip(values_of(weights), before, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(weights, before)
     apply(optimizer, second, weights)
     for a, b in zip(values_of(weights), before, strict=True):
         assert (a != b).all()

@@ -11,36 +11,35 @@ def rates(schedule, *steps):
     return [float(schedule(tf.constant(step, tf.int64))) for step in steps]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("cosine", [2.0, 1.25, 0.5 + 0.75 * (1 + np.cos(0.99 * np.pi)), 0.5]),
-        ("inverse_sqrt", 2.0 * np.sqrt([1, 10 / 60, 10 / 109, 10 / 110])),
-        ("linear", [2.0, 1.25, 0.515, 0.5]),
-        ("constant", [2.0, 2.0, 2.0, 2.0]),
-    ],
-)
-def test_values_with_warmup_and_floor(name, expected):
-    floor = 0.0 if name == "constant" else 0.5
-    schedule = build_schedule(name, 2.0, 110, 10, min_learning_rate=floor)
-    assert rates(schedule, 0, 1, 5) == pytest.approx([0.0, 0.2, 1.0])
-    found = rates(schedule, 10, 60, 109, 110)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert rates(schedule, 4_000_000) == [floor or 2.0]
+COSINE = [2.0, 1.25, 0.5 + 0.75 * (1 + np.cos(0.99 * np.pi)), 0.5]
+LINEAR = [2.0, 1.25, 0.515, 0.5]
+INVERSE_SQRT = 2.0 * np.sqrt([1, 10 / 60, 10 / 109, 10 / 110])
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "warmup_steps", "expected"),
     [
-        ("cosine", [2.0, 0.5 + 0.75 * (1 + np.cos(0.09 * np.pi)), 0.5]),
-        ("inverse_sqrt", [2.0, 2.0 / 3, 0.5]),
-        ("linear", [2.0, 2.0 - 1.5 * 0.09, 0.5]),
+        *(("cosine", warmup_steps, COSINE) for warmup_steps in (0, 10)),
+        *(("linear", warmup_steps, LINEAR) for warmup_steps in (0, 10)),
+        ("constant", 10, [2.0] * 4),
+        ("inverse_sqrt", 10, INVERSE_SQRT),
+        ("inverse_sqrt", 0, [2.0, 0.5, 0.5, 0.5]),  # its floor from 16 on
     ],
 )
-def test_values_without_warmup(name, expected):
-    schedule = build_schedule(name, 2.0, 100, min_learning_rate=0.5)
-    found = rates(schedule, 0, 9, 100)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+def test_values_down_to_a_floor(name, warmup_steps, expected):
+    schedule = build_schedule(
+        name,
+        2.0,
+        100 + warmup_steps,
+        warmup_steps,
+        min_learning_rate=0.0 if name == "constant" else 0.5,
+    )
+    if warmup_steps:
+        assert rates(schedule, 0, 1, 5) == pytest.approx([0.0, 0.2, 1.0])
+    steps = (warmup_steps + step for step in (0, 50, 99, 100))
+    np.testing.assert_allclose(rates(schedule, *steps), expected, rtol=1e-6)
+    floor = 2.0 if name == "constant" else 0.5
+    assert rates(schedule, 4_000_000) == [floor]
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 16])

@@ -1,10 +1,9 @@
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
+from script_runs import run_code
 
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
@@ -87,8 +86,6 @@ with StopRequest() as stop, stop.deferred():
     os.kill(os.getpid(), number)
     time.sleep(60)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True
-    )
+    done = run_code(script)
     assert done.stdout == f"{EXIT_CODE}\n"
     assert done.returncode == 128 + signal.SIGTERM

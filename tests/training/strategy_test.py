@@ -1,9 +1,8 @@
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
 import tensorflow as tf
+from script_runs import run_code
 
 from txl_keras.training import strategy as strategies
 
@@ -88,15 +87,9 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "same devices. This strategy (2 x CPU)" in done.stdout, done.stderr[
-        -2000:
-    ]
+    done = run_code(script)
+    message = "same devices. This strategy (2 x CPU)"
+    assert message in done.stdout, done.stderr[-2000:]
 
 
 def make_loop(stop=0.0):

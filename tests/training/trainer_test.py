@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import assert_same
 from factories import seed_weights
 from factories import small_backbone
 from factories import trainer_rewinder
+from step_checks import check_first_step
 
 from txl_keras.data import Segments
 from txl_keras.layers.compute import pallas
@@ -18,6 +20,7 @@ from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
 
 STRATEGY = tf.distribute.get_strategy()
+TOKENS = np.tile([0, 1, 2, 3, 4, 5, 6, 2, 4], 40)
 
 
 def make_model(**overrides):
@@ -32,8 +35,7 @@ def make_trainer(model, learning_rate=0.03, **kwargs):
 
 
 def make_iterator(first_step=0):
-    tokens = np.tile([0, 1, 2, 3, 4, 5, 6, 2, 4], 40)
-    segments = Segments(tokens, 3, 5, drop_remainder=True)
+    segments = Segments(TOKENS, 3, 5, drop_remainder=True)
     return iter(segments.distribute(STRATEGY, first_step=first_step))
 
 
@@ -180,35 +182,8 @@ def test_a_kernel_without_jax_says_what_to_install(monkeypatch):
 
 
 def test_a_step_is_the_clipped_gradient_of_the_mean_loss():
-    model = make_model()
-    reference = make_model()
-    reference.set_weights(model.get_weights())
-    # Adam would hide the size of a gradient.
-    optimizer = build_optimizer("sgd", 0.5)
-    trainer = Trainer(model, optimizer, STRATEGY, batch_size=3, clip_norm=0.01)
-    iterator = make_iterator()
-    batch = next(make_iterator())
-    with tf.GradientTape() as tape:
-        nll, memory = reference.score(batch["inputs"], batch["targets"])
-        loss = tf.reduce_mean(nll)
-    gradients = tape.gradient(loss, reference.trainable_variables)
-    norm = tf.linalg.global_norm(gradients)
-
-    results = trainer.train(iterator, 1)
-    np.testing.assert_allclose(results["loss"], [loss], rtol=1e-5)
-    np.testing.assert_allclose(results["gradient_norm"], [norm], rtol=1e-4)
-    for before, gradient, after in zip(
-        reference.trainable_variables,
-        gradients,
-        model.trainable_variables,
-        strict=True,
-    ):
-        expected = before - 0.5 * tf.convert_to_tensor(gradient) * 0.01 / norm
-        np.testing.assert_allclose(after, expected, atol=1e-6)
-    # The memory that training kept is that of the functional interface.
-    np.testing.assert_allclose(
-        trainer.memory.read().states[0], memory.states[0], atol=1e-5
-    )
+    segments = Segments(TOKENS, 3, 5, drop_remainder=True)
+    check_first_step(make_model(), segments)
 
 
 def test_padding_is_no_part_of_the_loss(trainer):
@@ -227,8 +202,7 @@ NAMES = ("inputs", "targets", "reset")
 
 
 def test_segments_of_varying_length_are_as_long_as_they_say():
-    tokens = np.tile([0, 1, 2, 3, 4, 5, 6, 2, 4], 40)
-    segments = Segments(tokens, 3, 4, drop_remainder=True, varlen=True)
+    segments = Segments(TOKENS, 3, 4, drop_remainder=True, varlen=True)
     lengths = segments.segment_lengths
     assert lengths == (5, 8, 12)
     model = make_model()
@@ -277,10 +251,7 @@ def test_rows_in_pieces_are_the_same_step(varlen, numbers_of_pieces, dropping):
         runs.append((results, trainer.model.get_weights(), memory.states[0]))
         assert memory.valid_length.numpy().tolist() == [6] * 6
     for run in runs[1:]:
-        for ours, expected in zip(
-            tf.nest.flatten(run), tf.nest.flatten(runs[0]), strict=True
-        ):
-            np.testing.assert_allclose(ours, expected, atol=2e-5)
+        assert_same(tf.nest.flatten(run), tf.nest.flatten(runs[0]), atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -379,9 +350,7 @@ def test_wrong_arguments_are_named(arguments, message):
 
 
 def test_an_lstm_has_no_intermediate_losses():
-    lstm = TransformerXLCausalLM(
-        LSTMBackbone(vocabulary_size=7, num_layers=2, hidden_dim=4)
-    )
+    lstm = make_model(make=LSTMBackbone, num_layers=2)
     with pytest.raises(ValueError, match="`intermediate_loss_steps`.*LSTM"):
         make_trainer(lstm, intermediate_loss_steps=6)
 
@@ -399,8 +368,7 @@ def test_a_restored_trainer_has_weights_step_and_memory(
     restored = rewind_other()
     Checkpoints(str(tmp_path), restored).restore()
     assert restored.step.numpy() == 4
-    for a, b in zip(memory, restored.memory.state_variables, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(restored.memory.state_variables, memory)
     assert restored.memory.read().valid_length.numpy().tolist() == [6, 6, 6]
     found = restored.train(make_iterator(4), 3)["loss"]
     np.testing.assert_array_equal(found, expected)
@@ -408,8 +376,7 @@ def test_a_restored_trainer_has_weights_step_and_memory(
     # The weights alone go into a model of another memory length.
     model = make_model(memory_length=11)
     assert restore_weights(model, str(tmp_path)) == 4
-    for a, b in zip(weights, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(model.weights, weights)
 
 
 def test_a_folder_must_be_no_pattern(tmp_path):

@@ -4,7 +4,6 @@ import tensorflow as tf
 from factories import small_model
 
 from txl_keras.models import LSTMBackbone
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training import utilization
 from txl_keras.training.utilization import device_memory
 from txl_keras.training.utilization import model_flops
@@ -49,9 +48,7 @@ def test_memory_and_position_scores_count():
 
 def test_flops_of_an_lstm_are_a_count_by_hand():
     # B, T = 4, 6; D, V, L = 8, 101, 2: four gates of two products.
-    model = TransformerXLCausalLM(
-        LSTMBackbone(vocabulary_size=101, num_layers=2, hidden_dim=8)
-    )
+    model = small_model(make=LSTMBackbone, vocabulary_size=101, num_layers=2)
     layer = 4 * 2 * (2 * 6 * 8 * 8)
     assert model_flops(model, 4, 6) == 4 * (2 * layer + 2 * 6 * 8 * 101)
 
@@ -80,21 +77,15 @@ def test_sizes_are_checked(size):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_peak_is_measured_in_every_precision(dtype, monkeypatch):
-    monkeypatch.setattr(utilization, "_SIZES", (32, 64))
-    monkeypatch.setattr(utilization, "_SECONDS_PER_TRIAL", 1e-3)
-    peak = peak_flops(dtype, tf.distribute.get_strategy())
-    assert np.isfinite(peak) and peak > 0
-
-
-def test_a_peak_is_measured_without_other_workers(monkeypatch):
+def test_a_peak_is_measured_without_other_workers(dtype, monkeypatch):
     """They would have to make the same calls, whatever their clocks tell."""
     strategy = tf.distribute.get_strategy()
     for name in ("reduce", "gather"):
         monkeypatch.setattr(type(strategy), name, None)
-    monkeypatch.setattr(utilization, "_SIZES", (32,))
+    monkeypatch.setattr(utilization, "_SIZES", (32, 64))
     monkeypatch.setattr(utilization, "_SECONDS_PER_TRIAL", 1e-3)
-    assert peak_flops("float32", strategy) > 0
+    peak = peak_flops(dtype, strategy)
+    assert np.isfinite(peak) and peak > 0
 
 
 def test_the_peak_of_a_cpu_is_the_process_s():

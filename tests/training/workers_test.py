@@ -1,11 +1,9 @@
 import json
-import os
 import socket
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
+from script_runs import run_code
 
 from txl_keras.training import strategy as strategies
 from txl_keras.training import workers
@@ -117,12 +115,7 @@ def test_a_worker_that_does_not_come_is_named():
             "cluster": {"worker": [(here, gone), (gone, here)][index]},
             "task": {"type": "worker", "index": index},
         }
-        process = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "TF_CONFIG": json.dumps(config)},
-        )
+        process = run_code(code, TF_CONFIG=json.dumps(config))
         assert process.returncode == EXIT_CODE, process.stderr
         message = f"Error: worker {1 - index} of TF_CONFIG, {gone}, ended"
         assert message in process.stderr

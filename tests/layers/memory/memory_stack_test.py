@@ -162,10 +162,6 @@ def test_no_gradient_reaches_memory():
         memory, _ = stack(x)
         loss = tf.reduce_sum(memory)
     assert tape.gradient(loss, x) is None
-    with tf.GradientTape() as tape:
-        memory = initial_memory(1, B, M, D).extend([x * 2])
-        loss = tf.reduce_sum(memory.states[0])
-    assert tape.gradient(loss, x) is None
 
 
 def test_memory_grows_with_the_rows_it_meets():

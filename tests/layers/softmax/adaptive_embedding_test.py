@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import assert_same
 from layer_checks import check_layer
 
 from txl_keras.layers import AdaptiveEmbedding
@@ -203,12 +204,9 @@ def test_gradients_of_a_batch_with_an_unknown_id_are_those_of_the_others():
 
     weights = tf.constant([1.0, 2, 3])
     for bad in (-4, V):
-        for result, expected in zip(
-            gradients(tf.constant([3, bad, 20]), weights),
-            gradients(tf.constant([3, 20]), weights[::2]),
-            strict=True,
-        ):
-            np.testing.assert_allclose(result, expected, atol=1e-6)
+        found = gradients(tf.constant([3, bad, 20]), weights)
+        expected = gradients(tf.constant([3, 20]), weights[::2])
+        assert_same(found, expected, atol=1e-6)
 
 
 def test_numpy_integers_are_integers():

@@ -128,12 +128,6 @@ def reference(name, softmax, hidden):
     return np.array(rows).reshape(*np.shape(hidden)[:-1], V)
 
 
-def pick(log_probs, targets):
-    return np.take_along_axis(
-        np.array(log_probs), np.array(targets)[..., None], axis=-1
-    )[..., 0]
-
-
 def tokens(*shape, low=0, high=V, seed=5):
     """Hidden states, targets in `[low, high)` and weights of the loss."""
     rng = np.random.default_rng(seed)
@@ -195,7 +189,8 @@ def test_nll_and_log_probs_equal_numpy(name):
     )
     nll = softmax(hidden, targets)
     assert (nll.shape, nll.dtype) == ((B, T), "float32")
-    np.testing.assert_allclose(nll, -pick(expected, targets), atol=1e-5)
+    picked = np.take_along_axis(expected, targets[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(nll, -picked, atol=1e-5)
     of_every_word = softmax(np.repeat(hidden[:1, 0], V, axis=0), np.arange(V))
     np.testing.assert_allclose(-of_every_word, expected[0, 0], atol=1e-5)
     logits = np.array(softmax.logits(hidden))

@@ -2,23 +2,25 @@ import functools
 
 import numpy as np
 import pytest
+from factories import V
 from factories import seed_weights
 from factories import small_model
 
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 
+# Untied and with large weights, one block does not repeat a token.
+VARIED = {
+    "vocabulary_size": 9,
+    "initializer_stddev": 1.0,
+    "tie_embeddings": False,
+}
+
 
 @pytest.fixture(scope="module")
 def model():
     seed_weights(4)
-    # Untied and with large weights, one block does not repeat a token.
-    yield small_model(
-        vocabulary_size=9,
-        num_layers=1,
-        initializer_stddev=1.0,
-        tie_embeddings=False,
-    )
+    yield small_model(num_layers=1, **VARIED)
     generator_of.cache_clear()
 
 
@@ -34,21 +36,34 @@ def write(model, prompt, max_tokens, seed=0, memory_length=None, **sampler):
     return np.stack(list(tokens), axis=1)  # [B, max_tokens]
 
 
-def most_likely(model, prompts, max_tokens, window=99):
-    """Reads the whole text again for each token, `window` of it at most."""
-    text = np.array(prompts)
-    for _ in range(max_tokens):
+ABSOLUTE = {"memory_length": 0, "max_positions": 4, "tie_embeddings": False}
+
+
+@pytest.mark.parametrize(
+    ("config", "memory_length"),
+    [
+        # Long enough to remember everything, so no memory is the same.
+        (VARIED, 8),
+        # Large vocabularies are sampled by cluster.
+        ({"vocabulary_size": 60, "cutoffs": (20, 40)}, 8),
+        # Absolute positions read a window again.
+        ({"attention_type": "vaswani", **ABSOLUTE}, 4),
+        ({"attention_type": "al_rfou", **ABSOLUTE}, 4),
+    ],
+)
+def test_greedy_takes_the_most_likely_token_of_the_past(config, memory_length):
+    model = small_model(num_layers=1, **config)
+    last = config.get("vocabulary_size", V) - 1  # in the last cluster
+    text = prompt = np.array([[3, 1, 4], [1, 5, last]])
+    sizes = {"memory_length": memory_length, "temperature": 0}
+    written = write(model, prompt, 6, **sizes)
+    window = memory_length if "attention_type" in config else 99
+    for _ in range(6):  # reads the whole window again for each token
         log_probs, _ = model.log_probs(text[:, -window:])
         nearest = log_probs[:, -1].numpy().argmax(-1)
         text = np.concatenate([text, nearest[:, None]], axis=1)
-    return text[:, -max_tokens:]
-
-
-def test_greedy_takes_the_most_likely_token_of_the_whole_past(model):
-    prompt = [[3, 1, 4], [1, 5, 8]]
-    # Long enough to remember everything, so no memory is the same.
-    written = write(model, prompt, 6, memory_length=8, temperature=0)
-    np.testing.assert_array_equal(written, most_likely(model, prompt, 6))
+    np.testing.assert_array_equal(written, text[:, 3:])
+    assert len(np.unique(written)) > 1
 
 
 def test_a_prompt_longer_than_a_segment_is_read_to_its_end(model):
@@ -89,12 +104,6 @@ def test_a_penalty_spares_what_was_read_and_written(model):
     assert sorted([3, 1, *written[0]]) == list(range(9))
 
 
-def test_large_vocabularies_are_sampled_by_cluster():
-    model = small_model(vocabulary_size=60, cutoffs=(20, 40), num_layers=1)
-    written = write(model, [[7, 44]], 6, memory_length=8, temperature=0)
-    np.testing.assert_array_equal(written, most_likely(model, [[7, 44]], 6))
-
-
 def test_a_model_of_nan_writes_nothing():
     model = small_model(num_layers=1)
     model.weights[0].assign(np.full(model.weights[0].shape, np.nan))
@@ -125,19 +134,3 @@ def test_bad_arguments_are_refused(model, prompt, max_tokens, seed, message):
     # Before the first token is asked for.
     with pytest.raises(ValueError, match=message):
         Generator(model)(prompt, max_tokens, seed)
-
-
-@pytest.mark.parametrize("attention_type", ["vaswani", "al_rfou"])
-def test_absolute_positions_read_a_window_again(attention_type):
-    model = small_model(
-        num_layers=1,
-        memory_length=0,
-        attention_type=attention_type,
-        max_positions=4,
-        tie_embeddings=False,
-    )
-    prompt = [[3, 1, 4], [1, 5, 8]]
-    written = write(model, prompt, 5, memory_length=4, temperature=0)
-    expected = most_likely(model, prompt, 5, window=4)
-    np.testing.assert_array_equal(written, expected)
-    assert len(np.unique(written)) > 1

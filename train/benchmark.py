@@ -172,7 +172,7 @@ def _build_model():
             FLAGS[name].value = 0.0
     size = FLAGS.vocabulary_size
     if size is None:
-        size = presets.preset_config(FLAGS.preset)["vocabulary_size"]
+        size = presets.PRESETS[FLAGS.preset]["vocabulary_size"]
     return model_flags.build_model(size, None, training_flags.dtype_policy())
 
 

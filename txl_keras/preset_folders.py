@@ -21,6 +21,7 @@ from txl_keras.models.model_folder import ModelFolder
 from txl_keras.models.model_folder import backbone_config
 from txl_keras.models.model_folder import warn_of_memory_source
 from txl_keras.models.presets import check_required
+from txl_keras.models.presets import default_backbone
 from txl_keras.models.presets import own_arguments
 from txl_keras.models.presets import split_overrides
 
@@ -221,7 +222,8 @@ def _as_class(model_class, model, own, tokenizer):
 
 
 def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
-    own, sizes = split_overrides(model_class, overrides)
+    backbone_class = default_backbone(model_class)
+    own, sizes = split_overrides(model_class, overrides, backbone_class)
     if issubclass(model_class, TransformerXLTextClassifier):
         check_required(model_class, own)
     elif own.keys() - {"tokenizer"}:

@@ -33,16 +33,17 @@ from txl_keras.models.fit_data import is_text
 from txl_keras.models.fit_data import split
 from txl_keras.models.fit_data import text_segments
 from txl_keras.models.fit_steps import FitSteps
+from txl_keras.models.lstm_backbone import LSTMBackbone
+from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.text_methods import TextMethods
-from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.updates import check_supported
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class TransformerXLCausalLM(TextMethods, TokenModel):
+class TransformerXLCausalLM(TextMethods, BackboneModel):
     """Predicts the next token from a segment and its memory.
 
     The softmax has the same clusters as the token embedding: one, unless the
@@ -96,7 +97,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
 
     presets = PRESETS
     trained_presets = TRAINED
-    backbone_class = TransformerXLBackbone
+    backbone_classes = (TransformerXLBackbone, LSTMBackbone)
     # Set by `compile` for the default loss.
     fit_steps = None
 

@@ -170,7 +170,7 @@ def _build_model():
         running.check_flags((is_wrong, wrong, name))
     return model_flags.build_model(
         FLAGS.vocabulary_size
-        or presets.preset_config(FLAGS.preset)["vocabulary_size"],
+        or presets.PRESETS[FLAGS.preset]["vocabulary_size"],
         None,
         training_flags.dtype_policy(),
     )

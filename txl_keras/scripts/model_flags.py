@@ -140,7 +140,7 @@ def define_model_flags(has_softmax=True):
 
 def _default(name):
     """Returns the argument of a model of the preset `quickstart`."""
-    sizes = presets.preset_config("quickstart")
+    sizes = presets.PRESETS["quickstart"]
     width = sizes["hidden_dim"]
     of_classes = (
         inspect.signature(model_class).parameters

@@ -1,7 +1,5 @@
 """The base classes of models that presets and folders describe."""
 
-import types
-
 import keras
 
 from txl_keras.checks import check_dtype_policy
@@ -12,16 +10,19 @@ from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.keras_internals import IntegerBatches
 from txl_keras.keras_internals import layers_of
 from txl_keras.layers.config import add_arguments
+from txl_keras.models.presets import PRESETS
+from txl_keras.models.presets import TRAINED
 from txl_keras.models.presets import build_preset
 
 
 class PresetModel(keras.Model):
     """Base class of models with `from_preset` and `save_to_preset`."""
 
-    # Arguments of the presets by name; their weights are newly initialized.
-    presets = types.MappingProxyType({})
+    # Arguments of the presets by name; their weights are newly initialized. A
+    # class ignores sizes that it does not have.
+    presets = PRESETS
     # Folders of trained models that come with the package, by name.
-    trained_presets = types.MappingProxyType({})
+    trained_presets = TRAINED
     # What the argument `backbone` may be; presets by name build the first.
     backbone_classes = ()
 
@@ -126,6 +127,15 @@ class PresetModel(keras.Model):
 
         save_preset(self, folder, training, dtype)
 
+    def quantize(self, mode=None, config=None, **kwargs):
+        """Quantizes the kernels, as `keras.Model.quantize` does.
+
+        The tables of the token embedding and of the softmax, which may be
+        shared, stay float32.
+        """
+        super().quantize(mode, config=config, **kwargs)
+        getattr(self, "backbone", self).retrace_owners()
+
     def get_config(self):
         return {**super().get_config(), **_quantization_config(self)}
 
@@ -141,14 +151,12 @@ class PresetModel(keras.Model):
             config["tokenizer"] = deserialize_tokenizer(
                 config["tokenizer"], "The model's config"
             )
-        is_frozen = config.get("trainable") is False
-        if is_frozen:
-            # Set below: the constructor would not freeze the layers it makes.
-            del config["trainable"]
+        # Set below: the constructor would not freeze the layers it makes.
+        trainable = config.pop("trainable", True)
         model = cls(**config)
         _quantize_layers(model, quantized)
         getattr(model, "backbone", model).freeze_for_lora()
-        if is_frozen:
+        if trainable is False:
             model.trainable = False
         return model
 

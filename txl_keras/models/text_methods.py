@@ -9,15 +9,14 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras import samplers
-from txl_keras.checks import check_no_empty_text
+from txl_keras.checks import check_list
 from txl_keras.checks import check_one_of
 from txl_keras.models.fit_data import as_texts
 from txl_keras.models.generation.beam_search import BeamSearch
 from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.request import Request
-from txl_keras.models.generation.request import check_has_tokenizer
+from txl_keras.models.generation.request import encode_texts
 from txl_keras.models.text_scoring import TextScorer
-from txl_keras.models.text_scoring import check_texts
 
 
 class TextMethods:
@@ -123,7 +122,10 @@ class TextMethods:
                     "with a BeamSampler, which reorders the memory. Received: "
                     f"engine={engine!r}, weights={weights!r}"
                 )
-            search = self._keep(BeamSearch, sampler.num_beams, memory_length)
+            size = len(request.ids)
+            search = self._keep(
+                BeamSearch, sampler.num_beams, memory_length, size
+            )
             steps = search(request.ids, request.continuations())
         else:
             steps = request.continue_with(
@@ -179,8 +181,24 @@ class TextMethods:
             print(nll.sum())  # of 3 and of 4 tokens
         ```
         """
-        scorer = self._scorer(texts, batch_size, segment_length, memory_length)
-        return scorer.score(texts, contexts)
+        check_list("texts", texts)
+        if contexts is None:
+            contexts = [""] * len(texts)
+        before = encode_texts(self, "contexts", contexts)
+        if len(contexts) != len(texts):
+            raise ValueError(
+                "`contexts` must be as many as `texts`. Received: "
+                f"{len(contexts)} contexts, {len(texts)} texts"
+            )
+        ids = encode_texts(self, "texts", texts, contexts)
+        scorer = self._scorer(ids, batch_size, segment_length, memory_length)
+        whole = map(np.append, before, ids)
+        found = scorer.read(scorer.nll, [(w[:-1], w[1:]) for w in whole])
+        # NaN for the first token, then the context, which is cut off.
+        return [
+            (text, np.append(np.float32(np.nan), nll)[-len(text) :])
+            for text, nll in zip(ids, found, strict=True)
+        ]
 
     def embed_texts(
         self,
@@ -215,8 +233,9 @@ class TextMethods:
         ```
         """
         check_one_of("pooling", pooling, (None, "mean", "last"))
-        scorer = self._scorer(texts, batch_size, segment_length, memory_length)
-        states = scorer.embed(texts)
+        ids = encode_texts(self, "texts", texts)
+        scorer = self._scorer(ids, batch_size, segment_length, memory_length)
+        states = scorer.read(scorer.hidden, [(text,) for text in ids])
         if pooling is None:
             return states
         vectors = [
@@ -225,26 +244,10 @@ class TextMethods:
         vectors = np.array(vectors, np.float32)
         return vectors.reshape(len(texts), self.backbone.hidden_dim)
 
-    def _encode(self, name, texts):
-        """Returns the ids of one text or several, each of a token or more."""
-        check_has_tokenizer(self, name)
-        texts = [texts] if isinstance(texts, str) else texts
-        ids = [self.tokenizer.encode(text) for text in texts]
-        check_no_empty_text(name, texts, ids)
-        return ids
-
     def _scorer(self, texts, batch_size, segment_length, memory_length):
-        check_has_tokenizer(self, "texts")
-        check_texts("texts", texts)
         if batch_size is None:
             batch_size = max(1, min(16, len(texts)))
-        return self._keep(
-            TextScorer,
-            self.tokenizer,
-            batch_size,
-            segment_length,
-            memory_length,
-        )
+        return self._keep(TextScorer, batch_size, segment_length, memory_length)
 
     def _keep(self, make, *settings):
         """Returns `make(self, *settings)`, one object for equal calls."""

@@ -34,8 +34,6 @@ from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.padding import Padding
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.models.episodes import Episodes
-from txl_keras.models.presets import PRESETS
-from txl_keras.models.presets import TRAINED
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.weights import normal_initializer
 
@@ -194,8 +192,6 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     has_parts = True
     shows_attention = True
-    presets = PRESETS
-    trained_presets = TRAINED
 
     def __init__(
         self,

@@ -18,8 +18,6 @@ from txl_keras.layers.row_dropout import draw_seeds
 from txl_keras.metrics import SparseF1Score
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.preset_model import BackboneModel
-from txl_keras.models.presets import PRESETS
-from txl_keras.models.presets import TRAINED
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 POOLINGS = ("last", "mean")
@@ -94,8 +92,6 @@ class TransformerXLTextClassifier(BackboneModel):
         section 3.2, for the dense layer on the last state.
     """
 
-    presets = PRESETS
-    trained_presets = TRAINED
     backbone_classes = (TransformerXLBackbone, LSTMBackbone)
 
     def __init__(

@@ -89,6 +89,7 @@ class XLNetPermutationLM(BackboneModel):
         [Yang et al., 2019](https://arxiv.org/abs/1906.08237), section 2.
     """
 
+    presets = trained_presets = {}
     backbone_classes = (XLNetBackbone,)
 
     def __init__(self, backbone, tie_embeddings=True, tokenizer=None, **kwargs):

@@ -8,7 +8,6 @@ import tensorflow as tf
 from txl_keras.checkpoints import load_hugging_face
 from txl_keras.checkpoints import load_hugging_face_xlnet
 from txl_keras.checkpoints import load_vocabulary
-from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.tokenizers import WordTokenizer
@@ -20,9 +19,7 @@ from txl_keras.models.model_folder import CLASSES
 from txl_keras.models.model_folder import ModelFolder
 from txl_keras.models.model_folder import backbone_config
 from txl_keras.models.model_folder import warn_of_memory_source
-from txl_keras.models.presets import check_required
 from txl_keras.models.presets import default_backbone
-from txl_keras.models.presets import own_arguments
 from txl_keras.models.presets import split_overrides
 
 _STDDEVS = ("initializer_stddev", "projection_initializer_stddev")
@@ -144,16 +141,13 @@ def _load(model_class, stored, load_weights, dtype, overrides):
     serialized = config.get("backbone", {})
     backbone_class = CLASSES.get(serialized.get("class_name"), build_class)
     _check_gives(model_class, build_class, backbone_class, stored.path)
-    own, sizes = split_overrides(model_class, overrides, backbone_class)
-    if not is_same:
-        check_required(model_class, own)
+    own, sizes = split_overrides(
+        model_class, overrides, backbone_class, config if is_same else ()
+    )
     changed = backbone_config(config)
     if load_weights:
         warn_of_memory_source(changed, sizes)
     changed.update(sizes)
-    tokenizer = _tokenizer(
-        model_class, own, stored.load_tokenizer, changed["vocabulary_size"]
-    )
     if is_same:
         config.update(own)
     if dtype is not None:
@@ -170,14 +164,14 @@ def _load(model_class, stored, load_weights, dtype, overrides):
         try:
             stored.restore_weights(model)
         except ValueError as error:
-            if not sizes and not (is_same and own):
+            if not sizes and not (is_same and own.keys() - {"tokenizer"}):
                 raise
             raise ValueError(
                 "Weights must not depend on the arguments that replace those "
                 "of the preset, unless load_weights=False. Received: "
                 f"{sorted(overrides)}. {error}"
             ) from error
-    return _as_class(model_class, model, own, tokenizer)
+    return _as_class(model_class, model, own, stored.load_tokenizer)
 
 
 def _check_gives(model_class, built_class, backbone_class, folder):
@@ -199,34 +193,24 @@ def _check_gives(model_class, built_class, backbone_class, folder):
         )
 
 
-def _tokenizer(model_class, own, load, vocabulary_size):
-    """Returns the tokenizer for a model: the one passed, or that of a file."""
-    if "tokenizer" not in own_arguments(model_class):
-        return None
-    tokenizer = own.pop("tokenizer") if "tokenizer" in own else load()
-    if tokenizer is not None:
-        check_vocabulary(tokenizer, vocabulary_size)
-    return tokenizer
-
-
-def _as_class(model_class, model, own, tokenizer):
+def _as_class(model_class, model, own, load_tokenizer):
     """Returns a loaded model, its backbone, or its backbone with a new head."""
+    backbone = getattr(model, "backbone", model)
+    if isinstance(backbone, model_class):
+        return backbone
+    # The tokenizer that was passed, which may be `None`, or that of the folder.
+    tokenizer = own.pop("tokenizer") if "tokenizer" in own else load_tokenizer()
     if not isinstance(model, model_class):
-        backbone = getattr(model, "backbone", model)
-        if isinstance(backbone, model_class):
-            return backbone
         model = model_class(backbone, **own)
-    if tokenizer is not None:
-        model.tokenizer = tokenizer
+    model.tokenizer = tokenizer
     return model
 
 
 def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
     backbone_class = default_backbone(model_class)
     own, sizes = split_overrides(model_class, overrides, backbone_class)
-    if issubclass(model_class, TransformerXLTextClassifier):
-        check_required(model_class, own)
-    elif own.keys() - {"tokenizer"}:
+    has_new_head = issubclass(model_class, TransformerXLTextClassifier)
+    if own.keys() - {"tokenizer"} and not has_new_head:
         raise ValueError(
             "Of the arguments of a model that is loaded from a folder of "
             "Hugging Face, only `tokenizer` and those of the backbone can be "
@@ -250,5 +234,4 @@ def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
             line_end = "<eos>" if "<eos>" in symbols else None
             return WordTokenizer(symbols, line_end=line_end)
 
-    tokenizer = _tokenizer(model_class, own, load, size)
-    return _as_class(model_class, model, own, tokenizer)
+    return _as_class(model_class, model, own, load)

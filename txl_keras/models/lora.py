@@ -35,14 +35,7 @@ class LoraBackbone(ModelAsLayer, keras.Model):
         self._owners = weakref.WeakSet()
 
     def add_owner(self, model):
-        """Registers a model that this is the backbone of.
-
-        With LoRA its `softmax`, if it has one, is frozen too. Its compiled
-        functions are traced again when the layers here change.
-
-        Args:
-            model: Keras model. It may have a method `retrace`.
-        """
+        """Registers a model to freeze for LoRA, and to trace again."""
         self._owners.add(model)
 
     def enable_lora(

@@ -339,10 +339,8 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     def _check_compression(self, memory_source):
         """Checks the arguments about compression and what excludes it."""
-        for name, minimum in (
-            ("compression_rate", 2),
-            ("compressed_length", 1),
-        ):
+        least = {"compression_rate": 2, "compressed_length": 1}
+        for name, minimum in least.items():
             value = getattr(self, name)
             if self.compression is not None:
                 check_integer(name, value, minimum)

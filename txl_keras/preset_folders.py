@@ -20,7 +20,7 @@ from txl_keras.models.model_folder import CLASSES
 from txl_keras.models.model_folder import ModelFolder
 from txl_keras.models.model_folder import backbone_config
 from txl_keras.models.model_folder import warn_of_memory_source
-from txl_keras.models.presets import check_required
+from txl_keras.models.presets import default_backbone
 from txl_keras.models.presets import split_overrides
 from txl_keras.weights import build_undrawn
 
@@ -142,9 +142,9 @@ def _load(model_class, stored, load_weights, dtype, overrides):
     serialized = config.get("backbone", {})
     backbone_class = CLASSES.get(serialized.get("class_name"), build_class)
     _check_gives(model_class, build_class, backbone_class, stored.path)
-    own, sizes = split_overrides(model_class, overrides, backbone_class)
-    if not is_same:
-        check_required(model_class, own)
+    own, sizes = split_overrides(
+        model_class, overrides, backbone_class, config if is_same else ()
+    )
     changed = backbone_config(config)
     if load_weights:
         warn_of_memory_source(changed, sizes)
@@ -203,10 +203,10 @@ def _as_class(model_class, model, own, load_tokenizer):
 
 
 def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
-    own, sizes = split_overrides(model_class, overrides)
-    if issubclass(model_class, TransformerXLTextClassifier):
-        check_required(model_class, own)
-    elif own.keys() - {"tokenizer"}:
+    backbone_class = default_backbone(model_class)
+    own, sizes = split_overrides(model_class, overrides, backbone_class)
+    has_new_head = issubclass(model_class, TransformerXLTextClassifier)
+    if own.keys() - {"tokenizer"} and not has_new_head:
         raise ValueError(
             "Of the arguments of a model that is loaded from a folder of "
             "Hugging Face, only `tokenizer` and those of the backbone can be "

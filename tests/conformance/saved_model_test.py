@@ -14,7 +14,6 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models.text_scoring import TextScorer
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
@@ -166,8 +165,8 @@ def test_tensorflow_alone_takes_text(tmp_path):
     export(model, str(path), ByteTokenizer(), memory_length=20)
     run_python(TEXT_BY_TENSORFLOW, path, outputs, *texts)
     answers = np.load(outputs)
-    scorer = TextScorer(model, ByteTokenizer(), memory_length=20)
-    scores = scorer.score(texts)
+    model.tokenizer = ByteTokenizer()
+    scores = model.score_texts(texts, memory_length=20)
     np.testing.assert_allclose(
         answers["nll"], [np.nansum(nll) for _, nll in scores], rtol=1e-5
     )

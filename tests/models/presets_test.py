@@ -14,7 +14,6 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models.model_folder import weight_shapes
 from txl_keras.models.presets import PRESETS
-from txl_keras.models.presets import preset_config
 
 _NUM_WEIGHTS = {
     "enwik8_compressive": 352_753_868,
@@ -55,7 +54,7 @@ _NUM_PYTORCH_WEIGHTS = {
     ],
 )
 def test_presets_have_the_published_number_of_weights(name, changes, expected):
-    config = {**preset_config(name), **changes}
+    config = {**PRESETS[name], **changes}
     own = {"tie_projections": config.pop("tie_projections", True)}
     backbone = {
         "module": "txl_keras.models",
@@ -86,12 +85,9 @@ def test_arguments_take_the_place_of_the_presets_own():
     assert model.compute_dtype == "bfloat16"
     backbone = TransformerXLBackbone.from_preset("quickstart", num_layers=1)
     assert (backbone.hidden_dim, backbone.num_layers) == (128, 1)
-    assert preset_config("quickstart")["num_layers"] == 4
 
 
-def test_a_config_is_the_callers_own():
-    preset_config("quickstart")["num_layers"] = 99
-    assert preset_config("quickstart")["num_layers"] == 4
+def test_a_preset_cannot_be_changed():
     with pytest.raises(TypeError):
         TransformerXLCausalLM.presets["quickstart"]["num_layers"] = 99
 

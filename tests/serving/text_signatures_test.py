@@ -4,7 +4,6 @@ import tensorflow as tf
 from factories import small_model
 
 from txl_keras.data.tokenizers import CharacterTokenizer
-from txl_keras.models.text_scoring import TextScorer
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving.graph_checks import traced
@@ -43,8 +42,9 @@ def generate_text(model):
 
 def test_scores_are_those_of_python(model, signatures):
     scores = signatures["score_text"](tf.constant(TEXTS))
-    scorer = TextScorer(model, TOKENIZER, batch_size=3, segment_length=5)
-    for row, (ids, nll) in enumerate(scorer.score(TEXTS)):
+    model.tokenizer = TOKENIZER
+    expected = model.score_texts(TEXTS, batch_size=3, segment_length=5)
+    for row, (ids, nll) in enumerate(expected):
         assert scores["lengths"][row] == len(ids)
         np.testing.assert_array_equal(scores["ids"][row, : len(ids)], ids)
         token_nll = scores["token_nll"][row].numpy()

@@ -35,20 +35,8 @@ class LoraBackbone(ModelAsLayer, keras.Model):
         self._owners = weakref.WeakSet()
 
     def add_owner(self, model):
-        """Registers a model that this is the backbone of.
-
-        With LoRA its `softmax`, if it has one, is frozen too. Its compiled
-        functions are traced again when the layers here change.
-
-        Args:
-            model: Keras model. It may have a method `retrace`.
-        """
+        """Registers a model to freeze for LoRA, and to trace again."""
         self._owners.add(model)
-
-    def quantize(self, mode=None, config=None, **kwargs):
-        """Quantizes the kernels, and not the embeddings: see `keras.Model`."""
-        super().quantize(mode, config=config, **kwargs)
-        self._retrace_owners()
 
     def enable_lora(
         self, rank, lora_alpha=None, target_layer_names=("query", "value")
@@ -132,10 +120,10 @@ class LoraBackbone(ModelAsLayer, keras.Model):
         """
         path = _checked_path(filepath)
         saved = read_safetensors(path)
-        adaptable, enabled = self._adaptable_layers(), self._lora_layers()
+        enabled = self._lora_layers()
         layers = enabled or {
             name: layer
-            for name, layer in adaptable.items()
+            for name, layer in self._adaptable_layers().items()
             if f"lora/{name}/{LORA_MATRICES[0]}" in saved
         }
         ranks = {shape[-1] for name, shape in saved.shapes.items() if shape}
@@ -181,9 +169,10 @@ class LoraBackbone(ModelAsLayer, keras.Model):
             for layer in layers.values():
                 layer.enable_lora(rank, lora_alpha=lora_alpha)
         self.freeze_for_lora()
-        self._retrace_owners()
+        self.retrace_owners()
 
-    def _retrace_owners(self):
+    def retrace_owners(self):
+        """Traces this model again, and the models that this is part of."""
         for model in (self, *self._owners):
             # Keras's functions hold the variables as they were.
             model.train_function = None

@@ -11,7 +11,6 @@ from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.memory.projected_memory import choose_rows
-from txl_keras.models.presets import PRESETS
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 
 
@@ -66,8 +65,7 @@ class LSTMBackbone(RecurrentBackbone):
     """
 
     has_attention = has_finite_reach = False
-    # Sizes that an LSTM does not have are ignored.
-    presets = PRESETS
+    trained_presets = {}
     attention_type = None
     # The LSTM state is the one entry of the memory.
     memory_length = 1
@@ -170,17 +168,7 @@ class LSTMBackbone(RecurrentBackbone):
         return ()
 
     def call_projected(self, token_ids, memory, positions):
-        """Reads a segment and returns the LSTM states at every token.
-
-        Args:
-            token_ids: Integer tensor of shape `(B, T)`.
-            memory, positions: The results of `project_memory` and
-                `project_positions`.
-
-        Returns:
-            The pair of hidden states `(B, T, D)` and a tuple of 2 L tensors
-            `(B, T, D)`: hidden state and cell state of each layer.
-        """
+        """Returns hidden states and all states at every token `(B, T, D)`."""
         return self._all_states(token_ids, memory.states)
 
 

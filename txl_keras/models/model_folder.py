@@ -174,14 +174,11 @@ def read_tokenizer(folder, expected):
 
 def check_model_config(content, model_class, path, field="model"):
     """Checks and returns a model's config, which names only our classes."""
+    arguments = _arguments(content, model_class, field, path)
     if model_class in _BACKBONES.values():
-        return _arguments(content, model_class, field, path)
+        return arguments
     at = f"{field}.backbone"
-    kinds = {
-        field: "an object",
-        at: "an object",
-        f"{at}.class_name": "a string",
-    }
+    kinds = {at: "an object", f"{at}.class_name": "a string"}
     check_fields(content, kinds, path)
     name = content[field]["backbone"]["class_name"]
     if name not in _BACKBONES:
@@ -189,18 +186,14 @@ def check_model_config(content, model_class, path, field="model"):
             f"{path} is damaged: its field `{at}.class_name` must be that of "
             f"one of {sorted(_BACKBONES)}. Received: {shown(name)}"
         )
-    return {
-        **_arguments(content, model_class, field, path),
-        # No module or class is looked up by what the file says.
-        "backbone": {
-            "module": _BACKBONES[name].__module__,
-            "class_name": name,
-            "config": _arguments(
-                content, _BACKBONES[name], f"{at}.config", path
-            ),
-            "registered_name": f"txl_keras>{name}",
-        },
+    # No module or class is looked up by what the file says.
+    arguments["backbone"] = {
+        "module": _BACKBONES[name].__module__,
+        "class_name": name,
+        "config": _arguments(content, _BACKBONES[name], f"{at}.config", path),
+        "registered_name": f"txl_keras>{name}",
     }
+    return arguments
 
 
 def _arguments(content, model_class, field, path):
@@ -210,28 +203,16 @@ def _arguments(content, model_class, field, path):
         kinds[f"{field}.num_layers"] = "an integer"
         kinds[f"{field}.cutoffs"] = "a list or null"
     check_fields(content, kinds, path)
-    arguments = content
-    for name in field.split("."):
-        arguments = arguments[name]
+    arguments = dict(functools.reduce(dict.get, field.split("."), content))
     parameters = inspect.signature(model_class).parameters
     known = {*parameters, "name", "trainable", "dtype"}
     check_known(arguments, known, f"{path} is damaged: its field `{field}`")
-    for name, parameter in parameters.items():
-        is_needed = (
-            parameter.kind == parameter.POSITIONAL_OR_KEYWORD
-            and parameter.default is parameter.empty
-        )
-        if is_needed and name not in arguments:
-            raise ValueError(
-                f"{path} is damaged: it has no field `{field}.{name}`"
-            )
     for name, value in arguments.items():
         if type(value) is int:
             # No weight depends on lengths of memory.
             is_length = name.endswith("length") or name == "compression_rate"
             limit = MAX_LENGTH if is_length else 2**31 - 1
             check_limit(f"{field}.{name}", value, limit, path)
-    arguments = dict(arguments)
     if isinstance(arguments.get("dtype"), dict):
         # A dtype policy by its name: an object could name any class.
         name = f"{field}.dtype.config.name"

@@ -1,7 +1,5 @@
 """The base classes of models that presets and folders describe."""
 
-import types
-
 import keras
 
 from txl_keras.checks import check_dtype_policy
@@ -9,20 +7,24 @@ from txl_keras.checks import check_model_name
 from txl_keras.checks import check_vocabulary
 from txl_keras.data.tokenizers.building import deserialize_tokenizer
 from txl_keras.data.tokenizers.building import serialize_tokenizer
+from txl_keras.keras_internals import IntegerBatches
 from txl_keras.keras_internals import layers_of
 from txl_keras.layers.config import add_arguments
+from txl_keras.models.presets import PRESETS
+from txl_keras.models.presets import TRAINED
 from txl_keras.models.presets import build_preset
 
 
 class PresetModel(keras.Model):
     """Base class of models with `from_preset` and `save_to_preset`."""
 
-    # Arguments of the presets by name; their weights are newly initialized.
-    presets = types.MappingProxyType({})
+    # Arguments of the presets by name; their weights are newly initialized. A
+    # class ignores sizes that it does not have.
+    presets = PRESETS
     # Folders of trained models that come with the package, by name.
-    trained_presets = types.MappingProxyType({})
-    # The class of the argument `backbone` of presets by name.
-    backbone_class = None
+    trained_presets = TRAINED
+    # What the argument `backbone` may be; presets by name build the first.
+    backbone_classes = ()
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -125,6 +127,15 @@ class PresetModel(keras.Model):
 
         save_preset(self, folder, training, dtype)
 
+    def quantize(self, mode=None, config=None, **kwargs):
+        """Quantizes the kernels, as `keras.Model.quantize` does.
+
+        The tables of the token embedding and of the softmax, which may be
+        shared, stay float32.
+        """
+        super().quantize(mode, config=config, **kwargs)
+        getattr(self, "backbone", self).retrace_owners()
+
     def get_config(self):
         return {**super().get_config(), **_quantization_config(self)}
 
@@ -140,22 +151,33 @@ class PresetModel(keras.Model):
             config["tokenizer"] = deserialize_tokenizer(
                 config["tokenizer"], "The model's config"
             )
-        is_frozen = config.get("trainable") is False
-        if is_frozen:
-            # Set below: the constructor would not freeze the layers it makes.
-            del config["trainable"]
+        # Set below: the constructor would not freeze the layers it makes.
+        trainable = config.pop("trainable", True)
         model = cls(**config)
         _quantize_layers(model, quantized)
         getattr(model, "backbone", model).freeze_for_lora()
-        if is_frozen:
+        if trainable is False:
             model.trainable = False
         return model
 
 
-class BackboneModel(PresetModel):
+class BackboneModel(IntegerBatches, PresetModel):
     """Base class of models on a `RecurrentBackbone`, maybe with a tokenizer."""
 
     def __init__(self, backbone, tokenizer=None, **kwargs):
+        if not isinstance(backbone, self.backbone_classes):
+            known = " or ".join(x.__name__ for x in self.backbone_classes)
+            raise ValueError(
+                f"`backbone` must be of class {known}. Received: "
+                f"backbone={type(backbone).__name__}"
+            )
+        if backbone.vocabulary_size is None or backbone.stateful:
+            raise ValueError(
+                "`backbone` must have a `vocabulary_size` and be created "
+                "without `stateful`, because this model reads token ids and "
+                "holds the memory itself. Received: vocabulary_size="
+                f"{backbone.vocabulary_size}, stateful={backbone.stateful}"
+            )
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
         self.backbone = backbone
@@ -179,6 +201,16 @@ class BackboneModel(PresetModel):
             config["tokenizer"] = serialize_tokenizer(self.tokenizer)
         softmax = getattr(self, "softmax", None)
         return add_arguments(config, BackboneModel, self, softmax)
+
+    def compile_from_config(self, config):
+        """Compiles a loaded model as it was compiled when it was saved."""
+        # Keras requires this of every model that overrides `compile`.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
+    def has_integer_targets(self):
+        """Returns whether the loss is that of integer targets."""
+        return isinstance(self.loss, keras.losses.SparseCategoricalCrossentropy)
 
     def initial_memory(self, batch_size, memory_length=None):
         """Returns the memory of a cold start: see `RecurrentBackbone`."""

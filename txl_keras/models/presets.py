@@ -152,28 +152,27 @@ TRAINED = types.MappingProxyType(
 )
 
 
-def preset_config(name):
-    """Returns a new dictionary of the model arguments that a preset sets."""
-    return dict(PRESETS[name])
-
-
 def build_preset(model_class, name, dtype, overrides, backbone_class=None):
     """Builds a model of the sizes of a preset, with new weights."""
+    backbone_class = backbone_class or default_backbone(model_class)
     own, sizes = split_overrides(model_class, overrides, backbone_class)
-    check_required(model_class, own)
     if own.get("tokenizer") is not None:
         sizes.setdefault("vocabulary_size", own["tokenizer"].vocabulary_size)
-    backbone_class = backbone_class or model_class.backbone_class or model_class
-    config = preset_config(name)
-    known = inspect.signature(backbone_class).parameters
-    kept = {key: config[key] for key in config.keys() & known}
-    backbone = backbone_class(dtype=dtype, **{**kept, **sizes})
+
+    def build(part, *args, **given):
+        config = PRESETS[name]
+        kept = {key: config[key] for key in config.keys() & _parameters(part)}
+        return part(*args, **{**kept, **given})
+
+    backbone = build(backbone_class, dtype=dtype, **sizes)
     if backbone_class is model_class:
         return backbone
-    kept = {
-        key: config[key] for key in config.keys() & own_arguments(model_class)
-    }
-    return model_class(backbone, **{**kept, **own})
+    return build(model_class, backbone, **own)
+
+
+def default_backbone(model_class):
+    """Returns the class of the backbone of presets that name none."""
+    return next(iter(model_class.backbone_classes), model_class)
 
 
 def own_arguments(model_class):
@@ -188,10 +187,11 @@ def _parameters(model_class):
     return {p.name: p for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD}
 
 
-def split_overrides(model_class, overrides, backbone_class=None):
+def split_overrides(model_class, overrides, backbone_class, given=()):
     """Returns overrides of a model and those of its backbone, both checked."""
-    backbone_class = backbone_class or model_class.backbone_class or model_class
-    own = {*own_arguments(model_class)}
+    # Arguments of the model that have no default may be in `given` instead.
+    arguments = own_arguments(model_class)
+    own = {*arguments}
     if own:  # it is not a backbone
         own.add("name")
     known = sorted({*_parameters(backbone_class), *own, "dtype", "name"})
@@ -201,21 +201,19 @@ def split_overrides(model_class, overrides, backbone_class=None):
             "Arguments of `from_preset`, and flags of the model, must be those "
             f"of a {backbone_class.__name__}: {known}. Received: {unknown}"
         )
-    return (
-        {key: value for key, value in overrides.items() if key in own},
-        {key: value for key, value in overrides.items() if key not in own},
-    )
-
-
-def check_required(model_class, own):
-    """Raises `ValueError` if an argument without a default is missing."""
     missing = sorted(
         name
-        for name, parameter in own_arguments(model_class).items()
-        if parameter.default is parameter.empty and name not in own
+        for name, parameter in arguments.items()
+        if parameter.default is parameter.empty
+        and name not in {*overrides, *given}
     )
     if missing:
         raise ValueError(
             f"{missing} must be passed to `from_preset`, since the preset has "
-            f"no value for a {model_class.__name__}. Received: {sorted(own)}"
+            f"no value for a {model_class.__name__}. Received: "
+            f"{sorted(overrides)}"
         )
+    return (
+        {key: value for key, value in overrides.items() if key in own},
+        {key: value for key, value in overrides.items() if key not in own},
+    )

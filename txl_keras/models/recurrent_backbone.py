@@ -225,17 +225,7 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
         )
 
     def memory_stack(self, batch_size, memory_length=None, name=None):
-        """Creates variables that hold the memory of this model.
-
-        Args:
-            batch_size: Integer, the rows of one replica, or `None`: see
-                `MemoryStack`.
-            memory_length: Integer `M`; by default `self.memory_length`.
-            name: Optional string.
-
-        Returns:
-            A new `MemoryStack`.
-        """
+        """Creates a `MemoryStack` for the memory of this model."""
         return MemoryStack(
             self.num_states,
             batch_size,
@@ -255,10 +245,7 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
         ]
 
     def empty_projected_memory(self, memory_length):
-        """Projects one entry of a cold start's memory, to be broadcast to M.
-
-        All M entries are alike. `valid_length` counts all of them.
-        """
+        """Projects one entry of a cold start's memory, to be broadcast to M."""
         memory = self.initial_memory(1, min(memory_length, 1))
         return self.project_memory(
             memory._replace(valid_length=memory.valid_length * memory_length)
@@ -280,18 +267,7 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
         return self.past_length(memory_length)
 
     def append(self, memory, entries, lengths=None, **kwargs):
-        """Appends entries of `call_projected` to a projected memory.
-
-        Args:
-            memory: What `project_memory` or this method returned.
-            entries: The values after the first of `call_projected`.
-            lengths: Optional int32 `(B,)`, how many tokens of each row are
-                real. The others are padding at the end.
-            **kwargs: Other arguments of the memory's `append`.
-
-        Returns:
-            The new memory.
-        """
+        """Returns a projected memory with the entries of `call_projected`."""
         return memory.append(*entries, lengths=lengths, **kwargs)
 
     def _positions(self, x, memory, training, dropout_seed):

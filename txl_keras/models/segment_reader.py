@@ -140,10 +140,8 @@ class SegmentReader:
 
     def memory(self):
         """Returns the memory as a value, such as a `ProjectedMemory`."""
-        return self._read_variables(self._holder.memory)
-
-    def _read_variables(self, variables):
-        return read_variables(variables, self._backbone.compute_dtype)
+        dtype = self._backbone.compute_dtype
+        return read_variables(self._holder.memory, dtype)
 
     def read(self, token_ids):
         """Reads a segment without changing the memory.
@@ -163,7 +161,8 @@ class SegmentReader:
                 f"segment_length={self._segment_length}. Received: shape "
                 f"{token_ids.shape}"
             )
-        positions = self._read_variables(self._holder.positions)
+        dtype = self._backbone.compute_dtype
+        positions = read_variables(self._holder.positions, dtype)
         hidden, *entries = self._backbone.call_projected(
             token_ids, self.memory(), positions
         )

@@ -1,6 +1,7 @@
 """Methods of a language model that read and write text.
 
-Letters: `D` hidden size, `P` tokens of one text.
+Letters: `B` texts of a batch, `T` segment, `M` memory, `D` hidden size, `P`
+tokens of one text.
 """
 
 import types
@@ -9,15 +10,16 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras import samplers
-from txl_keras.checks import check_no_empty_text
+from txl_keras.checks import check_list
 from txl_keras.checks import check_one_of
 from txl_keras.models.fit_data import as_texts
 from txl_keras.models.generation.beam_search import BeamSearch
 from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.request import Request
-from txl_keras.models.generation.request import check_has_tokenizer
-from txl_keras.models.text_scoring import TextScorer
-from txl_keras.models.text_scoring import check_texts
+from txl_keras.models.generation.request import encode_texts
+from txl_keras.models.segment_reader import SegmentReader
+from txl_keras.models.segment_reader import compile_segments
+from txl_keras.models.segment_reader import padded_segment
 
 
 class TextMethods:
@@ -123,7 +125,10 @@ class TextMethods:
                     "with a BeamSampler, which reorders the memory. Received: "
                     f"engine={engine!r}, weights={weights!r}"
                 )
-            search = self._keep(BeamSearch, sampler.num_beams, memory_length)
+            size = len(request.ids)
+            search = self._keep(
+                BeamSearch, sampler.num_beams, memory_length, size
+            )
             steps = search(request.ids, request.continuations())
         else:
             steps = request.continue_with(
@@ -179,8 +184,24 @@ class TextMethods:
             print(nll.sum())  # of 3 and of 4 tokens
         ```
         """
-        scorer = self._scorer(texts, batch_size, segment_length, memory_length)
-        return scorer.score(texts, contexts)
+        check_list("texts", texts)
+        if contexts is None:
+            contexts = [""] * len(texts)
+        before = encode_texts(self, "contexts", contexts)
+        if len(contexts) != len(texts):
+            raise ValueError(
+                "`contexts` must be as many as `texts`. Received: "
+                f"{len(contexts)} contexts, {len(texts)} texts"
+            )
+        ids = encode_texts(self, "texts", texts, contexts)
+        scorer = self._scorer(ids, batch_size, segment_length, memory_length)
+        whole = map(np.append, before, ids)
+        found = scorer.read(scorer.nll, [(w[:-1], w[1:]) for w in whole])
+        # NaN for the first token, then the context, which is cut off.
+        return [
+            (text, np.append(np.float32(np.nan), nll)[-len(text) :])
+            for text, nll in zip(ids, found, strict=True)
+        ]
 
     def embed_texts(
         self,
@@ -215,8 +236,9 @@ class TextMethods:
         ```
         """
         check_one_of("pooling", pooling, (None, "mean", "last"))
-        scorer = self._scorer(texts, batch_size, segment_length, memory_length)
-        states = scorer.embed(texts)
+        ids = encode_texts(self, "texts", texts)
+        scorer = self._scorer(ids, batch_size, segment_length, memory_length)
+        states = scorer.read(scorer.hidden, [(text,) for text in ids])
         if pooling is None:
             return states
         vectors = [
@@ -225,26 +247,10 @@ class TextMethods:
         vectors = np.array(vectors, np.float32)
         return vectors.reshape(len(texts), self.backbone.hidden_dim)
 
-    def _encode(self, name, texts):
-        """Returns the ids of one text or several, each of a token or more."""
-        check_has_tokenizer(self, name)
-        texts = [texts] if isinstance(texts, str) else texts
-        ids = [self.tokenizer.encode(text) for text in texts]
-        check_no_empty_text(name, texts, ids)
-        return ids
-
     def _scorer(self, texts, batch_size, segment_length, memory_length):
-        check_has_tokenizer(self, "texts")
-        check_texts("texts", texts)
         if batch_size is None:
             batch_size = max(1, min(16, len(texts)))
-        return self._keep(
-            TextScorer,
-            self.tokenizer,
-            batch_size,
-            segment_length,
-            memory_length,
-        )
+        return self._keep(TextScorer, batch_size, segment_length, memory_length)
 
     def _keep(self, make, *settings):
         """Returns `make(self, *settings)`, one object for equal calls."""
@@ -267,3 +273,51 @@ class TextMethods:
             # The variables, too, so that no new one gets their id.
             self._kept.made[make] = (settings, ids), variables, found
         return found
+
+
+class TextScorer:
+    """Reads texts of different lengths, in batches of `B`."""
+
+    # Each text is read independently of the others, in segments, with memory
+    # carried from one to the next. So time and space per token are bounded.
+
+    def __init__(self, model, batch_size, segment_length, memory_length):
+        model.backbone.check_takes_padding()
+        self._batch_size = batch_size
+        self._segment_length = segment_length
+        self._reader = SegmentReader(
+            model.backbone, batch_size, segment_length, memory_length
+        )
+        self.nll, self.hidden = (
+            compile_segments(self._reader, model, answer)
+            for answer in (model.softmax, lambda x: tf.cast(x, tf.float32))
+        )
+
+    def read(self, read, texts):
+        """Applies `nll` or `hidden` to tuples of ids `(n,)`, text by text."""
+        self._reader.begin()
+        found = [None] * len(texts)
+        # Batches of similar lengths need little padding.
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i][0]))
+        for start in range(0, len(order), self._batch_size):
+            rows = order[start : start + self._batch_size]
+            batch = self._read_batch(read, [texts[i] for i in rows])
+            for i, outputs in zip(rows, batch, strict=True):
+                found[i] = outputs
+        return found
+
+    def _read_batch(self, read, rows):
+        self._reader.reset_rows(tf.fill((self._batch_size,), True))
+        shape = self._batch_size, self._segment_length
+        inputs, *others = zip(*rows, strict=True)
+        parts = []
+        # At least once: a text of one token has no inputs, but needs a result.
+        for start in range(0, max(1, *map(len, inputs)), self._segment_length):
+            ids, lengths = padded_segment(inputs, start, *shape)
+            more = [padded_segment(texts, start, *shape)[0] for texts in others]
+            parts.append(read(ids, *more, lengths=lengths))
+        outputs = np.concatenate(parts, axis=1)
+        return [
+            values[: len(text)]
+            for values, text in zip(outputs, inputs, strict=False)
+        ]

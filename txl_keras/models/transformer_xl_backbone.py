@@ -34,8 +34,6 @@ from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.padding import Padding
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.models.episodes import Episodes
-from txl_keras.models.presets import PRESETS
-from txl_keras.models.presets import TRAINED
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.weights import normal_initializer
 
@@ -194,8 +192,6 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     has_parts = True
     shows_attention = True
-    presets = PRESETS
-    trained_presets = TRAINED
 
     def __init__(
         self,
@@ -343,10 +339,8 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     def _check_compression(self, memory_source):
         """Checks the arguments about compression and what excludes it."""
-        for name, minimum in (
-            ("compression_rate", 2),
-            ("compressed_length", 1),
-        ):
+        least = {"compression_rate": 2, "compressed_length": 1}
+        for name, minimum in least.items():
             value = getattr(self, name)
             if self.compression is not None:
                 check_integer(name, value, minimum)

@@ -33,16 +33,16 @@ from txl_keras.models.fit_data import is_text
 from txl_keras.models.fit_data import split
 from txl_keras.models.fit_data import text_segments
 from txl_keras.models.fit_steps import FitSteps
-from txl_keras.models.presets import PRESETS
-from txl_keras.models.presets import TRAINED
+from txl_keras.models.generation.request import encode_texts
+from txl_keras.models.lstm_backbone import LSTMBackbone
+from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.text_methods import TextMethods
-from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.updates import check_supported
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class TransformerXLCausalLM(TextMethods, TokenModel):
+class TransformerXLCausalLM(TextMethods, BackboneModel):
     """Predicts the next token from a segment and its memory.
 
     The softmax has the same clusters as the token embedding: one, unless the
@@ -94,9 +94,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         [Dai et al., 2019](https://arxiv.org/abs/1901.02860).
     """
 
-    presets = PRESETS
-    trained_presets = TRAINED
-    backbone_class = TransformerXLBackbone
+    backbone_classes = (TransformerXLBackbone, LSTMBackbone)
     # Set by `compile` for the default loss.
     fit_steps = None
 
@@ -253,15 +251,6 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         super().compile(optimizer, loss, **kwargs)
         if self.fit_steps:
             check_supported(self.optimizer)
-
-    def quantize(self, mode=None, config=None, **kwargs):
-        """Quantizes the kernels, as `keras.Model.quantize` does.
-
-        The tables of the token embedding and of the softmax, which may be
-        shared, stay float32.
-        """
-        super().quantize(mode, config=config, **kwargs)
-        self.retrace()
 
     def retrace(self):
         """Traces `fit` and `evaluate` again after layers have changed."""
@@ -463,7 +452,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         """Predicts text after text, each from a cold start."""
         length = segment_length or self._default_segment_length()
         logits = []
-        for ids in self._encode("x", texts):
+        for ids in self._encode(texts):
             rows = np.zeros((-(-len(ids) // length), length), np.int32)
             rows.ravel()[: len(ids)] = ids
             found = self.predict(rows, batch_size=1, **options)
@@ -483,7 +472,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         """Returns text as `Segments`, and arrays as NumPy's after checks."""
         if is_text(x):
             length = segment_length or self._default_segment_length()
-            ids = self._encode("x", x)
+            ids = self._encode(x)
             x = text_segments(ids, batch_size, length, is_training)
         elif segment_length is not None:
             raise ValueError(
@@ -504,6 +493,10 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         if self.fit_steps is None:
             return x
         return fit_data(x, self.backbone.vocabulary_size)
+
+    def _encode(self, texts):
+        texts = [texts] if isinstance(texts, str) else texts
+        return encode_texts(self, "x", texts)
 
     def _default_segment_length(self):
         # The memory of an LSTM is one state.

@@ -16,16 +16,15 @@ from txl_keras.checks import check_token_ids
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.row_dropout import draw_seeds
 from txl_keras.metrics import SparseF1Score
-from txl_keras.models.presets import PRESETS
-from txl_keras.models.presets import TRAINED
-from txl_keras.models.token_model import TokenModel
+from txl_keras.models.lstm_backbone import LSTMBackbone
+from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 POOLINGS = ("last", "mean")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class TransformerXLTextClassifier(TokenModel):
+class TransformerXLTextClassifier(BackboneModel):
     """Classifies texts of any length.
 
     Reads a text segment by segment, each with the memory of the segments
@@ -93,9 +92,7 @@ class TransformerXLTextClassifier(TokenModel):
         section 3.2, for the dense layer on the last state.
     """
 
-    presets = PRESETS
-    trained_presets = TRAINED
-    backbone_class = TransformerXLBackbone
+    backbone_classes = (TransformerXLBackbone, LSTMBackbone)
 
     def __init__(
         self,

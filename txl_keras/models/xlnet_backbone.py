@@ -107,6 +107,8 @@ class XLNetBackbone(RecurrentBackbone):
         [Yang et al., 2019](https://arxiv.org/abs/1906.08237).
     """
 
+    presets = trained_presets = {}
+
     def __init__(
         self,
         vocabulary_size,
@@ -179,6 +181,10 @@ class XLNetBackbone(RecurrentBackbone):
         permutation_mask = check_mask(
             "permutation_mask", permutation_mask, (batch_size, length, length)
         )
+        if self.attention_type == "uni":
+            causal = causal_mask(batch_size, length)
+            is_free = permutation_mask is None
+            permutation_mask = causal if is_free else causal & permutation_mask
         if target_mapping is not None:
             expected = (batch_size, None, length)
             check_shape("target_mapping", target_mapping, expected)
@@ -197,7 +203,7 @@ class XLNetBackbone(RecurrentBackbone):
             "target_mapping": target_mapping,
             "content_mask": padding_mask,
             "memory_mask": memory.mask(),
-            "permutation_mask": self._permutation_mask(h, permutation_mask),
+            "permutation_mask": permutation_mask,
             "token_type_ids": token_type_ids,
             "position_encoding": self._positions(
                 h, memory, training, fold_in(dropout_seed, 0)
@@ -218,14 +224,6 @@ class XLNetBackbone(RecurrentBackbone):
         if g is None:
             return h, memory
         return h, drop(g, self.num_layers + 3), memory
-
-    def _permutation_mask(self, content, permutation_mask):
-        if self.attention_type == "bi":
-            return permutation_mask
-        causal = causal_mask(*ops.shape(content)[:2])
-        if permutation_mask is None:
-            return causal
-        return ops.logical_and(causal, permutation_mask)
 
 
 def causal_mask(batch_size, length):

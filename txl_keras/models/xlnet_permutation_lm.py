@@ -89,14 +89,10 @@ class XLNetPermutationLM(BackboneModel):
         [Yang et al., 2019](https://arxiv.org/abs/1906.08237), section 2.
     """
 
-    backbone_class = XLNetBackbone
+    presets = trained_presets = {}
+    backbone_classes = (XLNetBackbone,)
 
     def __init__(self, backbone, tie_embeddings=True, tokenizer=None, **kwargs):
-        if not isinstance(backbone, XLNetBackbone):
-            raise ValueError(
-                "`backbone` must be an XLNetBackbone. Received: "
-                f"backbone={type(backbone).__name__}"
-            )
         super().__init__(backbone, tokenizer, **kwargs)
         self.softmax = AdaptiveSoftmax(
             backbone.token_embedding,

@@ -126,12 +126,9 @@ class Sampler:
         token_ids = tf.range(tf.shape(log_probs)[-1])
         log_probs = self._penalized(tf.cast(log_probs, tf.float32), seen)
         temperature = self._value("temperature")
-        if not tf.is_tensor(temperature) and temperature == 0:
-            scores = log_probs
-        else:
-            scores = self._filtered(log_probs) + gumbel(seeds, token_ids)
-            if tf.is_tensor(temperature):
-                scores = tf.where(temperature == 0, log_probs, scores)
+        scores = self._filtered(log_probs) + gumbel(seeds, token_ids)
+        if temperature is not None:
+            scores = tf.where(temperature == 0, log_probs, scores)
         return tf.where(self._is_in_range, _best(scores, token_ids), -1)
 
     def __eq__(self, other):
@@ -225,18 +222,18 @@ class Sampler:
         return ~tf.reduce_all(enough, axis=0)
 
     def _value(self, name):
-        """Returns a parameter: number, tensor, or None if it has no effect."""
+        """Returns a scalar tensor, or None for a number without effect."""
         value = getattr(self, name)
-        if tf.is_tensor(value):
-            return tf.cast(value, tf.int32 if name == "top_k" else tf.float32)
-        return None if value == NO_EFFECT[name] else value
+        if not tf.is_tensor(value) and value in (None, NO_EFFECT[name]):
+            return None
+        return tf.cast(value, tf.int32 if name == "top_k" else tf.float32)
 
     def _is_off(self, *names):
         """Returns whether these have no effect, as a boolean or a tensor."""
-        values = {name: self._value(name) for name in names}
         is_off = True
-        for name, value in values.items():
-            if tf.is_tensor(value):
+        for name in names:
+            value = self._value(name)
+            if tf.is_tensor(getattr(self, name)):
                 is_off &= value == NO_EFFECT[name]
             elif value is not None:
                 return False
@@ -259,9 +256,9 @@ class Sampler:
     def _num_kept(self):
         """Returns how many tokens are kept at most; 0 or None if all may be."""
         temperature, top_k = self._value("temperature"), self._value("top_k")
-        if tf.is_tensor(temperature):
-            return tf.where(temperature == 0, 1, 0 if top_k is None else top_k)
-        return 1 if temperature == 0 else top_k
+        if temperature is None:
+            return top_k
+        return tf.where(temperature == 0, 1, 0 if top_k is None else top_k)
 
     def _penalized(self, log_probs, seen):
         penalty = self._value("repetition_penalty")
@@ -419,21 +416,16 @@ def _divide(logits, temperature):
     # infinite. The smallest divisor avoids 0 / 0 for temperatures that are 0
     # in float32.
     largest = tf.reduce_max(logits, axis=-1, keepdims=True)
-    divisor = tf.maximum(tf.cast(temperature, tf.float32), _FLOAT32.tiny)
-    divided = (logits - largest) / divisor
-    if tf.is_tensor(temperature):  # it may turn out to have no effect
-        return tf.where(temperature == 1, logits, divided)
-    return divided
+    divided = (logits - largest) / tf.maximum(temperature, _FLOAT32.tiny)
+    return tf.where(temperature == 1, logits, divided)
 
 
 def keep_top_p(logits, p, sum_is_one):
     """Keeps the fewest logits `(B, N)` whose probabilities sum to `p`."""
-    log_sum = 0.0
-    # A sum that is known to be 1 is not computed: it would be too small if
-    # tail clusters were left out.
-    if sum_is_one is not True:
-        log_sum = tf.reduce_logsumexp(logits, axis=-1, keepdims=True)
-        log_sum = tf.where(sum_is_one, 0.0, log_sum)
+    # A sum that is known to be 1 would be too small if tail clusters were left
+    # out.
+    log_sum = tf.reduce_logsumexp(logits, axis=-1, keepdims=True)
+    log_sum = tf.where(sum_is_one, 0.0, log_sum)
     return _keep_first(logits, logits, tf.exp(logits - log_sum), p, p == 1)
 
 

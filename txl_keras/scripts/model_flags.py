@@ -130,7 +130,7 @@ def define_model_flags(has_softmax=True):
         for model_class in (TransformerXLBackbone, TransformerXLCausalLM)
         for name, parameter in inspect.signature(model_class).parameters.items()
     }
-    sizes = presets.preset_config("quickstart")
+    sizes = presets.PRESETS["quickstart"]
     width = sizes["hidden_dim"]
     defaults |= {
         **sizes,

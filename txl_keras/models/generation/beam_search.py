@@ -3,8 +3,6 @@
 Letters: `B` prompts, `K` beams of each, `M` memory, `V` vocabulary.
 """
 
-import functools
-
 import numpy as np
 import tensorflow as tf
 
@@ -18,21 +16,18 @@ class BeamSearch:
     # Every beam is a row with its own memory, which is copied where a beam
     # splits. See `BeamSampler` for the score.
 
-    def __init__(self, model, num_beams, memory_length):
+    def __init__(self, model, num_beams, memory_length, num_prompts):
         self._num_beams = num_beams
         memory_length = generation_memory_length(model.backbone, memory_length)
-        # The last one is kept, because it compiles for seconds.
-        self._reader = functools.lru_cache(maxsize=1)(
-            lambda num_rows: token_reader(model, num_rows, memory_length)
-        )
+        num_rows = num_prompts * num_beams
+        self._reader = token_reader(model, num_rows, memory_length)
 
     def __call__(self, prompts, continuations):
         """Yields, once, the best continuation of each of B prompts."""
         count = self._num_beams
         texts = [prompt for prompt in prompts for _ in range(count)]
         beams = [c.copy() for c in continuations for _ in range(count)]
-        reader = self._reader(len(texts))
-        reader.begin(texts)
+        self._reader.begin(texts)
         tokens = np.array([text[-1] for text in texts])
         # The beams of a prompt are still alike, so all but one are ruled out.
         scores = np.full((len(prompts), count), -np.inf, "float32")
@@ -44,7 +39,7 @@ class BeamSearch:
             if ended[:, 0].all():
                 yield beams[::count]
                 return
-            log_probs = reader(tf.constant(tokens.ravel()))
+            log_probs = self._reader(tf.constant(tokens.ravel()))
             parents, tokens, scores = (
                 part.numpy() for part in self._rank(log_probs, scores, ended)
             )
@@ -57,7 +52,7 @@ class BeamSearch:
             first = np.arange(len(prompts))[:, None] * count
             rows = (first + parents).ravel()
             if (rows != np.arange(len(rows))).any():
-                reader.reorder(tf.constant(rows, tf.int32))
+                self._reader.reorder(tf.constant(rows, tf.int32))
             beams = [beams[row].copy() for row in rows]
             for beam, token in zip(beams, tokens.ravel(), strict=True):
                 beam.add(token)

@@ -113,14 +113,7 @@ class OpenVinoGraph:
         self._weights = weights_by_name(model)
 
     def build(self):
-        """Returns the graph.
-
-        Its inputs are `ids` `(B,)`, the `slot` `(1,)` of the oldest entry,
-        `valid_length` `(B, 1)`, then `key_0`, `value_0` to those of the last
-        block, `(B, N, M, H)`, and `position_0` to that of the last block,
-        `(N, R, H)`. Its outputs are `log_probs` `(B, V)` and the new keys and
-        values, `entries` `(2 L, B, N, H)`, of the type of the caches.
-        """
+        """Returns the graph: see `export_openvino` for inputs and outputs."""
         op, num_rows, length = self._op, self._sizes[0], self._sizes[2]
         ids = op.parameter([num_rows], np.int32)
         slot = op.parameter([1], np.int32)

@@ -40,7 +40,15 @@ class Request:
         check_list("prompts", prompts)
         if any(isinstance(prompt, (str, bytes)) for prompt in prompts):
             self._tokenizer = model.tokenizer
-            self.ids = _encode(model, prompts)
+            for i, prompt in enumerate(prompts):
+                if not isinstance(prompt, str):
+                    raise ValueError(
+                        "`prompts` must be either all strings or all token "
+                        "ids; turn bytes into a string with `.decode()`. "
+                        f"Received: prompts[{i}]={shown(prompt)}"
+                    )
+            self.ids = encode_texts(model, "prompts", prompts)
+            _warn_of_unknown_words(model.tokenizer, prompts, self.ids)
         else:
             self._is_single = len(prompts) > 0 and _is_scalar(prompts[0])
             rows = [prompts] if self._is_single else prompts
@@ -68,13 +76,11 @@ class Request:
 
     def continuations(self):
         """Returns a new `Continuation` for each prompt."""
-
-        def stream():
-            if self._tokenizer is not None:
-                return TextStream(self._tokenizer.decode_bytes, self._stop)
-
+        stream = None
+        if self._tokenizer is not None:
+            stream = TextStream(self._tokenizer.decode_bytes, self._stop)
         return [
-            Continuation(stream(), num_new, self._stop_token_ids)
+            Continuation(copy.copy(stream), num_new, self._stop_token_ids)
             for num_new in self._num_new
         ]
 
@@ -164,27 +170,27 @@ def _is_scalar(value):
     return getattr(value, "ndim", int(hasattr(value, "__len__"))) == 0
 
 
-def _encode(model, prompts):
-    """Returns the ids of texts, int32 arrays of shape `(P,)`."""
-    check_has_tokenizer(model, "prompts")
-    tokenizer, rows = model.tokenizer, []
-    for row, prompt in enumerate(prompts):
-        received = f"Received: prompts[{row}]={shown(prompt)}"
-        if not isinstance(prompt, str):
-            raise ValueError(
-                "`prompts` must be either all strings or all token ids; turn "
-                f"bytes into a string with `.decode()`. {received}"
-            )
+def encode_texts(model, name, texts, contexts=None):
+    """Returns the ids of texts, int32 `(P,)`, which may follow contexts."""
+    check_has_tokenizer(model, name)
+    check_list(name, texts)
+    rows = []
+    for i, text in enumerate(texts):
+        received = f"Received: {name}[{i}]={shown(text)}"
+        if not isinstance(text, (str, bytes)):
+            raise ValueError(f"`{name}` must be a list of strings. {received}")
+        context = contexts[i] if contexts else ""
+        begins_line = not context or context[-1:] in ("\n", b"\n")
         try:
-            ids = np.asarray(tokenizer.encode(prompt), np.int32)
+            ids = model.tokenizer.encode(text, begins_line=begins_line)
         except ValueError as error:
             raise ValueError(
-                "`prompts` must consist of symbols of the model's vocabulary. "
+                f"`{name}` must consist of symbols of the model's vocabulary. "
                 f"{received}. {error}"
             ) from error
-        rows.append(ids)
-    check_no_empty_text("prompts", prompts, rows)
-    _warn_of_unknown_words(tokenizer, prompts, rows)
+        rows.append(np.asarray(ids, np.int32))
+    if name != "contexts":
+        check_no_empty_text(name, texts, rows)
     return rows
 
 
@@ -204,7 +210,7 @@ def _warn_of_unknown_words(tokenizer, prompts, rows):
         warnings.warn(
             "Words of `prompts` that are not in the vocabulary, read as "
             f"{mark}: {shown(list(words))}",
-            stacklevel=5,
+            stacklevel=4,
         )
 
 

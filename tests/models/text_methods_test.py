@@ -1,13 +1,14 @@
+import functools
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from factories import small_model
 from model_checks import segment_nll
 
-from txl_keras.data import ByteTokenizer
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
-from txl_keras.models.text_scoring import TextScorer
 
 TOKENIZER = CharacterTokenizer("abcdefg\n ")
 # One token, less than a segment, one and its target, several; two batches.
@@ -27,7 +28,16 @@ def model():
 
 @pytest.fixture(scope="module")
 def scorer(model):
-    return TextScorer(model, TOKENIZER, 3, 8, memory_length=40)
+    return scorer_of(model, TOKENIZER, 3, 8, memory_length=40)
+
+
+def scorer_of(model, tokenizer, batch_size=16, segment_length=128, **sizes):
+    model.tokenizer = tokenizer
+    sizes |= {"batch_size": batch_size, "segment_length": segment_length}
+    return types.SimpleNamespace(
+        score=functools.partial(model.score_texts, **sizes),
+        embed=functools.partial(model.embed_texts, **sizes),
+    )
 
 
 def score_alone(model, text):
@@ -79,7 +89,7 @@ def test_embeddings_are_the_hidden_states_of_each_text(model, scorer):
 
 def test_a_scorer_takes_the_models_own_memory_by_default(model):
     text = "d a\n" * 3
-    scorer = TextScorer(model, TOKENIZER, batch_size=2, segment_length=5)
+    scorer = scorer_of(model, TOKENIZER, batch_size=2, segment_length=5)
     [(_, nll)] = scorer.score([text])
     ids = TOKENIZER.encode(text)[None]
     (expected,) = segment_nll(model, ids, [5, 5, 1])
@@ -121,7 +131,7 @@ def test_marks_of_lines_come_where_lines_begin():
     words = WordTokenizer(["<s>", "a", "b"], unknown=None, line_start="<s>",
                           line_end=None)  # fmt: skip
     model = small_model(vocabulary_size=3, num_layers=1)
-    scorer = TextScorer(model, words, batch_size=3, segment_length=4)
+    scorer = scorer_of(model, words, batch_size=3, segment_length=4)
     scores = scorer.score(["a b", "a b", "a b"], ["", "b", "b\n"])
     assert [ids.tolist() for ids, _ in scores] == [
         [0, 1, 2], [1, 2], [0, 1, 2]
@@ -148,12 +158,14 @@ def test_what_cannot_be_scored_is_refused(model, scorer):
     for call, message in (
         (lambda: scorer.score(["a"], ["b", "c"]), "2 contexts, 1 texts"),
         (lambda: scorer.score(["a"], "b"), "`contexts` must be a list"),
-        (lambda: TextScorer(model, ByteTokenizer()), "9 symbols. .*: 256 sym"),
         (
-            lambda: TextScorer(model, TOKENIZER, segment_length=0),
+            lambda: model.score_texts(["a"], segment_length=0),
             "segment_length=0",
         ),
-        (lambda: TextScorer(absolute, TOKENIZER), "attention_type='vaswani'"),
+        (
+            lambda: scorer_of(absolute, TOKENIZER).score(["a"]),
+            "attention_type='vaswani'",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             call()

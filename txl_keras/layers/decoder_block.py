@@ -382,13 +382,6 @@ class DecoderBlock(Block):
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
 
-    def compute_output_spec(
-        self, inputs, memory=None, return_attention_scores=False, **kwargs
-    ):
-        return self.attention.compute_output_spec(
-            inputs, memory, return_attention_scores
-        )
-
 
 def check_attention_type(attention_type, max_positions, same_length):
     """Checks that these arguments of `DecoderBlock` fit together."""

@@ -47,6 +47,14 @@ class ConfiguredLayer(keras.layers.Layer):
         args, kwargs = keras.tree.map_structure(dense, (args, kwargs))
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
+    def _parameter(self, name, *shape):
+        """Adds a weight that starts like the kernels of the layer."""
+        return self.add_weight(
+            name=name,
+            shape=shape,
+            initializer=self.kernel_initializer.clone(),
+        )
+
 
 def part_of(owner, layer_class, **kwargs):
     """Creates a layer whose other arguments are attributes of its owner."""

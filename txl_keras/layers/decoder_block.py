@@ -25,7 +25,13 @@ from txl_keras.layers.sublayers import sublayer
 
 # Position encodings. Absolute positions do not allow memory, whose positions
 # would clash with those of the segment (section 3.3).
-ATTENTION_TYPES = ("relative", "shaw", "vaswani", "al_rfou")
+_ATTENTIONS = {
+    "relative": RelativeMultiHeadAttention,
+    "shaw": ShawMultiHeadAttention,
+    "vaswani": CausalMultiHeadAttention,
+    "al_rfou": CausalMultiHeadAttention,
+}
+ATTENTION_TYPES = tuple(_ATTENTIONS)
 ABSOLUTE_TYPES = ("vaswani", "al_rfou")
 
 
@@ -147,19 +153,9 @@ class DecoderBlock(Block):
                 )
         self.gate = gate
         self.supports_masking = True
-        kind, options = CausalMultiHeadAttention, {}
-        if attention_type in ("relative", "shaw"):
-            options["clamp_length"] = clamp_length
-        if attention_type == "relative":
-            kind = RelativeMultiHeadAttention
-            options["tie_attention_biases"] = tie_attention_biases
-        elif attention_type == "shaw":
-            kind = ShawMultiHeadAttention
-            options["max_positions"] = max_positions
-        self._add_attention(
-            kind, same_length=same_length, look_ahead=look_ahead, **options
+        self._add_sublayers(
+            _ATTENTIONS[attention_type], "relu", "relu" if gate else None
         )
-        self._add_feed_forward("relu", "relu" if gate else None)
         self._gates = []
         if gate is not None:
             self._gates = [
@@ -173,10 +169,8 @@ class DecoderBlock(Block):
             gate.build(inputs_shape)
         if self.attention_type == "al_rfou":
             # The last row is for the last token of a segment.
-            self.position_embeddings = self.add_weight(
-                shape=(self.max_positions, inputs_shape[-1]),
-                initializer=self.kernel_initializer.clone(),
-                name="position_embeddings",
+            self.position_embeddings = self._parameter(
+                "position_embeddings", self.max_positions, inputs_shape[-1]
             )
 
     def call(

@@ -101,11 +101,9 @@ class RelativePositionEncoding(ConfiguredLayer):
         num_memory = 0 if memory is None else ops.shape(memory)[1]
         length = ops.shape(inputs)[1]
         farthest = num_memory + length - (not self.bidirectional)
-        ahead = -Visible(0, length, self.look_ahead).nearest
-        num_rows = (
-            num_memory + length + (length if self.bidirectional else ahead)
-        )
-        distance = farthest - ops.arange(num_rows)
+        look_ahead = None if self.bidirectional else self.look_ahead
+        nearest = Visible(0, length, look_ahead).nearest
+        distance = farthest - ops.arange(farthest - nearest + 1)
         distance = ops.cast(distance, "float32")
         if self.clamp_length is not None:
             limit = float(self.clamp_length)

@@ -14,10 +14,9 @@ from txl_keras import keras_internals
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
-from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
-from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.config import ConfiguredLayer
+from txl_keras.layers.memory.projected_memory import choose_rows
 from txl_keras.layers.padding import Padding
 
 COLD_STARTS = ("masked", "zeros")
@@ -69,19 +68,11 @@ class Memory(
         Returns:
             `Memory` of the same shapes.
         """
-        reset = tf.convert_to_tensor(reset)
-        valid_length = self.length if cold_start == "zeros" else 0
-        is_kept = ~reset[:, None]
         # Also where a mask hides what is left, so that a row forgets NaN.
-        states, pending = tf.nest.map_structure(
-            lambda state: zero_masked(state, is_kept),
-            (self.states, self.pending),
-        )
-        valid_length = tf.where(reset, valid_length, self.valid_length)
-        pending_length = self.pending_length
-        if pending:
-            pending_length = tf.where(reset, 0, pending_length)
-        return Memory(states, valid_length, pending, pending_length)
+        empty = tf.nest.map_structure(lambda x: tf.zeros((), x.dtype), self)
+        if cold_start == "zeros":
+            empty = empty._replace(valid_length=self.length)
+        return choose_rows(reset, empty, self)
 
     def extend(self, hidden_states, lengths=None):
         """Appends a segment and keeps the last M entries.
@@ -363,16 +354,6 @@ class MemoryStack(ConfiguredLayer):
 
     def compute_mask(self, inputs, previous_mask=None):
         return None  # the second output is the mask of the first
-
-    def compute_output_spec(self, inputs, layer=None, mask=None):
-        self._checked_layer(layer)
-        check_shape("inputs", inputs, (None, None, self.hidden_dim))
-        batch = self.batch_size or inputs.shape[0]
-        shape = (batch, self.memory_length)
-        memory = keras.KerasTensor(
-            (*shape, self.hidden_dim), dtype=self.compute_dtype
-        )
-        return memory, keras.KerasTensor(shape, dtype="bool")
 
 
 def _remedy(batch_size):

@@ -1,5 +1,6 @@
 """Argument checks shared by all parts of the package."""
 
+import collections.abc
 import math
 import numbers
 import os
@@ -145,13 +146,8 @@ def check_no_pattern(name, path):
 
 def check_list(name, values):
     """Checks that an argument is a list, a tuple or an array."""
-    try:
-        is_list = len(values) >= 0 and not isinstance(
-            values, (str, bytes, dict)
-        )
-    except TypeError:
-        is_list = False
-    if not is_list:
+    is_list = isinstance(values, collections.abc.Sized) and np.iterable(values)
+    if not is_list or isinstance(values, (str, bytes, dict)):
         raise ValueError(
             f"`{name}` must be a list. Received: {name}={shown(values)}"
         )

@@ -5,13 +5,11 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden size.
 
 import keras
 import tensorflow as tf
-from keras import ops
 
 from txl_keras.checks import check_integer
-from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
-from txl_keras.checks import check_shape
 from txl_keras.layers.attention.causal import CausalMultiHeadAttention
+from txl_keras.layers.attention.heads import check_memory
 from txl_keras.layers.attention.heads import check_steps_mask
 from txl_keras.layers.attention.relative import RelativeMultiHeadAttention
 from txl_keras.layers.attention.shaw import ShawMultiHeadAttention
@@ -189,10 +187,7 @@ class DecoderBlock(Block):
         inputs_mask = check_steps_mask("inputs_mask", inputs_mask, inputs)
         inputs = self._with_positions(finite_masked(inputs, inputs_mask))
         if memory is not None:
-            check_shape("memory", memory, (None, None, inputs.shape[-1]))
-            memory_mask = check_mask(
-                "memory_mask", memory_mask, ops.shape(memory)[:2]
-            )
+            memory, memory_mask = check_memory(memory, memory_mask, inputs)
             check_remembers(
                 self.attention_type,
                 memory.shape[1],

@@ -154,12 +154,8 @@ class DecoderBlock(Block):
         self._add_sublayers(
             _ATTENTIONS[attention_type], "relu", "relu" if gate else None
         )
-        self._gates = []
-        if gate is not None:
-            self._gates = [
-                sublayer(self, Gate, gate, name=name)
-                for name in ("attention_gate", "feed_forward_gate")
-            ]
+        names = ("attention_gate", "feed_forward_gate") if gate else ()
+        self._gates = [sublayer(self, Gate, gate, name=name) for name in names]
 
     def build(self, inputs_shape):
         super().build(inputs_shape)
@@ -222,19 +218,9 @@ class DecoderBlock(Block):
     ):
         """Computes the block for a past whose keys and values are cached.
 
-        For inference only, see `CausalMultiHeadAttention.attend_projected`.
-
-        Args:
-            inputs: Tensor of shape `(B, T, D)`.
-            past: `Past`, the cached keys and values of earlier tokens.
-            positions: Tuple of tensors from `project_positions`.
-            attention_biases: See `RelativeMultiHeadAttention`.
-            return_attention_scores: Boolean, also returns the probabilities.
-
-        Returns:
-            Triple of the outputs `(B, T, D)` and the keys and values of the
-            segment, each `(B, N, T, H)`; with `return_attention_scores=True`
-            also the probabilities `(B, N, T, S)`.
+        For inference only. Arguments and results are those of
+        `CausalMultiHeadAttention.attend_projected`, with `inputs` and outputs
+        of the block in place of those of attention.
         """
         inputs = self._with_positions(inputs)
         attended, *projected = self.attention.attend_projected(

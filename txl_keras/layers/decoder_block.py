@@ -134,7 +134,15 @@ class DecoderBlock(Block):
     ):
         super().__init__(num_heads, head_dim, intermediate_dim, **kwargs)
         self.normalize_first = normalize_first
-        check_attention_type(attention_type, max_positions, same_length)
+        check_one_of("attention_type", attention_type, ATTENTION_TYPES)
+        if attention_type in ("shaw", "al_rfou"):
+            check_integer("max_positions", max_positions, 1)
+        if attention_type in ABSOLUTE_TYPES and same_length:
+            raise ValueError(
+                f"`same_length` must be False with attention_type="
+                f"{attention_type!r}, which does not support memory. "
+                f"Received: same_length={same_length}"
+            )
         self.attention_type = attention_type
         self.max_positions = max_positions
         self.clamp_length = clamp_length
@@ -235,12 +243,7 @@ class DecoderBlock(Block):
     def project_positions(self, num_distances):
         """Projects the positions, which depends on the weights only.
 
-        Args:
-            num_distances: Integer, at least M + T.
-
-        Returns:
-            Tuple of tensors for `attend_projected`, empty for types without
-            memory.
+        See `CausalMultiHeadAttention.project_positions`.
         """
         return self.attention.project_positions(num_distances)
 
@@ -356,19 +359,6 @@ class DecoderBlock(Block):
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
-
-
-def check_attention_type(attention_type, max_positions, same_length):
-    """Checks that these arguments of `DecoderBlock` fit together."""
-    check_one_of("attention_type", attention_type, ATTENTION_TYPES)
-    if attention_type in ("shaw", "al_rfou"):
-        check_integer("max_positions", max_positions, 1)
-    if attention_type in ABSOLUTE_TYPES and same_length:
-        raise ValueError(
-            f"`same_length` must be False with attention_type="
-            f"{attention_type!r}, which does not support memory. "
-            f"Received: same_length={same_length}"
-        )
 
 
 def check_remembers(attention_type, memory_length, received):

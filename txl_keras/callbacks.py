@@ -210,16 +210,10 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "is empty again after a restart: %s.",
                 1, ", ".join(held),
             )  # fmt: skip
+        seed, is_last = steps.trainer.seed, self.model.stop_training
         self._checkpoints.save(
             {
-                "position": np.array(
-                    [
-                        epoch,
-                        batches,
-                        steps.trainer.seed,
-                        self.model.stop_training,
-                    ]
-                ),
+                "position": np.array([epoch, batches, seed, is_last]),
                 **_callback_state(self._others),
                 **copies(self._metric_variables()),
             }

@@ -250,11 +250,7 @@ class DecoderBlock(Block):
     def project(self, memory):
         """Projects what the block remembers to keys and values.
 
-        Args:
-            memory: Tensor of shape `(B, M, D)`.
-
-        Returns:
-            Pair of keys and values, each `(B, N, M, H)`.
+        See `CausalMultiHeadAttention.project`.
         """
         return self.attention.project(self._attention_inputs(memory))
 

@@ -37,16 +37,6 @@ class ConfiguredLayer(keras.layers.Layer):
     def get_config(self):
         return add_arguments(super().get_config(), ConfiguredLayer, self)
 
-    def compute_output_spec(self, *args, **kwargs):
-        # By `compute_output_shape` Keras would infer one output. It also takes
-        # the product of a symbolic tensor and a number for a sparse tensor.
-        def dense(x):
-            is_symbolic = isinstance(x, keras.KerasTensor)
-            return keras.KerasTensor(x.shape, x.dtype) if is_symbolic else x
-
-        args, kwargs = keras.tree.map_structure(dense, (args, kwargs))
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)
-
     def _parameter(self, name, *shape):
         """Adds a weight that starts like the kernels of the layer."""
         return self.add_weight(

@@ -356,6 +356,13 @@ class DecoderBlock(Block):
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
 
+    def compute_output_spec(
+        self, inputs, memory=None, return_attention_scores=False, **kwargs
+    ):
+        return self.attention.compute_output_spec(
+            inputs, memory, return_attention_scores
+        )
+
 
 def check_remembers(attention_type, memory_length, received):
     """Checks that a type without memory gets none (`None`: not known)."""

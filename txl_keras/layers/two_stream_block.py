@@ -120,3 +120,6 @@ class TwoStreamBlock(Block):
         return transform(content, attended[0], 1), transform(
             query, attended[1], 2
         )
+
+    def compute_output_spec(self, content, query=None, **kwargs):
+        return self.attention.compute_output_spec(content, query)

@@ -231,6 +231,14 @@ class TwoStreamRelativeAttention(HeadsAttention):
         )
         return ops.where(is_other, other, same)
 
+    def compute_output_spec(self, content, query=None, **kwargs):
+        outputs = [
+            keras.KerasTensor(stream.shape, dtype=self.compute_dtype)
+            for stream in (content, query)
+            if stream is not None
+        ]
+        return outputs[0] if query is None else tuple(outputs)
+
 
 def targets_mask(content_mask, target_mapping):
     """Returns a mask `(B, P)` of the query stream, or `None`."""

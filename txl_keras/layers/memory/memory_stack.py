@@ -14,6 +14,7 @@ from txl_keras import keras_internals
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
+from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.layers.memory.projected_memory import choose_rows
@@ -354,6 +355,16 @@ class MemoryStack(ConfiguredLayer):
 
     def compute_mask(self, inputs, previous_mask=None):
         return None  # the second output is the mask of the first
+
+    def compute_output_spec(self, inputs, layer=None, mask=None):
+        self._checked_layer(layer)
+        check_shape("inputs", inputs, (None, None, self.hidden_dim))
+        batch = self.batch_size or inputs.shape[0]
+        shape = (batch, self.memory_length)
+        memory = keras.KerasTensor(
+            (*shape, self.hidden_dim), dtype=self.compute_dtype
+        )
+        return memory, keras.KerasTensor(shape, dtype="bool")
 
 
 def _remedy(batch_size):

@@ -16,6 +16,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_path
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.training.checkpointing import Checkpoints
+from txl_keras.training.checkpointing import copies
 from txl_keras.training.checkpointing import shapes_of
 
 
@@ -209,21 +210,12 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "is empty again after a restart: %s.",
                 1, ", ".join(held),
             )  # fmt: skip
+        seed, is_last = steps.trainer.seed, self.model.stop_training
         self._checkpoints.save(
             {
-                "position": np.array(
-                    [
-                        epoch,
-                        batches,
-                        steps.trainer.seed,
-                        self.model.stop_training,
-                    ]
-                ),
+                "position": np.array([epoch, batches, seed, is_last]),
                 **_callback_state(self._others),
-                **{
-                    name: keras.ops.convert_to_numpy(variable)
-                    for name, variable in self._metric_variables().items()
-                },
+                **copies(self._metric_variables()),
             }
         )
 

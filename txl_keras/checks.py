@@ -1,5 +1,6 @@
 """Argument checks shared by all parts of the package."""
 
+import collections.abc
 import math
 import numbers
 import os
@@ -145,13 +146,8 @@ def check_no_pattern(name, path):
 
 def check_list(name, values):
     """Checks that an argument is a list, a tuple or an array."""
-    try:
-        is_list = len(values) >= 0 and not isinstance(
-            values, (str, bytes, dict)
-        )
-    except TypeError:
-        is_list = False
-    if not is_list:
+    is_list = isinstance(values, collections.abc.Sized) and np.iterable(values)
+    if not is_list or isinstance(values, (str, bytes, dict)):
         raise ValueError(
             f"`{name}` must be a list. Received: {name}={shown(values)}"
         )
@@ -259,15 +255,11 @@ def check_seeds(dropout_seed, expected):
 def check_vocabulary(tokenizer, vocabulary_size):
     """Checks that a tokenizer has as many symbols as a model's vocabulary."""
     size = getattr(tokenizer, "vocabulary_size", None)
-    if size is None:
+    if size is None or size != vocabulary_size:
         raise ValueError(
-            "`tokenizer` must be a tokenizer of `txl_keras.data.tokenizers`. "
-            f"Received: tokenizer={shown(tokenizer)}"
-        )
-    if size != vocabulary_size:
-        raise ValueError(
-            "`tokenizer` must have as many symbols as the model, "
-            f"{vocabulary_size} symbols. Received: {size} symbols"
+            "`tokenizer` must be a tokenizer of `txl_keras.data.tokenizers` "
+            f"with as many symbols as the model, {vocabulary_size} symbols. "
+            f"Received: {size} symbols, tokenizer={shown(tokenizer)}"
         )
 
 

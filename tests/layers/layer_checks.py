@@ -50,17 +50,14 @@ def check_layer(
 def _call(layer, inputs):
     if hasattr(layer, "reset_state"):
         layer.reset_state()
-    outputs = layer(*_first(inputs), **_others(inputs))
+    outputs = _run(layer, inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return [keras.ops.convert_to_numpy(x) for x in outputs]
 
 
-def _first(inputs):
-    return [inputs[name] for name in list(inputs)[:1]]
-
-
-def _others(inputs):
-    return {name: inputs[name] for name in list(inputs)[1:]}
+def _run(layer, inputs):
+    first, *others = inputs
+    return layer(inputs[first], **{name: inputs[name] for name in others})
 
 
 def _check_config(layer, config):
@@ -87,7 +84,7 @@ def _symbolic(inputs, sizes_known):
 
 def _check_shapes(layer, inputs, outputs):
     symbolic = _symbolic(inputs, sizes_known=True)
-    specs = layer(*_first(symbolic), **_others(symbolic))
+    specs = _run(layer, symbolic)
     specs = specs if isinstance(specs, tuple) else (specs,)
     assert [x.shape for x in specs] == [x.shape for x in outputs]
     assert [x.dtype for x in specs] == [str(x.dtype) for x in outputs]
@@ -98,9 +95,7 @@ def _check_saving(layer, inputs, outputs, folder):
         if getattr(layer, "batch_size", None) and not sizes_known:
             continue
         symbolic = _symbolic(inputs, sizes_known)
-        model = keras.Model(
-            symbolic, layer(*_first(symbolic), **_others(symbolic))
-        )
+        model = keras.Model(symbolic, _run(layer, symbolic))
         path = os.path.join(folder, f"model_{sizes_known}.keras")
         model.save(path)
         loaded = keras.saving.load_model(path)
@@ -113,7 +108,7 @@ def _check_saving(layer, inputs, outputs, folder):
 def _check_precision(layer, inputs, outputs, policy, float32_outputs):
     compute_dtype, tolerance = _FLOATS[policy]
     lower = type(layer).from_config({**layer.get_config(), "dtype": policy})
-    lower.build(_first(inputs)[0].shape)
+    lower.build(next(iter(inputs.values())).shape)
     lower.set_weights(layer.get_weights())
     assert all(weight.dtype == "float32" for weight in lower.weights)
     for i, (result, expected) in enumerate(
@@ -134,7 +129,7 @@ def _check_fit(layer, inputs, output_shape):
     symbolic = _symbolic(inputs, sizes_known=True)
     first = next(iter(inputs))
     before = keras.layers.Dense(inputs[first].shape[-1], name="before")
-    outputs = layer(before(symbolic[first]), **_others(symbolic))
+    outputs = _run(layer, {**symbolic, first: before(symbolic[first])})
     if isinstance(outputs, tuple):
         outputs = outputs[0]
     model = keras.Model(symbolic, keras.layers.Dense(1)(outputs))

@@ -47,7 +47,7 @@ def compression_of(numbers, config, kind="conv"):
     """Layer in float64 with the kernel of golden numbers."""
     layer = Compression(kind, config["compression_rate"], dtype="float64")
     layer.build((None, None, config["hidden_dim"]))
-    if layer.is_trained:
+    if layer.weights:
         layer.set_weights([numbers["conv_kernel"], numbers["conv_bias"]])
     return layer
 

@@ -37,6 +37,14 @@ class ConfiguredLayer(keras.layers.Layer):
     def get_config(self):
         return add_arguments(super().get_config(), ConfiguredLayer, self)
 
+    def _parameter(self, name, *shape):
+        """Adds a weight that starts like the kernels of the layer."""
+        return self.add_weight(
+            name=name,
+            shape=shape,
+            initializer=self.kernel_initializer.clone(),
+        )
+
 
 def part_of(owner, layer_class, **kwargs):
     """Creates a layer whose other arguments are attributes of its owner."""

@@ -5,13 +5,11 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden size.
 
 import keras
 import tensorflow as tf
-from keras import ops
 
 from txl_keras.checks import check_integer
-from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
-from txl_keras.checks import check_shape
 from txl_keras.layers.attention.causal import CausalMultiHeadAttention
+from txl_keras.layers.attention.heads import check_memory
 from txl_keras.layers.attention.heads import check_steps_mask
 from txl_keras.layers.attention.relative import RelativeMultiHeadAttention
 from txl_keras.layers.attention.shaw import ShawMultiHeadAttention
@@ -25,7 +23,13 @@ from txl_keras.layers.sublayers import sublayer
 
 # Position encodings. Absolute positions do not allow memory, whose positions
 # would clash with those of the segment (section 3.3).
-ATTENTION_TYPES = ("relative", "shaw", "vaswani", "al_rfou")
+_ATTENTIONS = {
+    "relative": RelativeMultiHeadAttention,
+    "shaw": ShawMultiHeadAttention,
+    "vaswani": CausalMultiHeadAttention,
+    "al_rfou": CausalMultiHeadAttention,
+}
+ATTENTION_TYPES = tuple(_ATTENTIONS)
 ABSOLUTE_TYPES = ("vaswani", "al_rfou")
 
 
@@ -130,7 +134,15 @@ class DecoderBlock(Block):
     ):
         super().__init__(num_heads, head_dim, intermediate_dim, **kwargs)
         self.normalize_first = normalize_first
-        check_attention_type(attention_type, max_positions, same_length)
+        check_one_of("attention_type", attention_type, ATTENTION_TYPES)
+        if attention_type in ("shaw", "al_rfou"):
+            check_integer("max_positions", max_positions, 1)
+        if attention_type in ABSOLUTE_TYPES and same_length:
+            raise ValueError(
+                f"`same_length` must be False with attention_type="
+                f"{attention_type!r}, which does not support memory. "
+                f"Received: same_length={same_length}"
+            )
         self.attention_type = attention_type
         self.max_positions = max_positions
         self.clamp_length = clamp_length
@@ -147,25 +159,11 @@ class DecoderBlock(Block):
                 )
         self.gate = gate
         self.supports_masking = True
-        kind, options = CausalMultiHeadAttention, {}
-        if attention_type in ("relative", "shaw"):
-            options["clamp_length"] = clamp_length
-        if attention_type == "relative":
-            kind = RelativeMultiHeadAttention
-            options["tie_attention_biases"] = tie_attention_biases
-        elif attention_type == "shaw":
-            kind = ShawMultiHeadAttention
-            options["max_positions"] = max_positions
-        self._add_attention(
-            kind, same_length=same_length, look_ahead=look_ahead, **options
+        self._add_sublayers(
+            _ATTENTIONS[attention_type], "relu", "relu" if gate else None
         )
-        self._add_feed_forward("relu", "relu" if gate else None)
-        self._gates = []
-        if gate is not None:
-            self._gates = [
-                sublayer(self, Gate, gate, name=name)
-                for name in ("attention_gate", "feed_forward_gate")
-            ]
+        names = ("attention_gate", "feed_forward_gate") if gate else ()
+        self._gates = [sublayer(self, Gate, gate, name=name) for name in names]
 
     def build(self, inputs_shape):
         super().build(inputs_shape)
@@ -173,10 +171,8 @@ class DecoderBlock(Block):
             gate.build(inputs_shape)
         if self.attention_type == "al_rfou":
             # The last row is for the last token of a segment.
-            self.position_embeddings = self.add_weight(
-                shape=(self.max_positions, inputs_shape[-1]),
-                initializer=self.kernel_initializer.clone(),
-                name="position_embeddings",
+            self.position_embeddings = self._parameter(
+                "position_embeddings", self.max_positions, inputs_shape[-1]
             )
 
     def call(
@@ -195,10 +191,7 @@ class DecoderBlock(Block):
         inputs_mask = check_steps_mask("inputs_mask", inputs_mask, inputs)
         inputs = self._with_positions(finite_masked(inputs, inputs_mask))
         if memory is not None:
-            check_shape("memory", memory, (None, None, inputs.shape[-1]))
-            memory_mask = check_mask(
-                "memory_mask", memory_mask, ops.shape(memory)[:2]
-            )
+            memory, memory_mask = check_memory(memory, memory_mask, inputs)
             check_remembers(
                 self.attention_type,
                 memory.shape[1],
@@ -233,19 +226,9 @@ class DecoderBlock(Block):
     ):
         """Computes the block for a past whose keys and values are cached.
 
-        For inference only, see `CausalMultiHeadAttention.attend_projected`.
-
-        Args:
-            inputs: Tensor of shape `(B, T, D)`.
-            past: `Past`, the cached keys and values of earlier tokens.
-            positions: Tuple of tensors from `project_positions`.
-            attention_biases: See `RelativeMultiHeadAttention`.
-            return_attention_scores: Boolean, also returns the probabilities.
-
-        Returns:
-            Triple of the outputs `(B, T, D)` and the keys and values of the
-            segment, each `(B, N, T, H)`; with `return_attention_scores=True`
-            also the probabilities `(B, N, T, S)`.
+        For inference only. Arguments and results are those of
+        `CausalMultiHeadAttention.attend_projected`, with `inputs` and outputs
+        of the block in place of those of attention.
         """
         inputs = self._with_positions(inputs)
         attended, *projected = self.attention.attend_projected(
@@ -260,23 +243,14 @@ class DecoderBlock(Block):
     def project_positions(self, num_distances):
         """Projects the positions, which depends on the weights only.
 
-        Args:
-            num_distances: Integer, at least M + T.
-
-        Returns:
-            Tuple of tensors for `attend_projected`, empty for types without
-            memory.
+        See `CausalMultiHeadAttention.project_positions`.
         """
         return self.attention.project_positions(num_distances)
 
     def project(self, memory):
         """Projects what the block remembers to keys and values.
 
-        Args:
-            memory: Tensor of shape `(B, M, D)`.
-
-        Returns:
-            Pair of keys and values, each `(B, N, M, H)`.
+        See `CausalMultiHeadAttention.project`.
         """
         return self.attention.project(self._attention_inputs(memory))
 
@@ -387,19 +361,6 @@ class DecoderBlock(Block):
     ):
         return self.attention.compute_output_spec(
             inputs, memory, return_attention_scores
-        )
-
-
-def check_attention_type(attention_type, max_positions, same_length):
-    """Checks that these arguments of `DecoderBlock` fit together."""
-    check_one_of("attention_type", attention_type, ATTENTION_TYPES)
-    if attention_type in ("shaw", "al_rfou"):
-        check_integer("max_positions", max_positions, 1)
-    if attention_type in ABSOLUTE_TYPES and same_length:
-        raise ValueError(
-            f"`same_length` must be False with attention_type="
-            f"{attention_type!r}, which does not support memory. "
-            f"Received: same_length={same_length}"
         )
 
 

@@ -83,12 +83,7 @@ class Gate(ConfiguredLayer):
     def build(self, inputs_shape, update_shape=None):
         size = inputs_shape[-1]
         for name in _KERNELS[self.gate]:
-            kernel = self.add_weight(
-                shape=(size, size),
-                initializer=self.kernel_initializer.clone(),
-                name=name,
-            )
-            setattr(self, f"_{name}", kernel)
+            setattr(self, f"_{name}", self._parameter(name, size, size))
         if self.gate != "input":
             bias = self.bias
             if bias is None:

@@ -12,6 +12,7 @@ from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.pallas import with_row_major_gradient
 from txl_keras.layers.compute.target import fused
 from txl_keras.layers.config import ConfiguredLayer
+from txl_keras.layers.config import part_of
 from txl_keras.layers.row_dropout import RowDropout
 
 LORA_MATRICES = ("lora_kernel_a", "lora_kernel_b")
@@ -163,8 +164,8 @@ def project_heads(states, *layers):
 class Block(ConfiguredLayer):
     """Base class of blocks: attention, feed-forward network and their norms.
 
-    A subclass has arguments of these names, and calls `_add_attention`, then
-    `_add_feed_forward`.
+    A subclass has arguments of these names, and calls `_add_sublayers` once
+    those of its attention are attributes.
     """
 
     def __init__(
@@ -191,18 +192,16 @@ class Block(ConfiguredLayer):
         self.layer_norm_epsilon = layer_norm_epsilon
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
 
-    def _add_attention(self, layer_class, **options):
-        self.attention = sublayer(
+    def _add_sublayers(self, attention, activation, output_activation=None):
+        self.attention = part_of(
             self,
-            layer_class,
-            self.num_heads,
-            self.head_dim,
+            attention,
+            key_dim=self.head_dim,
             dropout=self.attention_dropout,
+            kernel_initializer=self.kernel_initializer.clone(),
+            seed=None,
             name="attention",
-            **options,
         )
-
-    def _add_feed_forward(self, activation, output_activation=None):
         self._attention_norm = layer_norm(self, "attention_norm")
         self._feed_forward_norm = layer_norm(self, "feed_forward_norm")
         self._intermediate_dense = sublayer(

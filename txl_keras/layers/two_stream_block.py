@@ -76,10 +76,7 @@ class TwoStreamBlock(Block):
             **kwargs,
         )
         self.clamp_length = clamp_length
-        self._add_attention(
-            TwoStreamRelativeAttention, clamp_length=clamp_length
-        )
-        self._add_feed_forward("gelu")
+        self._add_sublayers(TwoStreamRelativeAttention, "gelu")
 
     def call(
         self,

@@ -136,10 +136,9 @@ class Checkpoints:
             return
         state = copies(self._variables)
         self._damaged.discard(int(state["step"]))
-        for (name, variable), value in zip(
-            self._memory.items(), memory, strict=True
-        ):
-            state[name] = value.numpy().astype(variable.dtype.as_numpy_dtype)
+        for name, value in memory.items():
+            dtype = self._memory[name].dtype.as_numpy_dtype
+            state[name] = value.numpy().astype(dtype)
         for name, values in (results or {}).items():
             state[f"results/{name}"] = values
         if self._run is not None:
@@ -228,13 +227,13 @@ class Checkpoints:
 
         def rows():
             # TensorFlow cannot gather bfloat16; float32 holds all its values.
-            return [
-                tf.cast(v, tf.float32 if v.dtype == tf.bfloat16 else v.dtype)
-                for v in self._memory.values()
-            ]
+            return {
+                n: tf.cast(v, tf.float32 if v.dtype == tf.bfloat16 else v.dtype)
+                for n, v in self._memory.items()
+            }
 
         strategy = self._trainer.strategy
-        return [strategy.gather(v, axis=0) for v in strategy.run(rows)]
+        return {n: strategy.gather(v, 0) for n, v in strategy.run(rows).items()}
 
     def _assign_memory(self, state):
         """Assigns the saved rows, from any number of replicas to any other."""

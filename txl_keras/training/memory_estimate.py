@@ -46,12 +46,14 @@ def estimate_bytes(model, optimizer, rows, segment_length, accumulate_steps=1):
             "optimizer.build(model.trainable_variables). Received: "
             f"optimizer={optimizer}"
         )
+    with tf.Graph().as_default():  # which allocates nothing
+        memory = model.backbone.memory_stack(rows).state_variables
     return {
         "weights": _bytes_of(model.weights),
         "gradients": _bytes_of(model.trainable_variables)
         * min(accumulate_steps, 2),
         "optimizer": _bytes_of(optimizer.variables),
-        "memory": _memory_bytes(model.backbone, rows),
+        "memory": _bytes_of(memory),
         "activations": rows
         // accumulate_steps
         * _activation_bytes(model, segment_length),
@@ -63,15 +65,6 @@ def _bytes_of(variables):
         math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
         for variable in variables
     )
-
-
-def _memory_bytes(backbone, rows):
-    num_lengths = 1 if backbone.num_pending is None else 2
-    entries = backbone.past_length() + (backbone.num_pending or 0)
-    size = tf.as_dtype(backbone.compute_dtype).size
-    # Plus int32 numbers of valid entries per row.
-    state = entries * backbone.hidden_dim * size + 4 * num_lengths
-    return backbone.num_states * rows * state
 
 
 def _activation_bytes(model, segment_length):

@@ -20,7 +20,7 @@ _MATRICES = GATE_KERNELS | {"kernel"}
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class Lamb(keras.optimizers.Optimizer):
+class Lamb(keras.optimizers.Lamb):
     """Updates each weight tensor in proportion to its own norm.
 
     Algorithm 2 of You et al., 2020, as NVIDIA uses it to train Transformer-XL
@@ -69,20 +69,14 @@ class Lamb(keras.optimizers.Optimizer):
         epsilon=1e-6,
         **kwargs,
     ):
-        super().__init__(learning_rate, **kwargs)
+        super().__init__(learning_rate, beta_1, beta_2, epsilon, **kwargs)
         # Not `self.weight_decay`, which is applied outside of the ratio.
         self.inner_weight_decay = weight_decay
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
-        self.epsilon = epsilon
 
     def build(self, variables):
         if self.built:
             return
         super().build(variables)
-        self._momentums, self._velocities = self.add_optimizer_variables(
-            variables, ["momentum", "velocity"]
-        )
         # `update_step` may get a `tf.Variable`, which has another name.
         self._decays = [
             self.inner_weight_decay if takes_weight_decay(variable) else 0.0
@@ -106,13 +100,8 @@ class Lamb(keras.optimizers.Optimizer):
         self.assign_sub(variable, rate * ratio * update)
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "weight_decay": self.inner_weight_decay,
-            "beta_1": self.beta_1,
-            "beta_2": self.beta_2,
-            "epsilon": self.epsilon,
-        }
+        config = super().get_config()
+        return {**config, "weight_decay": self.inner_weight_decay}
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")

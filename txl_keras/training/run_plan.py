@@ -16,11 +16,6 @@ class RunPlan(keras.optimizers.schedules.LearningRateSchedule):
 
     which is `t` until `change` sets another last step. Everything that may
     change is in `variables`, which checkpoints save.
-
-    >>> plan = RunPlan(keras.optimizers.schedules.PolynomialDecay(1, 8, 0), 8)
-    >>> plan.change(updates=2, step=2, last_step=4)
-    >>> [float(plan(updates)) for updates in (2, 3, 4)]
-    [0.75, 0.375, 0.0]
     """
 
     def __init__(self, schedule, max_steps):

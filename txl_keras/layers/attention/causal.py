@@ -130,9 +130,15 @@ class CausalMultiHeadAttention(HeadsAttention):
         memory, memory_mask = check_memory(memory, memory_mask, query)
         batch_size, length, _ = ops.shape(query)
         num_memory = ops.shape(memory)[1]
-        attention_mask = _check_attention_mask(
-            attention_mask, (batch_size, length, num_memory + length)
+        pairs = batch_size, length, num_memory + length
+        attention_mask = check_mask(
+            "attention_mask", attention_mask, pairs, broadcasts=True
         )
+        if attention_mask is not None and attention_mask.shape[-1] is None:
+            # The last axis may turn out to be 1, and is sliced by keys later.
+            attention_mask = tf.broadcast_to(
+                attention_mask, (*ops.shape(attention_mask)[:-1], pairs[-1])
+            )
         # A copy without the Keras mask, which is handled here. The projections
         # would warn that they discard it.
         query = tf.identity(query)
@@ -328,12 +334,3 @@ class CausalMultiHeadAttention(HeadsAttention):
             (batch, self.num_heads, length, num_keys), dtype="float32"
         )
         return output, scores
-
-
-def _check_attention_mask(mask, shape):
-    """Returns the boolean mask of pairs, whose last axis is 1 or known."""
-    mask = check_mask("attention_mask", mask, shape, broadcasts=True)
-    if mask is not None and mask.shape[-1] is None:
-        # The last axis may turn out to be 1, and is sliced by keys later.
-        mask = tf.broadcast_to(mask, (*ops.shape(mask)[:-1], shape[-1]))
-    return mask

@@ -66,13 +66,6 @@ class HeadsAttention(ConfiguredLayer):
             dense.build((None, None, hidden_dim))
         self._output_dense.build((None, None, self.num_heads, self.key_dim))
 
-    def _parameter(self, name, *shape):
-        return self.add_weight(
-            shape=shape,
-            initializer=self.kernel_initializer.clone(),
-            name=name,
-        )
-
     def _add_biases(self, *kinds):
         for kind in kinds:
             name = f"{kind}_attention_bias"

@@ -108,11 +108,6 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         return self._project_encoding(encoding)
 
     def _position_terms(self, positions, attention_biases):
-        u, v = self._attention_biases(attention_biases)
-        return {"content_bias": u, "positions": Positions(positions, v)}
-
-    def _attention_biases(self, attention_biases):
-        """Returns `u` and `v`, scaled by `1 / sqrt(H)` like the queries."""
         if self.tie_attention_biases != (attention_biases is not None):
             raise ValueError(
                 "`attention_biases` must be passed if and only if the layer "
@@ -127,4 +122,6 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             for bias in (u, v):
                 expected = (self.num_heads, self.key_dim)
                 check_shape("attention_biases", bias, expected)
-        return self._scaled(u), self._scaled(v)
+        # Scaled by `1 / sqrt(H)` like the queries.
+        u, v = self._scaled(u), self._scaled(v)
+        return {"content_bias": u, "positions": Positions(positions, v)}

@@ -31,12 +31,13 @@ def attend(problem):
     keys, values = zip(*_cut(problem.parts, lengths), strict=True)
     query = problem.content_query()
     scores = [tf.matmul(query, part, transpose_b=True) for part in keys]
-    for extra in (
-        _position_scores(problem, lengths),
-        _score_bias(problem, lengths),
-    ):
-        if extra is not None:
-            scores = [a + b for a, b in zip(scores, extra, strict=True)]
+    extras = []
+    if problem.positions is not None:
+        extras.append(_position_scores(problem, lengths))
+    if problem.score_bias is not None:
+        extras.append(_by_part(problem, problem.score_bias, lengths))
+    for extra in extras:
+        scores = [a + b for a, b in zip(scores, extra, strict=True)]
     attended = softmax_matmul(
         scores,
         _masks(problem, lengths),
@@ -78,29 +79,23 @@ def _ranges(lengths):
 
 
 def _position_scores(problem, lengths):
-    """Computes the position scores by key, one tensor per part, or `None`."""
-    positions = problem.positions
-    if positions is None:
-        return None
-    query = problem.position_query()
+    """Computes the position scores by key, one tensor per part."""
+    positions, query = problem.positions, problem.position_query()
     num_keys = problem.visible.num_keys
     num_rows = positions.rows[0].shape[1]
     if _are_tiles(problem, lengths) and num_rows == num_keys:
         return _tiles_by_key(positions, query, lengths)
     by_distance = positions.scores(query, *positions.rows)
     shifted = shift_to_keys(by_distance, num_keys, problem.visible.nearest)
-    return _by_slot(problem, _split(problem.in_key_layout(shifted), lengths))
+    return _by_part(problem, shifted, lengths)
 
 
-def _score_bias(problem, lengths):
-    if problem.score_bias is None:
-        return None
-    parts = _split(problem.in_key_layout(problem.score_bias), lengths)
+def _by_part(problem, scores, lengths):
+    """Splits scores `(N, B, T, S)` into those of the parts, in their layout."""
+    parts = [problem.in_key_layout(scores)]
+    if len(lengths) > 1:
+        parts = tf.split(*parts, lengths, axis=-1)
     return _by_slot(problem, parts)
-
-
-def _split(scores, lengths):
-    return [scores] if len(lengths) == 1 else tf.split(scores, lengths, axis=-1)
 
 
 def _masks(problem, lengths):

@@ -68,14 +68,9 @@ class Compression(ConfiguredLayer):
         self.compression = compression
         self.rate = check_integer("rate", rate, 2)
 
-    @property
-    def is_trained(self):
-        """Returns whether the layer has weights."""
-        return self.compression in ("conv", "dilated_conv")
-
     def build(self, inputs_shape):
         size = inputs_shape[-1]
-        if self.is_trained:
+        if self.compression in ("conv", "dilated_conv"):
             self.kernel = self.add_weight(
                 shape=(self.rate, size, size), initializer=_mean, name="kernel"
             )

@@ -16,8 +16,8 @@ from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
-from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.config import ConfiguredLayer
+from txl_keras.layers.memory.projected_memory import choose_rows
 from txl_keras.layers.padding import Padding
 
 COLD_STARTS = ("masked", "zeros")
@@ -69,19 +69,11 @@ class Memory(
         Returns:
             `Memory` of the same shapes.
         """
-        reset = tf.convert_to_tensor(reset)
-        valid_length = self.length if cold_start == "zeros" else 0
-        is_kept = ~reset[:, None]
         # Also where a mask hides what is left, so that a row forgets NaN.
-        states, pending = tf.nest.map_structure(
-            lambda state: zero_masked(state, is_kept),
-            (self.states, self.pending),
-        )
-        valid_length = tf.where(reset, valid_length, self.valid_length)
-        pending_length = self.pending_length
-        if pending:
-            pending_length = tf.where(reset, 0, pending_length)
-        return Memory(states, valid_length, pending, pending_length)
+        empty = tf.nest.map_structure(lambda x: tf.zeros((), x.dtype), self)
+        if cold_start == "zeros":
+            empty = empty._replace(valid_length=self.length)
+        return choose_rows(reset, empty, self)
 
     def extend(self, hidden_states, lengths=None):
         """Appends a segment and keeps the last M entries.

@@ -147,19 +147,11 @@ class AdaptiveEmbedding(ClusteredLayer):
         self.built = True
 
     def cluster_size(self, cluster):
-        """Returns the number of ids in a cluster.
-
-        Args:
-            cluster: Integer, its index.
-        """
+        """Returns the number of ids in a cluster."""
         return self.bounds[cluster + 1] - self.bounds[cluster]
 
     def needs_projection(self, cluster):
-        """Returns whether a cluster's table is projected to size `D`.
-
-        Args:
-            cluster: Integer, its index.
-        """
+        """Returns whether a cluster's table is projected to size `D`."""
         if self.div_val > 1 and self.project_same_dim:
             return True
         return self.dims[cluster] != self.output_dim
@@ -167,11 +159,7 @@ class AdaptiveEmbedding(ClusteredLayer):
     def projection(self, cluster):
         """Returns the projection of a cluster.
 
-        Args:
-            cluster: Integer, its index.
-
-        Returns:
-            Variable of shape `(size of the embeddings, D)`, or `None`.
+        It is a variable of shape `(size of the embeddings, D)`, or `None`.
         """
         return self.projections[0 if self.div_val == 1 else cluster]
 

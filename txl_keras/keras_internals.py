@@ -21,6 +21,16 @@ def update_loss(model, loss, weight):
     model._loss_tracker.update_state(loss, sample_weight=weight)
 
 
+def num_batches(optimizer):
+    """Returns the variable that counts batches; `iterations` are updates."""
+    return optimizer._iterations
+
+
+def gradient_sums(optimizer):
+    """Returns the variables for `gradient_accumulation_steps`."""
+    return optimizer._accumulated_gradients
+
+
 def is_validation(arguments):
     """Returns whether `fit` of Keras has called `evaluate` to validate."""
     return bool(arguments.get("_use_cached_eval_dataset"))

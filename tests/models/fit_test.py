@@ -240,6 +240,7 @@ def test_evaluate_weights_every_target_of_segments_once(model):
     [
         {"clipnorm": 0.1},
         {"clipvalue": 0.02, "use_ema": True, "ema_momentum": 0.6},
+        {"gradient_accumulation_steps": 2, "global_clipnorm": 0.3},
     ],
 )
 def test_settings_of_the_optimizer_are_heeded(settings):
@@ -263,7 +264,6 @@ def test_settings_that_have_no_meaning_here_are_errors():
     model = small_model(num_layers=1)
     adam = keras.optimizers.Adam
     for optimizer, name in (
-        (adam(gradient_accumulation_steps=2), "gradient_accumulation_steps"),
         (adam(use_ema=True, ema_overwrite_frequency=3), "ema_overwrite"),
         (keras.optimizers.LossScaleOptimizer(adam()), "inner optimizer"),
         (keras.optimizers.Nadam(), "optimizer=Nadam"),

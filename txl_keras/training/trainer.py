@@ -8,6 +8,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+from txl_keras import keras_internals
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.data.step_batches import replica_batch_size
@@ -22,6 +23,7 @@ from txl_keras.training.compilation import device_of
 from txl_keras.training.loss_scale import LossScale
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import host_loop
+from txl_keras.training.updates import accumulate
 from txl_keras.training.updates import apply_gradients
 from txl_keras.training.updates import check_supported
 
@@ -279,8 +281,9 @@ class Trainer:
         gradients, losses, stop = context.all_reduce(
             "SUM", (gradients, losses, tf.identity(stop))
         )
-        results, is_applied = self._compiled_update(gradients)
-        self.optimizer.iterations.assign_add(tf.cast(is_applied, tf.int64))
+        results, is_counted = self._compiled_update(gradients)
+        count = keras_internals.num_batches(self.optimizer)
+        count.assign_add(tf.cast(is_counted, tf.int64))
         self.step.assign_add(1)
         names = ("loss", "reconstruction_loss")[: len(losses)]
         results.update(zip(names, losses, strict=True))
@@ -294,6 +297,7 @@ class Trainer:
         if self.loss_scale:
             factor = 1.0 / self.loss_scale.value
             gradients = [gradient * factor for gradient in gradients]
+        gradients, finish = accumulate(self.optimizer, gradients)
         parts = {}
         for part, gradient in zip(self._parts, gradients, strict=True):
             parts.setdefault(part, []).append(gradient)
@@ -318,10 +322,11 @@ class Trainer:
                 self.model.trainable_variables,
             )
 
-        if self.loss_scale:
-            tf.cond(is_finite, apply, lambda: None)
-        else:
+        is_applied = finish(is_finite)
+        if is_applied is True:
             apply()
+        else:
+            tf.cond(is_applied, apply, lambda: None)
         return {**results, "gradient_norm": norms[min(norms)]}, is_finite
 
     @tf.autograph.experimental.do_not_convert

@@ -4,6 +4,8 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from txl_keras import keras_internals
+
 
 def takes_weight_decay(variable):
     """Returns whether weight decay applies: not to biases and layer norms."""
@@ -38,6 +40,30 @@ def apply_gradients(optimizer, gradients, variables):
     optimizer._update_model_variables_moving_average(variables)
 
 
+def accumulate(optimizer, gradients):
+    """Returns the mean with the gradients of earlier batches, and `finish`.
+
+    It is for `gradient_accumulation_steps`. `finish(is_finite)` keeps the sum
+    for the next batch, if the gradients are finite, and returns whether the
+    mean is to be applied now.
+    """
+    steps = optimizer.gradient_accumulation_steps
+    if not steps:
+        return gradients, lambda is_finite: is_finite
+    sums = keras_internals.gradient_sums(optimizer)
+    totals = [tf.add(*pair) for pair in zip(gradients, sums, strict=True)]
+    count = tf.convert_to_tensor(keras_internals.num_batches(optimizer))
+    is_last = (count + 1) % steps == 0
+
+    def finish(is_finite):
+        for variable, total in zip(sums, totals, strict=True):
+            kept = tf.where(is_last, tf.zeros_like(total), total)
+            variable.assign(tf.where(is_finite, kept, variable))
+        return is_finite & is_last
+
+    return [total / steps for total in totals], finish
+
+
 def check_supported(optimizer):
     """Checks that `apply_gradients` supports the settings of an optimizer."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -56,12 +82,9 @@ def check_supported(optimizer):
             "Use `txl_keras.training.Muon` instead of Keras's, and Adam "
             f"instead of Nadam. Received: optimizer={kind.__name__}"
         )
-    for name, remedy in (
-        ("gradient_accumulation_steps", "Train with larger batches"),
-        ("ema_overwrite_frequency", "Use `keras.callbacks.SwapEMAWeights`"),
-    ):
-        if getattr(optimizer, name):
-            raise ValueError(
-                f"`optimizer.{name}` must be None. {remedy}. Received: {name}="
-                f"{getattr(optimizer, name)}"
-            )
+    if optimizer.ema_overwrite_frequency:
+        raise ValueError(
+            "`optimizer.ema_overwrite_frequency` must be None. Use "
+            "`keras.callbacks.SwapEMAWeights`. Received: "
+            f"ema_overwrite_frequency={optimizer.ema_overwrite_frequency}"
+        )

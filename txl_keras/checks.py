@@ -255,11 +255,15 @@ def check_seeds(dropout_seed, expected):
 def check_vocabulary(tokenizer, vocabulary_size):
     """Checks that a tokenizer has as many symbols as a model's vocabulary."""
     size = getattr(tokenizer, "vocabulary_size", None)
-    if size is None or size != vocabulary_size:
+    if size is None:
         raise ValueError(
-            "`tokenizer` must be a tokenizer of `txl_keras.data.tokenizers` "
-            f"with as many symbols as the model, {vocabulary_size} symbols. "
-            f"Received: {size} symbols, tokenizer={shown(tokenizer)}"
+            "`tokenizer` must be a tokenizer of `txl_keras.data.tokenizers`. "
+            f"Received: tokenizer={shown(tokenizer)}"
+        )
+    if size != vocabulary_size:
+        raise ValueError(
+            "`tokenizer` must have as many symbols as the model, "
+            f"{vocabulary_size} symbols. Received: {size} symbols"
         )
 
 

@@ -67,7 +67,7 @@ def test_an_xlnet_is_trained_and_comes_back(corpus, succeed, fail, tmp_path):
         ("--not_predicted=256", "`not_predicted` must hold integers in [0, 25"),
         ("--not_predicted=a", "not_predicted=a"),
         ("--segment_length=13", "`segment_length` must be even"),
-        ("--segment_length=10", "segment_length=5, context_factor=6"),
+        ("--segment_length=10", "segment_length=5, drop_remainder"),
         ("--segment_length=99998", "tokens"),
     ],
 )

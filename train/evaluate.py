@@ -106,7 +106,7 @@ class Evaluate(options.Options, WHOLE=WHOLE):
 
     stride: options.integer(1) = None
     warmup: options.one_of(["none", "memory", "exact"]) = "none"
-    token_nll: str = None
+    token_nll: options.path = None
     position_curve: bool = False
     html: bool = False
     split: options.one_of([*SPLITS, WHOLE]) = "test"

@@ -332,6 +332,23 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
     assert not tmp_path.joinpath("backup").exists()
 
 
+def test_data_of_unknown_length_begins_again_in_later_epochs(
+    rewind, rewind_other, tmp_path
+):
+    segments = segments_of("roll")
+    data = segments.dataset(num_steps=len(segments)).filter(lambda _: True)
+
+    def fit(model, *callbacks):
+        model.fit(data, epochs=3, callbacks=[*callbacks], verbose=0)
+        return model.get_weights()
+
+    weights = fit(rewind())
+    backup = BackupAndRestore(tmp_path / "backup", save_freq=2)
+    with pytest.raises(KeyboardInterrupt):
+        fit(rewind(), backup, Interrupt(3))
+    assert_same(fit(rewind_other(), backup), weights)
+
+
 def test_callbacks_go_on_counting_after_an_interruption(
     rewind, rewind_other, tmp_path
 ):

@@ -219,13 +219,17 @@ def encode_block(tokenizer, source, block):
             tokenizer, block
         )
     except UnknownSymbolError as error:
-        place = f"at position {block.start + error.position} of {block.path}"
-        if block.path is None:
-            place = f"{error.position:,} tokens into {block.text[:40]!r}"
+        if block.path is not None:
+            raise ValueError(
+                f"{block.path} must have ids below the vocabulary size of the "
+                "tokenizer. Give these ids a tokenizer of their own, or a "
+                f"larger --vocabulary_size. Received: {error.symbol} at "
+                f"position {block.start + error.position}"
+            ) from error
         raise ValueError(
-            f"{source} has {error.symbol!r} {place}, which is not in the "
-            "vocabulary. Use a vocabulary of this text (of ids, a larger "
-            "--vocabulary_size), or one with an entry for unknown words."
+            f"{source} has {error.symbol!r} {error.position:,} tokens into "
+            f"{block.text[:40]!r}, which is not in the vocabulary. Use a "
+            "vocabulary of this text, or one with an entry for unknown words."
         ) from error
     num_unknown = 0
     if tokenizer.unknown_id is not None:

@@ -46,16 +46,15 @@ class FitData:
         return check_integer(name, num_steps, 1, most)
 
     def seek(self, epochs, initial_epoch, steps_per_epoch, steps_done):
-        """Returns a dataset without the batches that were used before."""
+        """Returns a dataset, and how many of its batches were used before."""
         steps = steps_per_epoch or 0  # if unknown, epochs begin the data
         if self.from_step is not None:
             step = epochs * steps + steps_done
-            return self.from_step(step) if step else self.dataset
+            return self.from_step(step) if step else self.dataset, 0
         used = (epochs - initial_epoch) * steps + steps_done
         if self.num_steps > 0:
             used %= self.num_steps
-        # Without the iterator that `skip(0)` adds.
-        return self.dataset.skip(used) if used else self.dataset
+        return self.dataset, used
 
 
 def in_batches(x, y, weights, batch_size):

@@ -31,6 +31,8 @@ class Progress:
     has_resets: bool = True
     # Done before a restart: they count, but are not run again.
     to_skip: int = 0
+    # Not by `skip`: a dataset without a known end begins again in each epoch.
+    batches_to_drop: int = 0
     done: int = 0
 
     def advance(self, num_steps):
@@ -100,9 +102,9 @@ class FitSteps(keras.callbacks.Callback):
                 "`x` must be the data of the run that was interrupted after "
                 f"{done} batches of an epoch. Received: {steps} batches"
             )
-        dataset = data.seek(epoch, initial_epoch, steps, done)
+        dataset, used = data.seek(epoch, initial_epoch, steps, done)
         has_resets = "reset" in dataset.element_spec
-        self.progress = Progress(steps, has_resets, to_skip=done)
+        self.progress = Progress(steps, has_resets, done, used)
         arguments |= {
             "x": self._distribute(dataset, data.batch_size),
             "steps_per_epoch": steps,
@@ -140,6 +142,9 @@ class FitSteps(keras.callbacks.Callback):
         if not num_steps:
             return self._logs({})
         try:
+            while progress.batches_to_drop:
+                next(iterator)
+                progress.batches_to_drop -= 1
             results = self._run(self.trainer.train, iterator, num_steps)
         except tf.errors.OutOfRangeError as error:
             # Without `steps_per_epoch` this is how an epoch ends.

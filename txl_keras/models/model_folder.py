@@ -43,6 +43,7 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
+from txl_keras.models.presets import required_arguments
 from txl_keras.output_folders import check_replaceable
 from txl_keras.tensor_files import int8_with_scale
 from txl_keras.tensor_files import read_safetensors
@@ -207,6 +208,8 @@ def _arguments(content, model_class, field, path):
     parameters = inspect.signature(model_class).parameters
     known = {*parameters, "name", "trainable", "dtype"}
     check_known(arguments, known, f"{path} is damaged: its field `{field}`")
+    for name in sorted(required_arguments(model_class) - arguments.keys()):
+        raise ValueError(f"{path} is damaged: it has no field `{field}.{name}`")
     for name, value in arguments.items():
         if type(value) is int:
             # No weight depends on lengths of memory.

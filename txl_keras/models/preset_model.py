@@ -151,12 +151,14 @@ class PresetModel(keras.Model):
             config["tokenizer"] = deserialize_tokenizer(
                 config["tokenizer"], "The model's config"
             )
-        # Set below: the constructor would not freeze the layers it makes.
-        trainable = config.pop("trainable", True)
+        is_frozen = config.get("trainable") is False
+        if is_frozen:
+            # Set below: the constructor would not freeze the layers it makes.
+            del config["trainable"]
         model = cls(**config)
         _quantize_layers(model, quantized)
         getattr(model, "backbone", model).freeze_for_lora()
-        if trainable is False:
+        if is_frozen:
             model.trainable = False
         return model
 

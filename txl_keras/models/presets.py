@@ -187,6 +187,12 @@ def _parameters(model_class):
     return {p.name: p for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD}
 
 
+def required_arguments(model_class):
+    """Returns the names of the parameters without a default."""
+    parameters = _parameters(model_class).values()
+    return {p.name for p in parameters if p.default is p.empty}
+
+
 def split_overrides(model_class, overrides, backbone_class, given=()):
     """Returns overrides of a model and those of its backbone, both checked."""
     # Arguments of the model that have no default may be in `given` instead.
@@ -201,12 +207,8 @@ def split_overrides(model_class, overrides, backbone_class, given=()):
             "Arguments of `from_preset`, and flags of the model, must be those "
             f"of a {backbone_class.__name__}: {known}. Received: {unknown}"
         )
-    missing = sorted(
-        name
-        for name, parameter in arguments.items()
-        if parameter.default is parameter.empty
-        and name not in {*overrides, *given}
-    )
+    missing = arguments.keys() & required_arguments(model_class)
+    missing = sorted(missing - {*overrides, *given})
     if missing:
         raise ValueError(
             f"{missing} must be passed to `from_preset`, since the preset has "

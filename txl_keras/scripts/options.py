@@ -133,7 +133,8 @@ def numbers(name, kind):
 def refuse(is_wrong, expected):
     """Raises `ValueError` if flags are wrong, with those that it names."""
     if is_wrong:
-        names = dict.fromkeys(re.findall(r"(?:`|--)(\w+)", expected))
+        # Not those of a remedy, such as --preset=quickstart.
+        names = dict.fromkeys(re.findall(r"(?:`|--)(\w+)\b(?!=)", expected))
         values = {name: FLAGS[name].value for name in names if name in FLAGS}
         received = (
             f"--{k}={','.join(map(str, v)) if isinstance(v, list) else v}"

@@ -547,7 +547,7 @@ def test_the_command_reports_all_steps_of_a_run(here, monkeypatch, tmp_path):
     "flag, message",
     [
         ("--tpu_type=v3-32", "batch_size=8, 32 replicas"),
-        ("--tpu_type=v9-8", "must be one of v2-8, "),
+        ("--tpu_type=v9-8", "should be one of <v2-8|"),
         ("--accumulate_steps=3", "accumulate_steps=3"),
         ("--cutoffs=auto", "reads no text to count"),
         ("--varlen", "segments of one length"),

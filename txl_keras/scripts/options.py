@@ -133,9 +133,12 @@ def numbers(name, kind):
 def refuse(is_wrong, expected):
     """Raises `ValueError` if flags are wrong, with those that it names."""
     if is_wrong:
-        # Not those of a remedy, such as --preset=quickstart.
-        names = dict.fromkeys(re.findall(r"(?:`|--)(\w+)\b(?!=)", expected))
-        values = {name: FLAGS[name].value for name in names if name in FLAGS}
+        # Of a remedy, such as --preset=quickstart, only what was given.
+        values = {
+            name: FLAGS[name].value
+            for name, remedy in re.findall(r"(?:`|--)(\w+)\b(=?)", expected)
+            if name in FLAGS and (FLAGS[name].present or not remedy)
+        }
         received = (
             f"--{k}={','.join(map(str, v)) if isinstance(v, list) else v}"
             for k, v in values.items()

@@ -1,4 +1,4 @@
-"""What a step of training owes, whatever the model predicts."""
+"""Checks a first step of training, whatever the model predicts."""
 
 import numpy as np
 import tensorflow as tf

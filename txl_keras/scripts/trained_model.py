@@ -137,6 +137,8 @@ class TrainedOrigin:
             check_shapes(self.path, shapes_of(weights), shapes_of(variables))
         except ValueError as error:
             changes = [f"--{k}={v}" for k, v in model_flags.given().items()]
+            if not changes:
+                raise
             raise ValueError(
                 "Flags must not change the shapes of the weights of "
                 f"`initialize_from`. Received: {', '.join(changes)} ({error})"

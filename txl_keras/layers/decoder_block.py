@@ -259,21 +259,11 @@ class DecoderBlock(Block):
     ):
         """Computes how much attention changes when states are compressed.
 
-        The mean squared difference of attention, by content alone, to evicted
-        states and to their compressed ones: Rae et al. (2020), algorithm 2. All
-        but the compressed states are constants, also the block's weights.
-
-        Args:
-            inputs: Tensor of shape `(B, T, D)`, the segment that evicts them.
-            evicted: `Evicted`.
-            num_groups: int32 `(B,)`, the number of real compressed states.
-            rate: Integer, states per compressed state.
-            lengths: Optional int32 `(B,)`, the number of real states of
-                `inputs`, before padding.
-
-        Returns:
-            float32 tensor `(B,)`, 0 for rows where nothing was evicted.
+        The mean squared difference of attention to evicted states and to their
+        compressed ones, `(B,)`: Rae et al. (2020), algorithm 2. `inputs` are
+        the segment that evicts them, with `lengths` real states per row.
         """
+        # All but the compressed states are constants, also the weights.
         constants = [
             (weight, tf.stop_gradient(tf.convert_to_tensor(weight.value)))
             for layer in (self.attention, self._attention_norm)
@@ -301,13 +291,12 @@ class DecoderBlock(Block):
             axis=(2, 3),
         )
         if lengths is None:
-            loss = tf.reduce_mean(loss, axis=1)
-        else:
-            is_real = tf.sequence_mask(lengths, tf.shape(loss)[1])
-            loss = tf.math.divide_no_nan(
-                tf.reduce_sum(tf.where(is_real, loss, 0.0), axis=1),
-                tf.cast(lengths, loss.dtype),
-            )
+            lengths = tf.fill(tf.shape(num_groups), tf.shape(loss)[1])
+        is_real = tf.sequence_mask(lengths, tf.shape(loss)[1])
+        loss = tf.math.divide_no_nan(
+            tf.reduce_sum(tf.where(is_real, loss, 0.0), axis=1),
+            tf.cast(lengths, loss.dtype),
+        )
         return tf.where(num_groups > 0, loss, 0.0)
 
     def _attention_inputs(self, states, mask=None):

@@ -16,7 +16,6 @@ from txl_keras.layers.compute import tiles
 from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
-from txl_keras.layers.compute.problem import dot_product
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import compile_for
 from txl_keras.layers.compute.target import use
@@ -40,23 +39,17 @@ VISIBLE = {
 }
 
 
-def with_row_biases(query, rows, biases):
-    return dot_product(query, rows) + biases[:, None, None]
-
-
 POSITIONS = {
     "none": lambda t, R: {},
     "relative": lambda t, R: {
         "content_bias": t(N, H),
-        "positions": Positions((t(N, R, H),), t(N, H)),
+        "positions": Positions(t(N, R, H), t(N, H)),
     },
-    "clamped": lambda t, R: {
-        "positions": Positions((t(N, R - 6, H),), t(N, H))
-    },
-    "more rows": lambda t, R: {"positions": Positions((t(N, R + 3, H),))},
+    "clamped": lambda t, R: {"positions": Positions(t(N, R - 6, H), t(N, H))},
+    "more rows": lambda t, R: {"positions": Positions(t(N, R + 3, H))},
     "shaw": lambda t, R: {
         "content_bias": t(N, H),
-        "positions": Positions((t(N, R, H), t(N, R)), scores=with_row_biases),
+        "positions": Positions(t(N, R, H + 1)),
     },
 }
 
@@ -91,7 +84,7 @@ def tensors_of(problem):
         x for x in (problem.content_bias, problem.score_bias) if x is not None
     ]
     if problem.positions is not None:
-        found += problem.positions.rows
+        found.append(problem.positions.rows)
         if problem.positions.bias is not None:
             found.append(problem.positions.bias)
     return found
@@ -144,7 +137,7 @@ def test_memories_of_any_length(way, num_memory):
     rows = tf.constant(random(N, num_memory + T, H, seed=50))
     problem = dataclasses.replace(
         make("none", num_memory, rate=0.3, max_distance=num_memory or None),
-        positions=Positions((rows,)),
+        positions=Positions(rows),
     )
     assert_is_definition(way.attend, problem)
 
@@ -172,7 +165,7 @@ def test_sixteen_bits_keep_their_dtype_and_are_near(way, dtype):
         parts=tf.nest.map_structure(rounded, exact.parts),
         content_bias=rounded(exact.content_bias),
         positions=Positions(
-            (rounded(exact.positions.rows[0]),), rounded(exact.positions.bias)
+            rounded(exact.positions.rows), rounded(exact.positions.bias)
         ),
     )
     found = output_and_gradients(way.attend, problem)
@@ -236,7 +229,7 @@ def test_both_directions_and_scores_of_other_things():
     problem = dataclasses.replace(
         make("none", rate=0.3, look_ahead=None, attention_mask=sees),
         positions=Positions(
-            (tf.constant(random(N, num_memory + 2 * T, H, seed=51)),),
+            tf.constant(random(N, num_memory + 2 * T, H, seed=51)),
             tf.constant(random(N, H, seed=52)),
         ),
         score_bias=tf.constant(random(N, B, T, M + T, seed=53)),
@@ -258,9 +251,7 @@ def test_each_target_has_its_way(monkeypatch):
         problem = make(**changes)
         return dataclasses.replace(
             problem,
-            visible=dataclasses.replace(
-                problem.visible, num_memory=128, length=256
-            ),
+            visible=problem.visible._replace(num_memory=128, length=256),
         )
 
     cases = [

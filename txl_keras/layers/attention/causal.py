@@ -196,19 +196,7 @@ class CausalMultiHeadAttention(HeadsAttention):
         return self._output_dense(attended), *scores
 
     def attend_by_content(self, query, states, mask):
-        """Computes attention of a segment to states, without positions.
-
-        Neither causal nor followed by the output projection, for the loss of
-        compressed memory: Rae et al. (2020), algorithm 2.
-
-        Args:
-            query: Tensor of shape `(B, T, D)`.
-            states: Tensor of shape `(B, S, D)`.
-            mask: Boolean `(B, S)`, false at padding.
-
-        Returns:
-            Tensor of shape `(B, T, N, H)`.
-        """
+        """Computes attention to all states by content alone, `(B, T, N, H)`."""
         length, num_keys = ops.shape(query)[1], ops.shape(states)[1]
         states = zero_masked(states, mask)
         (query,) = project_heads(query, self._query_dense)
@@ -230,8 +218,8 @@ class CausalMultiHeadAttention(HeadsAttention):
             Tuple of tensors for `attend_projected`, the largest distance
             first: none here; of `RelativeMultiHeadAttention`, `R W_k,R` of
             shape `(N, R, H)` for `R` distances, without those beyond
-            `clamp_length`; of `ShawMultiHeadAttention`, the keys `(N, R, H)`
-            and the biases `(N, R)`.
+            `clamp_length`; of `ShawMultiHeadAttention`, keys and biases
+            `(N, R, H + 1)`.
         """
         return ()
 

@@ -124,4 +124,4 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
                 check_shape("attention_biases", bias, expected)
         # Scaled by `1 / sqrt(H)` like the queries.
         u, v = self._scaled(u), self._scaled(v)
-        return {"content_bias": u, "positions": Positions(positions, v)}
+        return {"content_bias": u, "positions": Positions(*positions, v)}

@@ -10,7 +10,6 @@ from keras import ops
 from txl_keras.checks import check_integer
 from txl_keras.layers.attention.causal import CausalMultiHeadAttention
 from txl_keras.layers.compute.problem import Positions
-from txl_keras.layers.compute.problem import dot_product
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -78,13 +77,9 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         return self._rows(visible.num_keys, visible.nearest)
 
     def _position_terms(self, positions, attention_biases):
-        def scores(query, keys, biases):
-            biases = self._scaled(biases)[:, None, None, :]
-            return dot_product(query, keys) + biases
-
         return {
             "content_bias": self._scaled(self.content_attention_bias),
-            "positions": Positions(positions, scores=scores),
+            "positions": Positions(*positions),
         }
 
     def project_positions(self, num_distances):
@@ -98,7 +93,10 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         row = ops.where(distance < 0, self.max_positions - 1 + ahead, past)
         keys = ops.take(self.position_keys, row, axis=0)
         biases = ops.take(self.position_biases, row, axis=0)
-        return (
-            ops.cast(ops.transpose(keys, (1, 0, 2)), self.compute_dtype),
-            ops.cast(ops.transpose(biases), self.compute_dtype),
-        )
+        # Queries are scaled already, and biases here.
+        rows = [
+            ops.cast(keys, self.compute_dtype),
+            self._scaled(biases)[..., None],
+        ]
+        rows = ops.concatenate(rows, axis=-1)
+        return (ops.transpose(rows, (1, 0, 2)),)

@@ -175,7 +175,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
         projected = project_heads(context, self._key_dense, self._value_dense)
         keys = hidden_by_key(*projected)
         positions = Positions(
-            self._project_encoding(position_encoding),
+            *self._project_encoding(position_encoding),
             self._scaled(self.positional_attention_bias),
         )
         content_stream_mask, query_stream_mask = _masks(

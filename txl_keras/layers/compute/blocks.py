@@ -12,11 +12,12 @@ distances.
 import dataclasses
 import typing
 
-import numpy as np
 import tensorflow as tf
 
-from txl_keras.layers.compute.dropout import keep_mask
+from txl_keras.layers.compute.dropout import keep_pairs
 from txl_keras.layers.compute.problem import MASKED_SCORE
+from txl_keras.layers.compute.problem import Visible
+from txl_keras.layers.compute.problem import dot_product
 from txl_keras.layers.compute.relative_shift import shear
 from txl_keras.layers.compute.softmax import exponentials_of_parts
 from txl_keras.layers.compute.softmax import softmax_delta
@@ -38,43 +39,40 @@ class Block(typing.NamedTuple):
 
     first: int  # index of the first query in the segment
     end: int  # index after the last query
-    num_memory: int  # M
-    max_distance: int | None  # see `Visible`
-    nearest: int  # see `Visible`
+    visible: Visible  # without masks of steps
     rate: float  # dropout rate
-    sizes: tuple  # N, T, S
+    num_heads: int  # N
     is_kept: bool  # whether the backward pass gets the exponentials
 
     @property
     def num_keys(self):
         """Returns the number of keys up to the last visible one, `s`."""
-        return min(self.num_distances, self.sizes[2])
+        return min(self.num_distances, self.visible.num_keys)
 
     @property
     def num_distances(self):
         """Returns the number of distances of the last query, `r`."""
-        return self.num_memory + self.end - self.nearest
+        return self.visible.num_memory + self.end - self.visible.nearest
 
     def mask(self):
-        """Returns the mask by distance, boolean `(t, s)`."""
-        query = self.num_memory + np.arange(self.first, self.end, dtype="int32")
-        key = np.arange(self.num_keys, dtype="int32")
-        # Subtracted in the graph, which then holds no tensor (t, s).
-        distance = tf.constant(query[:, None]) - tf.constant(key)
-        if self.max_distance is None:
-            return distance >= self.nearest
-        return (distance >= self.nearest) & (distance <= self.max_distance)
+        """Returns the mask by distance, boolean `(1, 1, t, s)`."""
+        return self.slice_mask(self.visible.mask(0, self.num_keys))
+
+    def slice_mask(self, mask):
+        """Slices a mask that broadcasts to `(B, T, S)`, to `(1, B, t, s)`."""
+        if mask.shape[1] != 1:
+            mask = mask[:, self.first : self.end]
+        if mask.shape[2] != 1:
+            mask = mask[..., : self.num_keys]
+        return mask[None]
 
     def undropped(self, seeds):
         """Returns a mask of what dropout keeps, boolean `(N, B, t, s)`."""
         if not self.rate:
             return True
-        indices = [
-            tf.range(self.sizes[0]),
-            tf.range(self.first, self.end),
-            tf.range(self.num_keys),
-        ]
-        return keep_mask(self.rate, seeds, self.sizes, indices, batch_axis=1)
+        sizes = self.num_heads, self.visible.length, self.visible.num_keys
+        queries = self.first, self.end
+        return keep_pairs(self.rate, seeds, sizes, queries, [self.num_keys])
 
 
 def supports(problem, target):
@@ -95,7 +93,7 @@ def attend(problem):
         problem = dataclasses.replace(problem, parts=parts, batch_first=False)
     blocks = split_queries(problem)
     extra_mask = problem.visible.extra_mask(0, problem.visible.num_keys)
-    extra_masks = [_slice_mask(extra_mask, block) for block in blocks]
+    extra_masks = [block.slice_mask(extra_mask) for block in blocks]
     return problem.for_output(_attend(problem, blocks, extra_masks))
 
 
@@ -106,28 +104,17 @@ def split_queries(problem):
     longest = max(BLOCK_LENGTH // 2, _MAX_PAIRS // num_keys)
     num_blocks = -(-length // min(BLOCK_LENGTH, longest))
     ends = [length * i // num_blocks for i in range(num_blocks + 1)]
+    num_heads, *_, head_dim = problem.query.shape
+    of_all_blocks = (
+        visible._replace(key_mask=None, attention_mask=None),
+        problem.rate,
+        num_heads,
+        num_keys <= KEPT_KEYS * head_dim,
+    )
     return [
-        Block(
-            first,
-            end,
-            visible.num_memory,
-            visible.max_distance,
-            visible.nearest,
-            problem.rate,
-            (problem.query.shape[0], length, num_keys),
-            num_keys <= KEPT_KEYS * problem.query.shape[-1],
-        )
+        Block(first, end, *of_all_blocks)
         for first, end in zip(ends[:-1], ends[1:], strict=True)
     ]
-
-
-def _slice_mask(mask, block):
-    """Slices a mask `(B, T, S)` to one block, `(1, B, t, s)`."""
-    if mask.shape[1] != 1:
-        mask = mask[:, block.first : block.end]
-    if mask.shape[2] != 1:
-        mask = mask[..., : block.num_keys]
-    return mask[None]
 
 
 @fused
@@ -143,12 +130,11 @@ def _attend(problem, blocks, extra_masks):
         for parts in zip(*problem.parts, strict=True)
     )
     seeds = problem.seeds
-    distance_scores, position_query, rows = None, (), []
+    positions = ()
     if problem.positions is not None:
-        distance_scores = problem.positions.scores
-        position_query = (problem.position_query(),)
         num_distances = problem.visible.num_keys - problem.visible.nearest
-        rows = [_pad_rows(x, num_distances) for x in problem.positions.rows]
+        rows = _pad_rows(problem.positions.rows, num_distances)
+        positions = problem.position_query(), rows
 
     @tf.custom_gradient
     def attended(values, *tensors):
@@ -157,7 +143,7 @@ def _attend(problem, blocks, extra_masks):
             visible_values, *operands = _slice_operands(
                 block, _zero_depending_on_all(outputs[-1:]), values, *tensors
             )
-            scores = _scores(distance_scores, *operands)
+            scores = _scores(*operands)
             weights, kept, total = _weights(scores, extra_mask, seeds, block)
             weighted_sum = tf.matmul(weights, visible_values)
             outputs.append(_normalize(weighted_sum, total, block.rate))
@@ -170,7 +156,6 @@ def _attend(problem, blocks, extra_masks):
             ):
                 zero = _zero_depending_on_all(sums or [output_gradient])
                 block_gradients = _block_gradients(
-                    distance_scores,
                     *_slice_operands(block, zero, values, *tensors),
                     output=output,
                     output_gradient=output_gradient[
@@ -185,18 +170,14 @@ def _attend(problem, blocks, extra_masks):
 
         return tf.concat(outputs, axis=2), gradient
 
-    return attended(
-        values, keys, problem.content_query(), *position_query, *rows
-    )
+    return attended(values, keys, problem.content_query(), *positions)
 
 
-def _pad_rows(positions, num_distances):
-    """Pads or slices `(N, R, ...)` to all distances and one for `shear`."""
-    positions = positions[:, -num_distances:]
-    missing = num_distances + 1 - positions.shape[1]
-    copies = [1, missing] + [1] * (positions.shape.rank - 2)
-    padding = tf.tile(positions[:, :1], copies)
-    return tf.concat([padding, positions], axis=1)
+def _pad_rows(rows, num_distances):
+    """Pads or slices `(N, R, H)` to all distances and one for `shear`."""
+    rows = rows[:, -num_distances:]
+    missing = num_distances + 1 - rows.shape[1]
+    return tf.concat([tf.tile(rows[:, :1], [1, missing, 1]), rows], axis=1)
 
 
 def _zero_depending_on_all(tensors):
@@ -236,20 +217,18 @@ def _add_to_all(zero, *tensors):
     return [x + zero for x in tensors]
 
 
-def _scores(distance_scores, keys, query, *positions):
+def _scores(keys, query, *positions):
     """Computes scores `(N, B, t, s)`, then any by distance, `r + 1` wide."""
     content = tf.matmul(query, keys, transpose_b=True)
-    return [content, distance_scores(*positions)] if positions else [content]
+    return [content, dot_product(*positions)] if positions else [content]
 
 
-def _block_gradients(
-    distance_scores, values, *operands, output, output_gradient, softmax
-):
+def _block_gradients(values, *operands, output, output_gradient, softmax):
     """Computes the gradients of a block's values and score operands."""
     kept, total, _, _, block = softmax
     with tf.GradientTape() as tape:
         tape.watch(operands)
-        scores = _scores(distance_scores, *operands)
+        scores = _scores(*operands)
     weights, score_gradient = _softmax_gradient(
         [] if block.is_kept else scores,
         tf.matmul(output_gradient, values, transpose_b=True),
@@ -269,13 +248,7 @@ def _block_gradients(
             _normalize(output_gradient, total, block.rate),
             transpose_a=True,
         ),
-        *tape.gradient(
-            scores,
-            operands,
-            score_gradients[: len(scores)],
-            # Scores by distance need not depend on the query.
-            unconnected_gradients="zero",
-        ),
+        *tape.gradient(scores, operands, score_gradients[: len(scores)]),
     ]
 
 
@@ -304,10 +277,9 @@ def _add_first(fewer, more):
 
 @fused
 def _add_last(fewer, more):
-    """Adds `(N, r + 1, ...)` to the last rows of a longer tensor."""
+    """Adds `(N, r + 1, H)` to the last rows of a longer tensor."""
     missing = more.shape[1] - fewer.shape[1]
-    rest = [[0, 0]] * (more.shape.rank - 2)
-    return more + tf.pad(fewer, [[0, 0], [missing, 0], *rest])
+    return more + tf.pad(fewer, [[0, 0], [missing, 0], [0, 0]])
 
 
 @fused

@@ -18,8 +18,9 @@ head size, `R` distances.
 import tensorflow as tf
 from keras import ops
 
-from txl_keras.layers.compute.dropout import keep_mask
+from txl_keras.layers.compute.dropout import keep_pairs
 from txl_keras.layers.compute.problem import MASKED_SCORE
+from txl_keras.layers.compute.problem import dot_product
 
 
 def attend(problem):
@@ -32,10 +33,9 @@ def attend(problem):
     # (a) and (c): (q_i + u) . k_j
     scores = ops.einsum("nbth,nbsh->nbts", query, keys)
     if problem.positions is not None:
-        positions = problem.positions
         # (b) and (d): (q_i + v) . r_{i-j}
-        by_distance = positions.scores(
-            problem.position_query(), *positions.rows
+        by_distance = dot_product(
+            problem.position_query(), problem.positions.rows
         )
         scores += _gather_by_key(by_distance, problem)
     if problem.score_bias is not None:
@@ -44,12 +44,10 @@ def attend(problem):
     scores = tf.where(mask, tf.cast(scores, "float32"), MASKED_SCORE)
     probabilities = weights = tf.nn.softmax(scores)
     if problem.rate:
-        sizes = ops.shape(scores)
-        sizes = [sizes[0], *sizes[2:]]
-        indices = [tf.range(size) for size in sizes]
-        rate, seeds = problem.rate, problem.seeds
-        keep = keep_mask(rate, seeds, sizes, indices, batch_axis=1)
-        weights = tf.where(keep, weights / (1 - rate), 0)
+        heads, _, *lengths = ops.shape(scores)
+        sizes, ranges = (heads, *lengths), ([length] for length in lengths)
+        keep = keep_pairs(problem.rate, problem.seeds, sizes, *ranges)
+        weights = tf.where(keep, weights / (1 - problem.rate), 0)
     weights = tf.cast(weights, values.dtype)
     attended = ops.einsum("nbts,nbsh->btnh", weights, values)
     return attended, ops.swapaxes(probabilities, 0, 1)

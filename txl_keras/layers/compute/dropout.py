@@ -34,6 +34,15 @@ def mix(x, shift_right=tf.bitwise.right_shift):
     return x ^ shift_right(x, 16)
 
 
+def keep_pairs(rate, seeds, sizes, queries, keys):
+    """Returns which pairs of ranges `queries` and `keys` dropout keeps.
+
+    `sizes` is `(N, T, S)`. The mask is `(N, B, queries, keys)`.
+    """
+    indices = [tf.range(sizes[0]), tf.range(*queries), tf.range(*keys)]
+    return keep_mask(rate, seeds, sizes, indices, batch_axis=1)
+
+
 def keep_mask(rate, seeds, sizes, indices, batch_axis=0):
     """Returns a boolean mask of the units that dropout keeps.
 

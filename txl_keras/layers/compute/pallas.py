@@ -19,7 +19,6 @@ import tensorflow as tf
 from txl_keras.layers.compute import target as targets
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import MASKED_SCORE
-from txl_keras.layers.compute.problem import dot_product
 from txl_keras.layers.compute.softmax import softmax_delta
 
 # `t`: queries are the columns of a tile, and a vector register has 128.
@@ -38,7 +37,6 @@ def supports(problem, target):
         and not problem.batch_first
         and problem.score_bias is None
         and positions is not None
-        and positions.scores is dot_product
         and positions.bias is not None
         and problem.content_bias is not None
     )
@@ -77,8 +75,9 @@ def attend(problem):
     if seeds is None:
         seeds = tf.zeros(shape.batch, tf.uint32)
     constants = fold_in(seeds, 0), tf.where(mask, 0.0, MASKED_SCORE)[:, None]
-    (rows,) = problem.positions.rows
-    rows = tf.pad(rows, [[0, 0], [1, shape.tile_keys - 1], [0, 0]])
+    rows = tf.pad(
+        problem.positions.rows, [[0, 0], [1, shape.tile_keys - 1], [0, 0]]
+    )
 
     @tf.custom_gradient  # of the first order only
     def attended(*tensors):

@@ -56,18 +56,14 @@ def dot_product(query, rows):
 class Positions:
     """Describes the scores by distance, terms (b) and (d) of the paper."""
 
-    # Tensors [N, R, ...], one row per distance, the largest distance first
-    # and `Visible.nearest` last. Keys at larger distances use the first row.
-    rows: tuple
-    # `v`: [N, H] or None, added to the queries that `scores` receives.
-    bias: object = None
-    # Function of queries [N, B, T, H] and of `rows` or slices of them.
-    # Returns [N, B, T, R].
-    scores: typing.Callable = dot_product
+    # [N, R, H], one row per distance, the largest distance first and
+    # `Visible.nearest` last. Keys at larger distances use the first row. A
+    # column more, [N, R, H + 1], is added to the scores of all queries.
+    rows: object
+    bias: object = None  # `v`: [N, H], or None
 
 
-@dataclasses.dataclass(frozen=True)
-class Visible:
+class Visible(typing.NamedTuple):
     """Describes the attention mask of a `Problem`.
 
     Query `i` is at position `M + i`. For T = 3 and M = 2, where 1 is visible,
@@ -183,8 +179,12 @@ class Problem:
         return self.in_key_layout(_with_bias(self.query, self.content_bias))
 
     def position_query(self):
-        """Returns `q + v`, `(N, B, T, H)`."""
-        return _with_bias(self.query, self.positions.bias)
+        """Returns `q + v`, as wide as the rows of positions."""
+        query = _with_bias(self.query, self.positions.bias)
+        if self.positions.rows.shape[-1] == query.shape[-1]:
+            return query
+        ones = ops.ones_like(query[..., :1])
+        return ops.concatenate([query, ones], axis=-1)
 
     def in_key_layout(self, x):
         """Swaps `N` and `B` of a tensor if keys are `batch_first`."""

@@ -13,8 +13,9 @@ import itertools
 import tensorflow as tf
 from keras import ops
 
-from txl_keras.layers.compute.dropout import keep_mask
+from txl_keras.layers.compute.dropout import keep_pairs
 from txl_keras.layers.compute.problem import MASKED_SCORE
+from txl_keras.layers.compute.problem import dot_product
 from txl_keras.layers.compute.relative_shift import shift_to_keys
 from txl_keras.layers.compute.softmax import exponentials_of_parts
 from txl_keras.layers.compute.softmax import softmax_delta
@@ -80,12 +81,11 @@ def _ranges(lengths):
 
 def _position_scores(problem, lengths):
     """Computes the position scores by key, one tensor per part."""
-    positions, query = problem.positions, problem.position_query()
+    query, rows = problem.position_query(), problem.positions.rows
     num_keys = problem.visible.num_keys
-    num_rows = positions.rows[0].shape[1]
-    if _are_tiles(problem, lengths) and num_rows == num_keys:
-        return _tiles_by_key(positions, query, lengths)
-    by_distance = positions.scores(query, *positions.rows)
+    if _are_tiles(problem, lengths) and rows.shape[1] == num_keys:
+        return _tiles_by_key(query, rows, lengths)
+    by_distance = dot_product(query, rows)
     shifted = shift_to_keys(by_distance, num_keys, problem.visible.nearest)
     return _by_part(problem, shifted, lengths)
 
@@ -124,15 +124,11 @@ def _dropout_masks(problem, lengths):
     if not problem.rate:
         return None
     heads, _, length, _ = ops.shape(problem.query)
-    sizes = [heads, length, sum(lengths)]
-
-    def part_mask(part):
-        indices = [tf.range(heads), tf.range(length), tf.range(*part)]
-        return keep_mask(
-            problem.rate, problem.seeds, sizes, indices, batch_axis=1
-        )
-
-    return lambda: list(map(part_mask, _ranges(lengths)))
+    sizes = heads, length, sum(lengths)
+    return lambda: [
+        keep_pairs(problem.rate, problem.seeds, sizes, [length], part)
+        for part in _ranges(lengths)
+    ]
 
 
 def _are_tiles(problem, lengths):
@@ -145,7 +141,7 @@ def _are_tiles(problem, lengths):
     )
 
 
-def _tiles_by_key(positions, query, lengths):
+def _tiles_by_key(query, rows, lengths):
     """Computes position scores by key, for keys that are cut into tiles.
 
     This relative shift is one reshape and does not copy scores. A tile has T
@@ -164,20 +160,19 @@ def _tiles_by_key(positions, query, lengths):
     of each part of the keys come from two tiles, and XLA fuses the selection
     between them with the addition to the content scores.
 
-    `positions` has as many rows as there are keys. Returns a list of tensors
+    There are as many rows as keys. Returns a list of tensors
     `(N, B, T, length)`; scores of keys after a query are arbitrary.
     """
     length = lengths[-1]
     # Pads with distances beyond the farthest key, to make all tiles full.
     missing = length * len(lengths) + 1 - sum(lengths)
-    rows = [
-        tf.pad(x, [[0, 0], [missing, 0]] + [[0, 0]] * (x.shape.rank - 2))
-        for x in positions.rows
-    ]
-    ends = range(length + 1, length * len(lengths) + 2, length)
-    windows = [[x[:, end - length - 1 : end] for x in rows] for end in ends]
+    rows = tf.pad(rows, [[0, 0], [missing, 0], [0, 0]])
+    shape = query.shape[0], -1, length + 1, length
     tiles = [
-        _reshape_tile(positions.scores(query, *window)) for window in windows
+        ops.reshape(
+            dot_product(query, rows[:, start : start + length + 1]), shape
+        )
+        for start in range(0, length * len(lengths), length)
     ]
     parts = _join(*tiles)
     parts[0] = parts[0][..., length - lengths[0] :]
@@ -227,20 +222,12 @@ def _pad_rows(scores, before, after):
     return tf.pad(scores, [[0, 0], [0, 0], [before, after], [0, 0]])
 
 
-def _reshape_tile(scores):
-    """Reshapes `(N, B, T, T + 1)` to `(N, B, T + 1, T)`."""
-    heads, _, length, num_distances = scores.shape
-    return ops.reshape(scores, (heads, -1, num_distances, length))
-
-
 def softmax_matmul(scores, masks, values, dropout_masks=None, rate=0.0):
     """Computes `dropout(softmax(scores)) values`, over keys in several parts.
 
     There is one tensor per part: scores `(N, B, T, S_i)`, masks that broadcast
-    to them, and values `(N, B, S_i, H)`. N and B may be swapped.
-    `dropout_masks()` returns booleans like the scores, false where dropped.
-
-    The gradient is that of FlashAttention (Dao et al., 2022, appendix B.2):
+    to them, and values `(N, B, S_i, H)`. N and B may be swapped. The gradient
+    is that of FlashAttention (Dao et al., 2022, appendix B.2):
 
         P = softmax(scores), W = dropout(P), O = W V
         dV = W^T dO
@@ -249,15 +236,7 @@ def softmax_matmul(scores, masks, values, dropout_masks=None, rate=0.0):
     It is written by hand to move fewer bytes. The scores, in their own dtype,
     are the only tensors of that size which are kept for it. `P` is recomputed
     from the scores with the max and the sum of exponentials of each query, and
-    the dropout masks are recomputed from their seeds.
-
-    Example:
-
-    >>> scores = [tf.zeros((2, 3, 4, 5)), tf.zeros((2, 3, 4, 1))]
-    >>> values = [tf.zeros((2, 3, 5, 7)), tf.ones((2, 3, 1, 7))]
-    >>> attended = softmax_matmul(scores, [True, True], values)
-    >>> tuple(attended.shape), float(attended[0, 0, 0, 0])
-    ((2, 3, 4, 7), 0.1666666716337204)
+    `dropout_masks()` recomputes the dropout masks from their seeds.
     """
     num_parts = len(scores)
 

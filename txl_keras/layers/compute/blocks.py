@@ -56,7 +56,8 @@ class Block(typing.NamedTuple):
 
     def mask(self):
         """Returns the mask by distance, boolean `(1, 1, t, s)`."""
-        return self.slice_mask(self.visible.mask(0, self.num_keys))
+        queries = self.first, self.end
+        return self.visible.mask(0, self.num_keys, queries)[None]
 
     def slice_mask(self, mask):
         """Slices a mask that broadcasts to `(B, T, S)`, to `(1, B, t, s)`."""

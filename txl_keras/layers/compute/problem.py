@@ -101,23 +101,25 @@ class Visible(typing.NamedTuple):
         smaller = min if isinstance(farthest_ahead, int) else tf.minimum
         return -smaller(self.look_ahead, farthest_ahead)
 
-    def distances(self, first, end):
+    def distances(self, first, end, queries=None):
         """Returns the distances of keys `first` to `end - 1`, `(T, keys)`."""
-        query = self.num_memory + ops.arange(self.length)[:, None]
-        return query - ops.arange(first, end)
+        query = self.num_memory + ops.arange(*(queries or [self.length]))
+        return query[:, None] - ops.arange(first, end)
 
-    def mask(self, first, end):
+    def mask(self, first, end, queries=None):
         """Returns the mask of keys `first` to `end - 1`.
 
-        It broadcasts to `(B, T, end - first)`. It is not broadcast here,
-        because it is kept for the backward pass.
+        `queries` is a range of them, by default all. The mask broadcasts to
+        `(B, queries, end - first)`. It is not broadcast here, because it is
+        kept for the backward pass.
         """
         conditions = [self.extra_mask(first, end)]
+        keys = first, end, queries
         if self.max_distance is not None:
-            conditions.append(self.distances(first, end) <= self.max_distance)
+            conditions.append(self.distances(*keys) <= self.max_distance)
         # Memory is before all queries, so no causal mask is needed for it.
         if self.look_ahead is not None and not self._is_memory(end):
-            conditions.append(self.distances(first, end) >= -self.look_ahead)
+            conditions.append(self.distances(*keys) >= -self.look_ahead)
         return functools.reduce(ops.logical_and, conditions)
 
     def extra_mask(self, first, end):

@@ -181,29 +181,6 @@ def plot_attention_maps(numbers, path):
     _save(figure, path)
 
 
-def plot_statistics(counts, cutoffs, lengths, path):
-    """Plots how often tokens occur, and the lengths of documents by split."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    frequencies, documents = figure.subplots(1, 2)
-    ranked = np.sort(counts[counts > 0])[::-1]
-    frequencies.loglog(np.arange(1, len(ranked) + 1), ranked)
-    for cutoff in cutoffs:
-        frequencies.axvline(cutoff, linestyle=":", color="gray")
-    frequencies.set(
-        title=f"Tokens of train ({len(ranked):,} different ones)",
-        xlabel="rank" + "; dotted: cutoffs" * bool(cutoffs),
-        ylabel="occurrences",
-    )
-    for split, sizes in lengths.items():
-        documents.ecdf(sizes, label=split)
-    documents.set(
-        title="Documents", xlabel="tokens", ylabel="share up to this length"
-    )
-    documents.set_xscale("log")
-    documents.legend()
-    _save(figure, path)
-
-
 def _style(index):
     """Returns the colour and the marker of a curve."""
     i = index % len(_COLORS)

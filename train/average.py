@@ -1,4 +1,4 @@
-"""Averages the latest checkpoints of a run into a preset.
+"""Averages the checkpoints of a run into a preset.
 
     txl average --workdir=runs/mine --output=mine_average
     txl evaluate --workdir=mine_average
@@ -22,12 +22,10 @@ class Average(options.Options):
 
     workdir: Folder of the run to average.
     output: New folder to write the preset to.
-    num_checkpoints: Number of latest checkpoints to average. Default: all.
     """
 
     workdir: str = options.REQUIRED
     output: str = options.REQUIRED
-    num_checkpoints: options.integer(1) = None
 
 
 Average.define()
@@ -38,9 +36,7 @@ def main(_):
     check_new("output", output)
     tokenizer = workdir.load_tokenizer()
     model = workdir.build_model(tokenizer)
-    steps = average_weights(
-        model, workdir.checkpoints, FLAGS.num_checkpoints, workdir.run_hash()
-    )
+    steps = average_weights(model, workdir.checkpoints, workdir.run_hash())
     training = {**workdir.training(), "step": steps[-1]}
     model.save_to_preset(output, {**training, "averaged_steps": steps})
     print(f"Mean of steps {steps} written to {output}")

@@ -171,6 +171,7 @@ def main(_):
 
     # Model and optimizer.
     model = _build_model(origin, tokenizer, token_ids["train"], label_names)
+    del origin  # and the memory of its weights
     batches = {
         split: TextBatches(
             token_ids[split],

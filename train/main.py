@@ -21,7 +21,6 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from txl_keras.data.corpora.files import write_text
 from txl_keras.data.statistics import mean_bytes
 from txl_keras.data.statistics import typical_passage
 from txl_keras.data.step_batches import replica_batch_size
@@ -46,10 +45,14 @@ from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.compilation import describe as describe_strategy
 from txl_keras.training.compilation import device_of
 from txl_keras.training.memory_estimate import estimate_bytes
+from txl_keras.training.stopping import StopRequest
+from txl_keras.training.strategy import create_strategy
+from txl_keras.training.strategy import is_chief
+from txl_keras.training.strategy import wait_for_all
 
 # The prompt of the sample is a passage from the first tokens of test.
 _MAX_PROMPT_TOKENS = 100_000
-# Those of valid in surprise.html.
+# Tokens of valid in surprise.html.
 _PAGE_TOKENS = 1000
 
 data_flags.Corpus.define()
@@ -76,150 +79,152 @@ def main(_):
         check_kernel(TYPES[FLAGS.tpu_type], FLAGS.precision)
     if FLAGS.compile_only:
         sys.exit(0 if compiling.compile_run() else 1)
-    training_run.main(LanguageRun)
+    strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
+    # In a cluster TensorFlow installs its own signal handler, so this one must
+    # be installed after the strategy is created.
+    with StopRequest() as stop:
+        _check_devices(strategy)
+        workdir, asked = training_run.open_workdir(strategy)
 
+        # Text, tokenizer and segments.
+        origin = _load_origin(workdir)
+        text = data_flags.prepare_text(origin and origin.load_tokenizer())
+        tokenizer = text.tokenizer
+        segments = training_flags.training_segments(text.splits["train"])
 
-class LanguageRun(training_run.TrainingRun):
-    """Trains a language model, and ends with a sample and an export."""
-
-    def __init__(self, strategy, stop):
-        if FLAGS.tpu_type and FLAGS.tpu is not None:
-            check_replicas(TYPES[FLAGS.tpu_type], strategy)
-        options.refuse(
-            FLAGS.attention_kernel and device_of(strategy) != "tpu",
-            "`attention_kernel` can only be given with --tpu or "
-            "--compile_only: other devices would interpret the kernel, which "
-            f"is slow, and the run has {describe_strategy(strategy)}.",
+        # Model and trainer.
+        config = origin and origin.read_model_config()
+        build_model = functools.partial(_build_model, text, config)
+        build = functools.partial(
+            training_flags.build_trainer, build_model, strategy, segments, stop
         )
-        super().__init__(strategy, stop)
-        # Text, model, optimizer.
-        origin = _origin(self.workdir)
-        self._origin_config = origin and origin.read_model_config()
-        self.corpus, self.tokenizer, self.splits = data_flags.prepare_text(
-            origin and origin.load_tokenizer()
-        )
-        self.unit = self.tokenizer.unit
-        self.segments = training_flags.training_segments(self.splits["train"])
-        if FLAGS.minutes is not None and not self.workdir.is_claimed():
-            run_length.choose(strategy, self.build_trainer, self.segments)
-        self._held_out = {
-            "valid": self.splits["valid"].head(FLAGS.max_eval_tokens),
-            "test": self.splits["test"].head(run_length.max_test_tokens()),
-        }
-        self.valid, self.test = (
-            training_flags.held_out_segments(*part)
-            for part in self._held_out.values()
-        )
-        # The first token of a document that resets memory has no score.
-        if self.tokenizer.is_lossless and not FLAGS.reset_documents:
-            tokens, _ = self._held_out["valid"]
-            self.bytes_per_token = {
-                "train": mean_bytes(self.splits["train"]),
-                "valid": report.bytes_per_token(self.tokenizer, tokens),
-            }
-        model = self.build_trainer().model
+        if FLAGS.minutes is not None and not workdir.is_claimed():
+            run_length.choose(strategy, build, segments)
+        valid = HeldOut(text, "valid", FLAGS.max_eval_tokens)
+        test = HeldOut(text, "test", run_length.max_test_tokens())
+        trainer, plan = build()
         evaluator = Evaluator(
-            model,
+            trainer.model,
             strategy,
             FLAGS.eval_batch_size,
             FLAGS.segment_length,
             stop=stop,
         )
-        self.evaluate = evaluator.evaluate
-        if origin and origin is not self.workdir:
-            start = origin.restore_weights(model)
-            self.log(f"{start}, at a learning rate of {FLAGS.learning_rate:g}.")
-        self._samples = Samples(
-            model,
-            strategy,
-            self.tokenizer,
-            self.workdir,
-            stop,
-            prompt=lambda: _prompt(self.splits["test"], self.tokenizer),
-            text=self._held_out["valid"][0][:_PAGE_TOKENS],
-            title=f"{self.corpus.name}, valid",
+        if origin and origin is not workdir:
+            source = origin.restore_weights(trainer.model)
+            rate = f"at a learning rate of {FLAGS.learning_rate:g}"
+            training_run.log(strategy, f"{source}, {rate}.")
+        del origin  # and the memory of its weights
+
+        # Training.
+        samples = Samples(
+            tokenizer,
+            prompt=_prompt(text.splits["test"], tokenizer),
+            text=valid.tokens[:_PAGE_TOKENS],
+            title=f"{text.corpus.name}, valid",
             segment_length=FLAGS.segment_length,
             max_tokens=FLAGS.max_sample_tokens,
             seed=FLAGS.seed,
         )
-        self.per_step = _describe_step(self.trainer)
-
-    def build_model(self):
-        """Builds the model of the flags, or like that of the origin."""
-        model = model_flags.build_model(
-            self.tokenizer.vocabulary_size,
-            self.splits["train"].tokens,
-            training_flags.dtype_policy(),
-            self._origin_config,
+        draw_curve = functools.partial(training_run.draw_curve, tokenizer.unit)
+        sizes = _bytes_per_token(text, valid)
+        loop = training_run.start(
+            workdir,
+            text,
+            _describe_step(trainer),
+            asked,
+            trainer=trainer,
+            plan=plan,
+            segments=segments,
+            validate=functools.partial(evaluator.evaluate, valid.segments),
+            stop=stop,
+            describe=functools.partial(_describe, sizes, valid),
+            on_score=(draw_curve, samples.show),
+            bytes_per_token=sizes,
         )
-        model.backbone.check_positions(FLAGS.segment_length)
-        return model
+        if not loop.is_finished():
+            if not loop.run(run_length.Pace(plan, trainer, segments)):
+                training_run.exit_stopped(loop)
 
-    def describe(self, nll, split):
-        """Returns words for nats per token of a split."""
-        text = self.bytes_per_token and {
-            "bytes_per_token": self.bytes_per_token["train"]
+            # Scores, sample and export of the best weights.
+            step, scores = training_run.score_best(
+                loop, evaluator.evaluate, test.segments
+            )
+            if is_chief(strategy):
+                scores = {
+                    "valid": valid.complete(scores["valid"]),
+                    "test": test.complete(scores["test"]),
+                }
+                draw_curve(loop, scores=scores["valid"])
+                samples.finish(loop, step)
+                if trainer.model.backbone.has_attention:
+                    # Copied to one device: that model may be on several.
+                    best = workdir.load_model("best", tokenizer)
+                    export_run(workdir, *best)
+                workdir.write_results({"step": step, **scores})
+        if is_chief(strategy):
+            print(_describe_results(workdir, tokenizer), flush=True)
+        wait_for_all(strategy)
+
+
+class HeldOut:
+    """A split to score: its first tokens and their segments."""
+
+    def __init__(self, text, name, max_tokens):
+        split = text.splits[name]
+        self.tokenizer, self._all_tokens = text.tokenizer, split.tokens
+        self.tokens, documents = split.head(max_tokens)
+        self.segments = training_flags.held_out_segments(self.tokens, documents)
+
+    @functools.cached_property
+    def facts(self):
+        """Returns what `report` needs; compressing the text takes seconds."""
+        return report.measure_text(self.tokenizer, self.tokens)
+
+    def score(self, nll):
+        """Formats a loss in nats per token."""
+        return report.score(nll, self.tokenizer, self.facts)
+
+    def complete(self, scores):
+        """Adds bits per byte, and how many tokens were left out."""
+        return {
+            **report.add_bits_per_byte(scores, self.facts),
+            **report.left_out(self.tokens, self._all_tokens),
         }
-        if split != "train":
-            text = self._measure(split)
-        return report.score(nll, self.tokenizer, text)
 
-    @functools.cache  # noqa: B019, compressing takes seconds
-    def _measure(self, split):
-        return report.measure_text(self.tokenizer, self._held_out[split][0])
 
-    def on_score(self, step):
-        """Shows a sample after a validation score."""
-        super().on_score(step)
-        # At the end there is a sample of the best weights.
-        if step < self.plan.last_step:
-            self._samples.show(step, self.loop.progress, self.loop.tensorboard)
+def _check_devices(strategy):
+    if FLAGS.tpu_type and FLAGS.tpu is not None:
+        check_replicas(TYPES[FLAGS.tpu_type], strategy)
+    options.refuse(
+        FLAGS.attention_kernel and device_of(strategy) != "tpu",
+        "`attention_kernel` can only be given with --tpu or --compile_only: "
+        "other devices would interpret the kernel, which is slow, and the run "
+        f"has {describe_strategy(strategy)}.",
+    )
 
-    def finish(self, step, scores):
-        """Writes what the best weights give; adds to their scores."""
-        for name, (tokens, _) in self._held_out.items():
-            scores[name] = {
-                **report.add_bits_per_byte(scores[name], self._measure(name)),
-                **report.left_out(tokens, self.splits[name].tokens),
-            }
-        self.plot(scores["valid"])  # with the scores of compressors
-        sample, tensorboard = self._samples.write(), self.loop.tensorboard
-        write_text(sample, self.workdir.file("sample.txt"))
-        tensorboard.write_text("sample", sample, step)
-        self._samples.write_page(step, tensorboard)
-        tensorboard.close()
-        if self.trainer.model.backbone.has_attention:
-            # Copied to one device: the trained model may be on several.
-            best = self.workdir.load_model("best", self.tokenizer)
-            export_run(self.workdir, *best)
 
-    def describe_results(self):
-        """Returns words for results.json and the other files."""
-        results = self.workdir.read_results()
-        export = f"export/{results['step']}"
-        is_exported, has_page = (
-            tf.io.gfile.exists(self.workdir.file(name))
-            for name in (export, "surprise.html")
-        )
-        lines = [
-            f"{split}: {report.describe(results[split], self.tokenizer)}"
-            for split in ("valid", "test")
-        ]
-        return "\n".join(
-            [
-                *lines,
-                "--- A sample that continues a passage of the test text",
-                self.workdir.read_sample(),
-                "---",
-                f"Written to {self.workdir.path}: learning_curve.png, "
-                "metrics.jsonl, results.json, sample.txt, "
-                + "surprise.html, " * has_page
-                + "events (TensorBoard)"
-                + f", {export} (SavedModel of the best step)" * is_exported,
-                "To score it in other ways or to write more text, use `txl "
-                "evaluate` and `txl generate`.",
-            ]
-        )
+def _build_model(text, config):
+    """Builds the model of the flags, or like that of a `config`."""
+    model = model_flags.build_model(
+        text.tokenizer.vocabulary_size,
+        text.splits["train"].tokens,
+        training_flags.dtype_policy(),
+        config,
+    )
+    model.backbone.check_positions(FLAGS.segment_length)
+    return model
+
+
+def _bytes_per_token(text, valid):
+    """Returns the means of train and valid, `None` if they are not known."""
+    # The first token of a document that resets memory has no score.
+    if not text.tokenizer.is_lossless or FLAGS.reset_documents:
+        return None
+    return {
+        "train": mean_bytes(text.splits["train"]),
+        "valid": report.bytes_per_token(text.tokenizer, valid.tokens),
+    }
 
 
 def _describe_step(trainer):
@@ -240,7 +245,7 @@ def _describe_step(trainer):
     return f"{step}; MiB per device, about: {mebibytes}"
 
 
-def _origin(workdir):
+def _load_origin(workdir):
     """Returns what provides model and tokenizer, or `None`."""
     if FLAGS.initialize_from is None:
         return None
@@ -253,6 +258,43 @@ def _origin(workdir):
     origin = trained_model.TrainedOrigin()
     training_flags.set_fine_tuning_rate(origin.flags)
     return origin
+
+
+def _describe(bytes_per_token, valid, nll, split):
+    """Returns words for nats per token of a split."""
+    if split == "valid":
+        return valid.score(nll)
+    facts = bytes_per_token and {"bytes_per_token": bytes_per_token[split]}
+    return report.score(nll, valid.tokenizer, facts)
+
+
+def _describe_results(workdir, tokenizer):
+    """Returns words for results.json and the other files."""
+    results = workdir.read_results()
+    export = f"export/{results['step']}"
+    is_exported, has_page = (
+        tf.io.gfile.exists(workdir.file(name))
+        for name in (export, "surprise.html")
+    )
+    lines = [
+        f"{split}: {report.describe(results[split], tokenizer)}"
+        for split in ("valid", "test")
+    ]
+    return "\n".join(
+        [
+            *lines,
+            "--- A sample that continues a passage of the test text",
+            workdir.read_sample(),
+            "---",
+            f"Written to {workdir.path}: learning_curve.png, metrics.jsonl, "
+            "results.json, sample.txt, "
+            + "surprise.html, " * has_page
+            + "events (TensorBoard)"
+            + f", {export} (SavedModel of the best step)" * is_exported,
+            "To score it in other ways or to write more text, use `txl "
+            "evaluate` and `txl generate`.",
+        ]
+    )
 
 
 def _prompt(test, tokenizer):

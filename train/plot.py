@@ -23,9 +23,6 @@ positions        loss by position in the segment, averaged over groups of
                  predict (context fragmentation)
 attention        attention maps of one segment over itself and memory, in the
                  middle of the text
-attention_by_distance
-                 mean attention of --num_positions queries to the keys before
-                 them, by distance: appendix D of the paper
 recl             relative effective context lengths, which `txl recl` measures;
                  --numbers is the file that it wrote
 
@@ -61,8 +58,7 @@ from txl_keras.training.progress import progress_bar
 from txl_keras.workdir import Workdir
 from txl_keras.workdir import write_json
 
-_MAPS = ("attention", "attention_by_distance")
-_MEASURED = ("learning_curves", "context_losses", "positions", *_MAPS)
+_MEASURED = ("learning_curves", "context_losses", "positions", "attention")
 
 
 class Plot(options.Options, formats=", ".join(plots.FORMATS)):
@@ -70,15 +66,13 @@ class Plot(options.Options, formats=", ".join(plots.FORMATS)):
 
     picture: The picture to draw: loss by tokens read (learning_curves), by
         context length (context_losses) or by position in the segment
-        (positions); attention maps (attention), attention by distance
-        (attention_by_distance), or effective context lengths (recl).
+        (positions); attention maps (attention), or effective context lengths
+        (recl).
     output: Picture to write, of type {formats}.
     numbers: JSON file of an earlier picture to draw again, instead of measuring
         --workdirs; of learning_curves also several.
-    layers: Layers to show in attention and attention_by_distance, counted from
-        0. Default: all.
-    heads: Heads to show in attention and attention_by_distance, counted from 0.
-        Default: all.
+    layers: Layers to show in attention, counted from 0. Default: all.
+    heads: Heads to show in attention, counted from 0. Default: all.
 
     Evaluation options:
     max_eval_tokens: Score only this many tokens from the start of the split, in
@@ -100,11 +94,11 @@ model_flags.Model.define("memory_length", note=" Default: as in training.")
 # The pictures that use a flag, unless all do.
 _ONLY_FOR = {
     "context_lengths": ("context_losses",),
-    "num_positions": ("context_losses", "attention_by_distance"),
-    "memory_length": ("context_losses", "positions", *_MAPS),
+    "num_positions": ("context_losses",),
+    "memory_length": ("context_losses", "positions", "attention"),
     "max_eval_tokens": ("positions",),
-    "layers": _MAPS,
-    "heads": _MAPS,
+    "layers": ("attention",),
+    "heads": ("attention",),
     "numbers": [x for x in (*_MEASURED, "recl") if x != "attention"],
     "workdirs": _MEASURED,
 }
@@ -314,7 +308,8 @@ def _measure_positions(run, _, split):
 def _measure_attention(run, tokenizer, split):
     shown, tokens = _layers_and_heads(run), split.tokens
     start, (length, memory_length) = len(tokens) // 2, run.sizes
-    if not _tokens_before(run) <= start <= len(tokens) - length:
+    before = length * segments_in_memory(run.model.backbone, *run.sizes)
+    if not before <= start <= len(tokens) - length:
         raise ValueError(
             "`segment_length` and `memory_length` must fit in the text, around "
             f"its middle. Received: segment_length={length}, memory_length="
@@ -327,30 +322,6 @@ def _measure_attention(run, tokenizer, split):
         "tokens": [_token_label(tokenizer, token) for token in context],
         "maps": maps[:, 0][np.ix_(*shown.values())],
     }
-
-
-def _measure_attention_by_distance(run, _, split):
-    shown, (length, _) = _layers_and_heads(run), run.sizes
-    starts = evaluation.spread_positions(
-        len(split.tokens) - length + 1,
-        -(-FLAGS.num_positions // length),
-        max(1, _tokens_before(run)),
-    )
-    sizes = *run.sizes, FLAGS.batch_size
-    with _progress(run, len(starts), "segment") as show:
-        means = evaluation.mean_attention_by_distance(
-            run.model, split.tokens, starts, *sizes, show
-        )
-    return {
-        **shown,
-        "num_segments": len(starts),
-        "attention": means[np.ix_(*shown.values())].tolist(),
-    }
-
-
-def _tokens_before(run):
-    """Returns how many tokens fill the memory, in whole segments."""
-    return run.sizes[0] * segments_in_memory(run.model.backbone, *run.sizes)
 
 
 def _layers_and_heads(run):
@@ -382,14 +353,12 @@ _MEASURE = {
     "context_losses": _measure_context_losses,
     "positions": _measure_positions,
     "attention": _measure_attention,
-    "attention_by_distance": _measure_attention_by_distance,
 }
 _DRAW = {
     "learning_curves": _draw_learning_curves,
     "context_losses": plots.plot_context_losses,
     "positions": plots.plot_positions,
     "attention": plots.plot_attention_maps,
-    "attention_by_distance": plots.plot_attention_by_distance,
     "recl": plots.plot_recl,
 }
 

@@ -18,13 +18,11 @@ import txl_keras.scripts.quiet  # noqa: F401
 
 from txl_keras.data.beam import Beam
 from txl_keras.data.corpora.files import is_remote
-from txl_keras.data.layouts import document_lengths
 from txl_keras.data.preparation import check_hash
 from txl_keras.data.preparation import token_folder
 from txl_keras.data.statistics import describe_split
 from txl_keras.data.statistics import token_counts
 from txl_keras.data.vocabulary import choose_cutoffs
-from txl_keras.evaluation.plots import plot_statistics
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
@@ -37,8 +35,7 @@ _LENGTHS = "{min:,} to {max:,}, median {median:,.0f}, mean {mean:,.0f}"
 class Prepare(options.Options):
     """Holds the options of this command.
 
-    output: Folder for statistics.json and statistics.png. Default: the folder
-        of the token ids.
+    output: Folder for statistics.json. Default: the folder of the token ids.
     beam_runner: Runner of Apache Beam that reads and encodes the text, such as
         DirectRunner, DataflowRunner or FlinkRunner. The result is the same.
         Default: this machine does, without Beam.
@@ -87,15 +84,10 @@ def main(_):
         ),
     )
     folder = FLAGS.output or statistics["folder"]
-    path = os.path.join(folder, "statistics")
-    write_json(statistics, f"{path}.json")
-    lengths = {
-        name: document_lengths(split.documents[:], len(split.tokens))
-        for name, split in splits.items()
-    }
-    plot_statistics(counts, cutoffs, lengths, f"{path}.png")
+    path = os.path.join(folder, "statistics.json")
+    write_json(statistics, path)
     print(f"Ids are in {statistics['folder']}")
-    print(f"Written: {path}.json, {path}.png")
+    print(f"Written: {path}")
 
 
 def _make_beam():

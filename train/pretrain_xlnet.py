@@ -15,6 +15,8 @@ training flags and the files in the workdir are those of main.py;
 validation score. It stops and resumes as main.py does.
 """
 
+import functools
+
 import txl_keras.scripts.quiet  # noqa: F401
 
 from txl_keras.checks import check_token_ids
@@ -32,6 +34,10 @@ from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
 from txl_keras.scripts.options import FLAGS
+from txl_keras.training.stopping import StopRequest
+from txl_keras.training.strategy import create_strategy
+from txl_keras.training.strategy import is_chief
+from txl_keras.training.strategy import wait_for_all
 
 _MODEL_DEFAULTS = {
     "num_layers": 4,
@@ -82,85 +88,102 @@ training_flags.Training.define(
 
 
 def main(_):
-    training_run.main(PermutationRun)
+    strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
+    with StopRequest() as stop:
+        workdir, asked = training_run.open_workdir(strategy)
 
-
-class PermutationRun(training_run.TrainingRun):
-    """Trains an XLNet, and compares it with a guess by frequency."""
-
-    def __init__(self, strategy, stop):
-        super().__init__(strategy, stop)
-        self.corpus, self.tokenizer, self.splits = data_flags.prepare_text()
-        self.unit = f"predicted {self.tokenizer.unit}"
-        vocabulary_size = self.tokenizer.vocabulary_size
-        self.segments = _permuted(
-            training_flags.training_segments(self.splits["train"], _stride()),
-            vocabulary_size,
+        # Text, tokenizer and segments.
+        text = data_flags.prepare_text()
+        size = text.tokenizer.vocabulary_size
+        segments = _permuted(
+            training_flags.training_segments(text.splits["train"], _stride()),
+            size,
             FLAGS.seed,
         )
-        self.valid, self.test = (
+        valid, test = (
             _permuted(
                 training_flags.held_out_segments(
-                    *self.splits[name].head(FLAGS.max_eval_tokens), _stride()
+                    *text.splits[name].head(FLAGS.max_eval_tokens), _stride()
                 ),
-                vocabulary_size,
+                size,
                 seed=0,
             )
             for name in ("valid", "test")
         )
-        model = self.build_trainer().model
+
+        # Model and trainer.
+        trainer, plan = training_flags.build_trainer(
+            functools.partial(_build_model, size), strategy, segments, stop
+        )
         evaluator = PermutationEvaluator(
-            model, strategy, FLAGS.eval_batch_size, stop=stop
-        )
-        self.evaluate = evaluator.evaluate
-        num_targets = self.segments.num_targets
-        self.per_step = (
-            f"of each {self.segments.segment_length:,} tokens {num_targets:,} "
-            f"are predicted, {FLAGS.batch_size * num_targets:,} per step"
+            trainer.model, strategy, FLAGS.eval_batch_size, stop=stop
         )
 
-    def build_model(self):
-        """Builds the model of the flags."""
-        backbone = XLNetBackbone(
-            self.tokenizer.vocabulary_size,
-            reuse_length=_stride() if FLAGS.reuse_half else None,
-            dtype=training_flags.dtype_policy(),
-            **model_flags.given(),
+        # Training.
+        unit = f"predicted {text.tokenizer.unit}"
+        loop = training_run.start(
+            workdir,
+            text,
+            f"of each {segments.segment_length:,} tokens "
+            f"{segments.num_targets:,} are predicted, "
+            f"{FLAGS.batch_size * segments.num_targets:,} per step",
+            asked,
+            trainer=trainer,
+            plan=plan,
+            segments=segments,
+            validate=functools.partial(evaluator.evaluate, valid),
+            stop=stop,
+            describe=_describe,
+            on_score=(functools.partial(training_run.draw_curve, unit),),
         )
-        return XLNetPermutationLM(backbone)
+        if not loop.is_finished():
+            if not loop.run():
+                training_run.exit_stopped(loop)
 
-    def describe(self, nll, split=None):
-        """Returns words for nats per predicted token."""
-        return f"{bits_per_token(nll):.3f} bits per predicted token"
-
-    def finish(self, step, scores):
-        """Adds the scores of a guess by the token frequencies of train."""
-        counts = (
-            token_counts(tokens, self.tokenizer.vocabulary_size)
-            for tokens in (
-                self.splits["train"].tokens,
-                self.test.segments.tokens,
+            # Scores, also of a guess by the token frequencies of train.
+            step, scores = training_run.score_best(
+                loop, evaluator.evaluate, test
             )
-        )
-        scores["guess"] = unigram_scores(*counts)
+            if is_chief(strategy):
+                scores["guess"] = unigram_scores(
+                    token_counts(text.splits["train"].tokens, size),
+                    token_counts(test.segments.tokens, size),
+                )
+                workdir.write_results({"step": step, **scores})
+        if is_chief(strategy):
+            print(_describe_results(workdir), flush=True)
+        wait_for_all(strategy)
 
-    def describe_results(self):
-        """Returns words for results.json."""
-        results = self.workdir.read_results()
-        lines = [
-            f"{split}: {self.describe(results[split]['nll'])}, "
-            f"{results[split]['accuracy']:.2%} correct"
-            for split in ("valid", "test", "guess")
-        ]
-        lines[-1] += " (a baseline that uses token frequencies alone)"
-        return "\n".join(
-            [
-                *lines,
-                f"Written to {self.workdir.path}: model (of step "
-                f"{results['step']}), learning_curve.png, metrics.jsonl, "
-                "results.json, events (TensorBoard)",
-            ]
-        )
+
+def _build_model(vocabulary_size):
+    """Builds the model of the flags."""
+    backbone = XLNetBackbone(
+        vocabulary_size,
+        reuse_length=_stride() if FLAGS.reuse_half else None,
+        dtype=training_flags.dtype_policy(),
+        **model_flags.given(),
+    )
+    return XLNetPermutationLM(backbone)
+
+
+def _describe(nll, split=None):
+    """Returns words for nats per predicted token."""
+    return f"{bits_per_token(nll):.3f} bits per predicted token"
+
+
+def _describe_results(workdir):
+    """Returns words for results.json."""
+    results = workdir.read_results()
+    lines = [
+        f"{split}: {_describe(results[split]['nll'])}, "
+        f"{results[split]['accuracy']:.2%} correct"
+        for split in ("valid", "test", "guess")
+    ]
+    return (
+        "\n".join(lines) + " (a baseline that uses token frequencies alone)\n"
+        f"Written to {workdir.path}: model (of step {results['step']}), "
+        "learning_curve.png, metrics.jsonl, results.json, events (TensorBoard)"
+    )
 
 
 def _stride():

@@ -9,10 +9,6 @@ from script_runs import NOT_UTF8
 from script_runs import metrics_of
 
 from txl_keras.data import load_corpus
-from txl_keras.evaluation import attention_by_distance
-from txl_keras.evaluation import attention_maps_at
-from txl_keras.evaluation import spread_positions
-from txl_keras.evaluation.evaluator import segments_in_memory
 from txl_keras.workdir import Workdir
 
 
@@ -171,31 +167,6 @@ def test_attention_of_a_run_is_drawn_with_its_words(
     for token in tokens[middle - 5 : middle + 3]:
         word = tokenizer.decode([token]).replace("\n", "↵")
         assert f"<!-- {word} -->" in drawn
-
-
-def test_attention_by_distance_is_measured_at_several_places(
-    group, corpus, succeed, tmp_path
-):
-    output = tmp_path / "distance.png"
-    succeed(
-        "plot.py",
-        "--picture=attention_by_distance",
-        f"--workdirs={group[0]}",
-        f"--corpus={corpus}",
-        f"--output={output}",
-        "--num_positions=14",
-        "--batch_size=2",
-        "--heads=1",
-    )
-    (of_model,) = picture_numbers(output)["models"]
-    assert of_model["num_segments"] == 3  # of 5 tokens
-    tokens = np.array(list(load_corpus(str(corpus)).read("test")))
-    model, _ = Workdir(str(group[0])).load_model()
-    before = 5 * segments_in_memory(model.backbone, 5)
-    starts = spread_positions(len(tokens) - 4, 3, before)
-    maps = attention_maps_at(model, tokens, starts, 5)
-    expected = attention_by_distance(maps).mean(axis=1)[:, [1]]
-    np.testing.assert_allclose(of_model["attention"], expected, atol=1e-6)
 
 
 def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(

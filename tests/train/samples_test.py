@@ -66,26 +66,35 @@ def now(monkeypatch):
 
 @pytest.fixture
 def make(model, tmp_path, now):
-    """Function that makes the `Samples` of a run in `tmp_path`."""
+    """Function that makes what shows samples of a run in `tmp_path`."""
     tokenizer = ByteTokenizer()
     flags = {"segment_length": 7}
     workdir = save_run(tmp_path / "run", model, 0, tokenizer, flags=flags)
 
     def make(num_replicas=1, max_tokens=9, stop=None):
         strategy = types.SimpleNamespace(num_replicas_in_sync=num_replicas)
-        return Samples(
-            model,
-            strategy,
+        samples = Samples(
             tokenizer,
-            workdir,
-            stop or StopRequest(),
-            prompt=lambda: tokenizer.encode("to be"),
+            prompt=tokenizer.encode("to be"),
             text=tokenizer.encode(TEXT),
             title="<mine>",
             segment_length=7,
             max_tokens=max_tokens,
             seed=5,
         )
+
+        def show(step, shown):
+            loop = types.SimpleNamespace(
+                trainer=types.SimpleNamespace(model=model, strategy=strategy),
+                workdir=workdir,
+                stop=stop or StopRequest(),
+                plan=types.SimpleNamespace(last_step=90),
+                progress=shown,
+                tensorboard=shown,
+            )
+            samples.show(loop, step)
+
+        return show
 
     return make
 
@@ -95,7 +104,7 @@ def test_samples_depend_on_seed_step_and_weights(make, model, shown):
     samples = make()
     before = model.get_weights()
     for step in (30, 60):
-        samples.show(step, shown, shown)
+        samples(step, shown)
     assert shown.samples[30] != shown.samples[60]
     assert shown.texts["sample", 30] == shown.samples[30]
     for old, new in zip(before, model.get_weights(), strict=True):
@@ -104,11 +113,11 @@ def test_samples_depend_on_seed_step_and_weights(make, model, shown):
     # Of one replica the weights themselves are read, of several a copy.
     mirrored, other = make(num_replicas=2), Shown()
     for writer in (samples, mirrored):
-        writer.show(60, other, other)
+        writer(60, other)
         assert other.samples[60] == shown.samples[60]
     model.softmax.biases[0].assign_add(tf.one_hot(ord("x"), 256) * 99.0)
     for writer in (samples, mirrored):
-        writer.show(60, other, other)
+        writer(60, other)
         assert other.samples[60] == "x" * 9
         assert other.numbers[60] != shown.numbers[60]
     model.set_weights(before)
@@ -118,7 +127,7 @@ def test_samples_depend_on_seed_step_and_weights(make, model, shown):
 def test_the_page_is_written_and_tensorboard_gets_its_numbers(
     make, model, shown, tmp_path
 ):
-    make().show(30, shown, shown)
+    make()(30, shown)
     page = (tmp_path / "run" / "surprise.html").read_text("utf-8")
     assert "&lt;mine&gt;, step 30" in page
     ids = np.frombuffer(TEXT.encode(), "uint8").astype("int32")[None]
@@ -133,16 +142,16 @@ def test_samples_take_a_small_share_of_the_time(make, shown, now):
     samples = make()
     for step, time in ((10, 10.0), (20, 190.0), (30, 210.0), (40, 390.0)):
         now[0] = time
-        samples.show(step, shown, shown)
+        samples(step, shown)
     # 4 of 190 s are more than 2 %, 4 of 210 s are less, 8 of 390 s are more.
     assert list(shown.numbers) == [10, 30]
 
 
 def test_nothing_is_shown_if_not_wanted_or_stopped(make, shown, tmp_path):
-    make(max_tokens=0).show(30, shown, shown)
+    make(max_tokens=0)(30, shown)
     stop = StopRequest()
     stop.signal = signal.SIGTERM
-    make(stop=stop).show(30, shown, shown)
+    make(stop=stop)(30, shown)
     assert not shown.samples and not shown.texts
     assert not (tmp_path / "run" / "surprise.html").exists()
 
@@ -156,7 +165,7 @@ def test_samples_that_do_not_fit_into_memory_are_left_out(
     samples = make()
     monkeypatch.setattr(samples_module, "Generator", fail)
     for step in (30, 60):
-        samples.show(step, shown, shown)
+        samples(step, shown)
     assert caplog.text.count("--max_sample_tokens=0: OOM of 7 bytes") == 1
     assert not shown.samples
 

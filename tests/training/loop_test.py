@@ -13,14 +13,10 @@ from factories import trainer_rewinder
 
 from txl_keras.data import Segments
 from txl_keras.training import loop as loops
-from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.optimizers import build_optimizer
-from txl_keras.training.profiler import Profile
-from txl_keras.training.progress import Progress
 from txl_keras.training.run_plan import RunPlan
-from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.trainer import Trainer
 from txl_keras.workdir import Workdir
 
@@ -52,28 +48,22 @@ class Run:
         self.plan = RunPlan(lambda _: 0.01, settings.pop("max_steps"))
         self.loop = TrainingLoop(
             self.trainer,
+            self.plan,
             Segments(tokens, 2, 4, drop_remainder=True),
             self.validate,
             self.workdir,
-            Checkpoints(
-                self.workdir.checkpoints,
-                self.trainer,
-                write_best=self.workdir.save_best,
-                run=0,
-            ),
-            plan=self.plan,
+            stop,
             **settings,
-            progress=Progress(12, lambda *_: "", is_shown=False),
-            tensorboard=TensorBoard(None),
-            profile=Profile(str(path)),
-            on_score=self.on_score,
+            describe=lambda *_: "",
+            on_score=(self.on_score,),
         )
 
     def go(self, pace=None):
         """Restores and runs; returns the step it began with, and the result."""
         return self.loop.restore(), self.loop.run(pace)
 
-    def on_score(self, step):
+    def on_score(self, loop, step):
+        assert loop is self.loop
         assert self.steps("valid")[-1] == step
         self.drawn.append(step)
 
@@ -170,8 +160,10 @@ def test_best_weights_that_were_removed_give_way_to_the_next(
     assert second.loop.run()
     assert second.workdir.best_step() == 12
     # Later scores have to beat that of the weights that are kept.
-    third = begin(tmp_path, [3.15, 3.05], max_steps=20)
-    assert third.go() == (12, True)
+    third = begin(tmp_path, [3.15, 3.05])
+    assert third.loop.restore() == 12
+    third.plan.change(updates=12, step=12, last_step=20)
+    assert third.loop.run()
     assert third.steps("valid") == [4, 8, 12, 16, 20]
     assert third.workdir.best_step() == 20
 

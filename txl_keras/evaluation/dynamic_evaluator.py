@@ -24,7 +24,6 @@ from txl_keras.evaluation.backup import arrays_hash
 from txl_keras.evaluation.backup import weights_hash
 from txl_keras.training import checkpointing
 from txl_keras.training.compilation import compile_layers
-from txl_keras.training.compilation import compile_replica_function
 from txl_keras.training.stopping import StopRequest
 from txl_keras.weights import weights_by_name
 
@@ -157,7 +156,7 @@ class DynamicEvaluator:
         self._read = compile_layers(
             self._score_and_differentiate, strategy, model, training=True
         )
-        self._compiled_update = compile_replica_function(self._update, strategy)
+        self._compiled_update = compile_layers(self._update, strategy)
 
     def evaluate(self, segments, on_progress=None, token_nll=None, backup=None):
         """Scores all targets of a text.
@@ -409,7 +408,7 @@ def collect_mean_square(
         for name, total in sums.items():
             total.assign_add(tf.square(gradients[name]))
 
-    add = compile_replica_function(add, tf.distribute.get_strategy())
+    add = compile_layers(add, tf.distribute.get_strategy())
     num_before = evaluator.segments_in_memory(
         model.backbone, segments.segment_length, memory_length
     )

@@ -9,7 +9,7 @@ import tensorflow as tf
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import SegmentSums
 from txl_keras.evaluation.evaluator import scores_of
-from txl_keras.training.compilation import compile_replica_function
+from txl_keras.training.compilation import compile_layers
 
 
 class PermutationEvaluator:
@@ -58,7 +58,7 @@ class PermutationEvaluator:
             self._memory = model.backbone.memory_stack(
                 replica_batch_size(batch_size, strategy), memory_length
             )
-        self._compiled_score = compile_replica_function(self._score, strategy)
+        self._compiled_score = compile_layers(self._score, strategy)
         self._sum = SegmentSums(
             strategy,
             ("nll", "num_correct", "num_tokens"),

@@ -181,55 +181,6 @@ def plot_attention_maps(numbers, path):
     _save(figure, path)
 
 
-def plot_attention_by_distance(numbers, path):
-    """Plots mean attention by distance, one row per head, as appendix D."""
-    # A model has `layers` and `heads`, their numbers; and `attention` of
-    # `(layers, heads, S)`, the nearest key first.
-    models = numbers["models"]
-    attention = [np.asarray(m["attention"]) for m in models]
-    heights = [max(2, 0.15 * a[..., 0].size) for a in attention]
-    figure = Figure(figsize=(8, sum(heights) + 1), layout="constrained")
-    grid = figure.subplots(len(models), squeeze=False, height_ratios=heights)
-    for (axes,), model, of_model in zip(grid, models, attention, strict=True):
-        num_layers, num_heads, num_keys = of_model.shape
-        image = axes.imshow(
-            of_model.reshape(-1, num_keys)[:, ::-1],
-            extent=(1 - num_keys - 0.5, 0.5, num_layers, 0),
-            norm=LogNorm(1e-4, 1),
-            aspect="auto",
-            interpolation="nearest",
-        )
-        layers = [f"layer {i}" for i in model["layers"]]
-        axes.set_yticks(np.arange(num_layers) + 0.5, layers)
-        axes.set_title(f"{model['label']}, {num_heads} heads per layer")
-        axes.set_xlabel(f"key, {numbers['unit']}s from the query")
-    figure.colorbar(image, ax=grid, label="mean probability", extend="min")
-    _save(figure, path)
-
-
-def plot_statistics(counts, cutoffs, lengths, path):
-    """Plots how often tokens occur, and the lengths of documents by split."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    frequencies, documents = figure.subplots(1, 2)
-    ranked = np.sort(counts[counts > 0])[::-1]
-    frequencies.loglog(np.arange(1, len(ranked) + 1), ranked)
-    for cutoff in cutoffs:
-        frequencies.axvline(cutoff, linestyle=":", color="gray")
-    frequencies.set(
-        title=f"Tokens of train ({len(ranked):,} different ones)",
-        xlabel="rank" + "; dotted: cutoffs" * bool(cutoffs),
-        ylabel="occurrences",
-    )
-    for split, sizes in lengths.items():
-        documents.ecdf(sizes, label=split)
-    documents.set(
-        title="Documents", xlabel="tokens", ylabel="share up to this length"
-    )
-    documents.set_xscale("log")
-    documents.legend()
-    _save(figure, path)
-
-
 def _style(index):
     """Returns the colour and the marker of a curve."""
     i = index % len(_COLORS)

@@ -17,7 +17,6 @@ from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.memory_stack import read_variables
 from txl_keras.layers.memory.memory_stack import replica_variable
 from txl_keras.training.compilation import compile_layers
-from txl_keras.training.compilation import compile_replica_function
 
 
 class SegmentReader:
@@ -235,7 +234,7 @@ def compile_segments(reader, model, answer):
         return answer(hidden, *args), entries
 
     compute = compile_layers(compute, strategy, model, training=False)
-    remember = compile_replica_function(reader.remember, strategy)
+    remember = compile_layers(reader.remember, strategy)
 
     def read(token_ids, *args, lengths=None):
         result, entries = compute(token_ids, *args)

@@ -124,13 +124,10 @@ def _lower_steps(folder, rows, eval_rows):
     slice_, strategy = TYPES[FLAGS.tpu_type], tf.distribute.get_strategy()
     length, segments = FLAGS.segment_length, _segments(rows)
     with tf.device("CPU:0"), use(Target("tpu")):  # the host that lowers
-        model = _build_model()
-        backbone = model.backbone
-        backbone.check_positions(length)
-        optimizer, _ = training_flags.build_optimizer()
-        trainer = training_flags.build_trainer(
-            model, optimizer, strategy, rows, segments
+        trainer, _ = training_flags.build_trainer(
+            _build_model, strategy, segments, batch_size=rows
         )
+        model, backbone = trainer.model, trainer.model.backbone
         evaluator = Evaluator(model, strategy, eval_rows, length)
         parts = estimate_bytes(
             model, trainer.optimizer, rows, length, FLAGS.accumulate_steps
@@ -220,9 +217,11 @@ def _build_model():
     ):
         expected = f"`{name}` cannot have this value with --compile_only"
         options.refuse(is_wrong, f"{expected}: {reason}.")
-    return model_flags.build_model(
+    model = model_flags.build_model(
         FLAGS.vocabulary_size, None, training_flags.dtype_policy()
     )
+    model.backbone.check_positions(FLAGS.segment_length)
+    return model
 
 
 def _segments(rows):

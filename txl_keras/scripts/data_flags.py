@@ -3,6 +3,7 @@
 import os
 import pathlib
 import sys
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -144,8 +145,16 @@ def load_corpus(options, whole=False):
     return corpora.load_corpus(options.pop("corpus"), **options)
 
 
+class Text(NamedTuple):
+    """Holds the text of the flags."""
+
+    corpus: object
+    tokenizer: object
+    splits: dict  # `PreparedSplit`s by name
+
+
 def prepare_text(tokenizer=None, beam=None):
-    """Returns corpus, tokenizer and `PreparedSplit`s of the flags."""
+    """Returns the `Text` of the flags, with their tokenizer by default."""
     options = corpus_options()
     folder = token_folder(options["data_dir"])
     check_outside_text("data_dir", folder)
@@ -153,7 +162,8 @@ def prepare_text(tokenizer=None, beam=None):
     if corpus.description:
         print(f"{corpus.name}: {corpus.description}", flush=True)
     tokenizer = tokenizer or make_tokenizer(corpus, folder, beam)
-    return corpus, tokenizer, prepare(corpus, tokenizer, folder, beam=beam)
+    splits = prepare(corpus, tokenizer, folder, beam=beam)
+    return Text(corpus, tokenizer, splits)
 
 
 def prepare_split(options, tokenizer, split, whole=False):

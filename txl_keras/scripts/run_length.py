@@ -66,7 +66,7 @@ def keep_plan(workdir):
 
 def choose(strategy, build, segments):
     """Chooses flags that are not given, by `--minutes`, text and processor."""
-    # `build` builds a `Trainer`, not the one that the run uses.
+    # `build` builds a `Trainer`, not the one that the run uses, and its plan.
     # `--attention_kernel` was checked with the precision that was given.
     is_free = not FLAGS["precision"].present and not FLAGS.attention_kernel
     if is_free and _has_bfloat16(strategy):
@@ -218,7 +218,7 @@ def _dropout_for(epochs):
 def _time_training(build, segments):
     """Returns seconds per step, epochs that fit, and the model's dropout."""
     start = time.monotonic()
-    trainer = build()
+    trainer, _ = build()
     strategy = trainer.strategy
     seconds = _seconds_per_step(trainer, Feed(segments, strategy))
     dropout = trainer.model.backbone.dropout

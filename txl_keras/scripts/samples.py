@@ -1,10 +1,8 @@
 """Shows what the model of a run writes, and what surprises it."""
 
 import dataclasses
-import functools
 import itertools
 import time
-from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -13,11 +11,8 @@ from absl import logging
 from txl_keras.data.corpora.files import write_text
 from txl_keras.evaluation.surprise import SurpriseReader
 from txl_keras.evaluation.surprise import fill_page
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.generation.generator import Generator
 from txl_keras.samplers.sampler import Sampler
-from txl_keras.training.stopping import StopRequest
-from txl_keras.workdir import Workdir
 
 # Of the time of a run. A sample compiles and costs seconds at first.
 _SHARE = 0.02
@@ -30,14 +25,10 @@ class Samples:
 
     # Neither changes the run: both have a memory of their own, and draw by seed
     # and step. With `max_tokens` 0 nothing is shown in training, and there is
-    # no page.
+    # no page. A `loop` is the `TrainingLoop` of the run.
 
-    model: TransformerXLCausalLM
-    strategy: tf.distribute.Strategy
     tokenizer: object
-    workdir: Workdir
-    stop: StopRequest
-    prompt: Callable  # returns the token ids `(P,)` that the model continues
+    prompt: np.ndarray  # token ids `(P,)` that the model continues
     text: np.ndarray  # token ids of the page
     title: str
     segment_length: int
@@ -46,28 +37,29 @@ class Samples:
 
     def __post_init__(self):
         self._are_shown = self.max_tokens > 0
-        self.prompt = functools.cache(self.prompt)
         self._copy = self._generator = self._reader = None
         self._start, self._seconds = time.monotonic(), 0.0
 
-    def show(self, step, progress, tensorboard):
+    def show(self, loop, step):
         """Shows a sample and refreshes the page, unless that took too long."""
         start = time.monotonic()
         is_due = self._seconds <= _SHARE * (start - self._start)
-        if not is_due or not self._are_shown:
+        # At the end there is a sample of the best weights.
+        is_end = step == loop.plan.last_step
+        if is_end or not is_due or not self._are_shown:
             return
         try:
             most = min(self.max_tokens, _SHOWN_TOKENS)
             tokens = itertools.takewhile(
-                lambda _: self.stop.signal is None,
-                self._tokens(most, self.seed + step),
+                lambda _: loop.stop.signal is None,
+                self._tokens(loop, most, self.seed + step),
             )
             sample = self.tokenizer.decode(list(tokens))
-            if self.stop.signal is not None:
+            if loop.stop.signal is not None:
                 return
-            progress.sample(step, sample)
-            tensorboard.write_text("sample", sample, step)
-            self.write_page(step, tensorboard)
+            loop.progress.sample(step, sample)
+            loop.tensorboard.write_text("sample", sample, step)
+            self._write_page(loop, step)
         except tf.errors.ResourceExhaustedError as error:
             self._are_shown = False
             logging.warning(
@@ -77,29 +69,32 @@ class Samples:
             )
         self._seconds += time.monotonic() - start
 
-    def write(self):
-        """Returns a continuation of the prompt."""
-        tokens = self._tokens(self.max_tokens, self.seed)
-        return self.tokenizer.decode(list(tokens))
+    def finish(self, loop, step):
+        """Writes sample.txt and the page with the weights of a step."""
+        tokens = self._tokens(loop, self.max_tokens, self.seed)
+        sample = self.tokenizer.decode(list(tokens))
+        write_text(sample, loop.workdir.file("sample.txt"))
+        loop.tensorboard.write_text("sample", sample, step)
+        self._write_page(loop, step)
 
-    def _tokens(self, max_tokens, seed):
-        model = self._current_model()
+    def _tokens(self, loop, max_tokens, seed):
+        model = self._current_model(loop)
         if self._generator is None:
             self._generator = Generator(
                 model,
                 Sampler(temperature=0.8, top_p=0.95),
-                self.workdir.generation_memory_length(model.backbone),
+                loop.workdir.generation_memory_length(model.backbone),
             )
         seed %= np.iinfo(np.int32).max - 1
-        for token in self._generator([self.prompt()], max_tokens, seed):
+        for token in self._generator([self.prompt], max_tokens, seed):
             yield int(token[0])
 
-    def write_page(self, step, tensorboard):
+    def _write_page(self, loop, step):
         """Writes surprise.html, unless the text is too short or not wanted."""
         # TensorBoard, which shows no HTML, gets the mean bits.
         if not self._are_shown or len(self.text) < 2:
             return
-        model = self._current_model()
+        model = self._current_model(loop)
         if self._reader is None:
             self._reader = SurpriseReader(
                 model,
@@ -109,21 +104,21 @@ class Samples:
             )
         data = self._reader.read(np.asarray(self.text, np.int32))
         page = fill_page(f"{self.title}, step {step}", data)
-        write_text(page, self.workdir.file("surprise.html"))
+        write_text(page, loop.workdir.file("surprise.html"))
         scored = data["tokens"][1:]
         means = {
             "with_memory": np.mean([x["bits"] for x in scored]).item(),
             "without_memory": np.mean([x["cold"] for x in scored]).item(),
         }
-        tensorboard.write({"step": step, "surprise": means})
+        loop.tensorboard.write({"step": step, "surprise": means})
 
-    def _current_model(self):
+    def _current_model(self, loop):
         """Returns the model, or a copy on one device if it is on several."""
-        is_tpu = isinstance(self.strategy, tf.distribute.TPUStrategy)
-        if not is_tpu and self.strategy.num_replicas_in_sync == 1:
-            return self.model
+        model, strategy = loop.trainer.model, loop.trainer.strategy
+        is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+        if not is_tpu and strategy.num_replicas_in_sync == 1:
+            return model
         if self._copy is None:
-            config = self.model.get_config()
-            self._copy = type(self.model).from_config(config)
-        self._copy.set_weights(self.model.get_weights())
+            self._copy = type(model).from_config(model.get_config())
+        self._copy.set_weights(model.get_weights())
         return self._copy

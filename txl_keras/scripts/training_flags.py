@@ -6,8 +6,8 @@ from txl_keras.scripts import options
 from txl_keras.scripts.data_flags import Corpus
 from txl_keras.scripts.data_flags import Tokenizer
 from txl_keras.scripts.options import FLAGS
-from txl_keras.training import optimizers
 from txl_keras.training.optimizers import OPTIMIZERS
+from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.run_plan import RunPlan
 from txl_keras.training.schedules import SCHEDULES
 from txl_keras.training.schedules import build_schedule
@@ -199,35 +199,32 @@ def dtype_policy():
     return f"mixed_{FLAGS.precision}"
 
 
-def build_optimizer():
-    """Builds the optimizer of the flags, and its learning rate, a `RunPlan`."""
-    schedule = build_schedule(
-        FLAGS.schedule,
-        FLAGS.learning_rate,
-        FLAGS.max_steps,
-        _warmup_steps(),
-        FLAGS.min_learning_rate,
-    )
-    plan = RunPlan(schedule, FLAGS.max_steps)
-    optimizer = optimizers.build_optimizer(
-        FLAGS.optimizer,
-        plan,
-        weight_decay=FLAGS.weight_decay,
-        momentum=FLAGS.momentum,
-        beta_2=FLAGS.beta_2,
-    )
-    return optimizer, plan
-
-
-def build_trainer(model, optimizer, strategy, batch_size, segments, stop=None):
-    """Builds the `Trainer` of the flags."""
+def build_trainer(build_model, strategy, segments, stop=None, batch_size=None):
+    """Builds the `Trainer` of the flags; also returns its `RunPlan`."""
     given = LanguageTraining.values()
     half = FLAGS.max_steps // 2
-    return Trainer(
+    with strategy.scope():
+        model = build_model()
+        schedule = build_schedule(
+            FLAGS.schedule,
+            FLAGS.learning_rate,
+            FLAGS.max_steps,
+            _warmup_steps(),
+            FLAGS.min_learning_rate,
+        )
+        plan = RunPlan(schedule, FLAGS.max_steps)
+        optimizer = build_optimizer(
+            FLAGS.optimizer,
+            plan,
+            weight_decay=FLAGS.weight_decay,
+            momentum=FLAGS.momentum,
+            beta_2=FLAGS.beta_2,
+        )
+    trainer = Trainer(
         model,
         optimizer,
         strategy,
-        batch_size,
+        batch_size or FLAGS.batch_size,
         clip_norm=FLAGS.clip_norm or None,
         seed=FLAGS.seed,
         segment_lengths=getattr(segments, "segment_lengths", None),
@@ -236,6 +233,7 @@ def build_trainer(model, optimizer, strategy, batch_size, segments, stop=None):
         attention_kernel=given.get("attention_kernel", False),
         stop=stop,
     )
+    return trainer, plan
 
 
 def training_segments(split, segment_length=None):

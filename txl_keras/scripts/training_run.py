@@ -12,195 +12,128 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import run_length
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.options import FLAGS
-from txl_keras.training import strategy as strategies
-from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.compilation import describe as describe_strategy
 from txl_keras.training.loop import TrainingLoop
-from txl_keras.training.profiler import Profile
-from txl_keras.training.progress import Progress
 from txl_keras.training.stopping import EXIT_CODE
-from txl_keras.training.stopping import StopRequest
-from txl_keras.training.tensorboard import TensorBoard
+from txl_keras.training.strategy import is_chief
+from txl_keras.training.strategy import wait_for_all
 from txl_keras.workdir import Workdir
 
 
-class TrainingRun:
-    """Trains a model on a text; a subclass for each kind of model."""
+def open_workdir(strategy):
+    """Checks all that needs no text; returns the `Workdir` of the flags."""
+    # Also what `run_length.keep_plan` returns.
+    training_flags.check_workers(strategy)
+    keras.utils.set_random_seed(FLAGS.seed)
+    replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
+    data_flags.check_outside_text("workdir", FLAGS.workdir)
+    workdir = Workdir(FLAGS.workdir)
+    workdir.check_has_config()
+    if is_chief(strategy):
+        check_can_write("workdir", workdir.path)
+    return workdir, run_length.keep_plan(workdir)
 
-    # A subclass sets `corpus`, `tokenizer`, `splits`, the `segments` to train
-    # on and the held-out ones `valid` and `test`; `unit`, how a learning curve
-    # names a token; `per_step`, what a step is, in words; and maybe the mean
-    # bytes of a token of train and valid. Its methods are `build_model()`;
-    # `evaluate(segments)`, which returns scores, or `None` if it was stopped;
-    # `describe(nll, split)` and `describe_results()`, which return words;
-    # `finish(step, scores)`, which writes what the best weights give, and may
-    # add to their scores; and maybe `on_score(step)`, called after a score.
-    bytes_per_token = None
 
-    def __init__(self, strategy, stop):
-        """Seeds and checks all that needs no text."""
-        self.strategy = strategy
-        self.stop = stop
-        training_flags.check_workers(strategy)
-        keras.utils.set_random_seed(FLAGS.seed)
-        replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
-        data_flags.check_outside_text("workdir", FLAGS.workdir)
-        self.workdir = Workdir(FLAGS.workdir)
-        self.workdir.check_has_config()
-        if strategies.is_chief(strategy):
-            check_can_write("workdir", self.workdir.path)
-        self._asked = run_length.keep_plan(self.workdir)
-        self.trainer = self.plan = self.loop = None
+def start(workdir, text, per_step, asked, trainer, plan, **settings):
+    """Starts a run in a workdir or resumes it; returns its `TrainingLoop`."""
+    # `text` is the result of `data_flags.prepare_text`, `per_step` describes a
+    # step, and `settings` are further ones of the loop.
+    strategy = trainer.strategy
+    _claim(workdir, text, trainer)
+    loop = TrainingLoop(
+        trainer,
+        plan,
+        workdir=workdir,
+        eval_every=FLAGS.eval_every,
+        checkpoint_every=FLAGS.checkpoint_every,
+        steps_per_execution=FLAGS.steps_per_execution,
+        max_to_keep=FLAGS.max_to_keep,
+        profile_steps=FLAGS.profile_steps,
+        **settings,
+    )
+    step = loop.restore()
+    run_length.extend(asked, trainer, plan, workdir)
+    log(strategy, f"{_describe(workdir, text, trainer)}; {per_step}")
+    log(strategy, f"step {step} of {plan.last_step}")
+    if loop.is_finished():
+        longer = "To train it for longer, give more --max_steps."
+        log(strategy, f"The run is finished. {longer}")
+    return loop
 
-    def log(self, text):
-        """Prints on the chief worker."""
-        if strategies.is_chief(self.strategy):
-            print(text, flush=True)
 
-    def build_trainer(self):
-        """Builds the model, the optimizer and the `Trainer` of the flags."""
-        self.trainer = self.plan = None  # frees those of an earlier call
-        with self.strategy.scope():
-            model = self.build_model()
-            optimizer, self.plan = training_flags.build_optimizer()
-        self.trainer = training_flags.build_trainer(
-            model,
-            optimizer,
-            self.strategy,
-            FLAGS.batch_size,
-            self.segments,
-            stop=self.stop,
+def _claim(workdir, text, trainer):
+    """Claims the workdir for this run, or checks that this run owns it."""
+    config = {
+        "flags": training_flags.result_settings(),
+        "class_name": type(trainer.model).__name__,
+        "model": trainer.model.get_config(),
+        "tokenizer": tokenizer_hash(text.tokenizer),
+        "corpus": data_flags.corpus_options(),
+        "data": {name: s.fingerprint() for name, s in text.splits.items()},
+    }
+    if is_chief(trainer.strategy):
+        workdir.claim(config, text.tokenizer)
+    wait_for_all(trainer.strategy)
+    if not workdir.is_claimed():
+        raise ValueError(
+            "`workdir` must be a folder that all workers share, such as a "
+            "bucket. This worker cannot read the chief's config.json. "
+            f"Received: {workdir.path}"
         )
-        return self.trainer
-
-    def train(self):
-        """Trains and finishes the run; returns False if it was stopped."""
-        self._claim()
-        self.loop = self._make_loop()
-        step = self.loop.restore()
-        run_length.extend(self._asked, self.trainer, self.plan, self.workdir)
-        self.log(self._describe())
-        self.log(f"step {step} of {self.plan.last_step}")
-        if step == self.plan.last_step and self.workdir.is_finished():
-            self.log(
-                "The run is finished. To train it for longer, give more "
-                "--max_steps."
-            )
-            self.log(self.describe_results())
-            return True
-        pace = run_length.Pace(self.plan, self.trainer, self.segments)
-        with self.stop.deferred():
-            is_done = self.loop.run(pace)
-        # Other workers wait until the chief has written everything.
-        strategies.wait_for_all(self.strategy)
-        if not is_done:
-            reached = int(self.trainer.step.numpy())
-            self.log(
-                f"Stopped after step {reached}; run the same command to resume."
-            )
-            return False
-        self.log("Scoring test and finishing with the best weights.")
-        best_step = self.workdir.when_present(
-            lambda: self.workdir.restore_weights(self.trainer.model, "best")
-        )
-        scores = {"valid": self.loop.score_at(best_step)}
-        with self.stop.deferred():
-            scores["test"] = self.evaluate(self.test)
-        if scores["test"] is None:
-            self.log("Stopped; run the same command to score test again.")
-            return False
-        if strategies.is_chief(self.strategy):
-            self.finish(best_step, scores)
-            self.workdir.write_results({"step": best_step, **scores})
-            self.log(self.describe_results())
-        strategies.wait_for_all(self.strategy)
-        return True
-
-    def _make_loop(self):
-        workdir = self.workdir
-        chief = strategies.is_chief(self.strategy)
-        return TrainingLoop(
-            self.trainer,
-            self.segments,
-            lambda: self.evaluate(self.valid),
-            workdir,
-            Checkpoints(
-                workdir.checkpoints,
-                self.trainer,
-                FLAGS.max_to_keep,
-                workdir.save_best,
-                workdir.run_hash(),
-                self.plan,
-            ),
-            plan=self.plan,
-            eval_every=FLAGS.eval_every,
-            checkpoint_every=FLAGS.checkpoint_every,
-            steps_per_execution=FLAGS.steps_per_execution,
-            # `--minutes` may have chosen `max_steps`.
-            progress=Progress(FLAGS.max_steps, self.describe, is_shown=chief),
-            tensorboard=TensorBoard(workdir.events if chief else None),
-            profile=Profile(
-                workdir.events, FLAGS.profile_steps, FLAGS.max_steps
-            ),
-            on_score=self.on_score,
-            bytes_per_token=self.bytes_per_token,
-        )
-
-    def on_score(self, step):
-        """Shows what the model does after a validation score."""
-        self.plot()
-
-    def plot(self, scores=None):
-        """Draws the learning curve, maybe with the scores of compressors."""
-        path = self.workdir.file("learning_curve.png")
-        metrics = self.workdir.read_metrics()
-        plot_learning_curve(metrics, path, self.unit, scores)
-
-    def _claim(self):
-        """Claims the workdir for this run, or checks that this run owns it."""
-        config = {
-            "flags": training_flags.result_settings(),
-            "class_name": type(self.trainer.model).__name__,
-            "model": self.trainer.model.get_config(),
-            "tokenizer": tokenizer_hash(self.tokenizer),
-            "corpus": data_flags.corpus_options(),
-            "data": {name: s.fingerprint() for name, s in self.splits.items()},
-        }
-        if strategies.is_chief(self.strategy):
-            self.workdir.claim(config, self.tokenizer)
-        strategies.wait_for_all(self.strategy)
-        if not self.workdir.is_claimed():
-            raise ValueError(
-                "`workdir` must be a folder that all workers share, such as a "
-                "bucket. This worker cannot read the chief's config.json. "
-                f"Received: {self.workdir.path}"
-            )
-        # Checks that the other workers have the same flags and text.
-        self.workdir.check_config(config)
-
-    def _describe(self):
-        """Returns what is trained, and on how many replicas."""
-        model = self.trainer.model
-        config = model.get_config()["backbone"]["config"]
-        cutoffs = config.get("cutoffs")
-        tokens = ", ".join(
-            f"{len(split.tokens):,} {name}"
-            for name, split in self.splits.items()
-        )
-        return (
-            f"{self.workdir.path}: {self.corpus.name}, {tokens} tokens, a "
-            f"vocabulary of {self.tokenizer.vocabulary_size:,}"
-            + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
-            + f"; {model.count_params():,} weights, {FLAGS.precision}\n"
-            f"{describe_strategy(self.strategy)}; {self.per_step}"
-        )
+    # Checks that the other workers have the same flags and text.
+    workdir.check_config(config)
 
 
-def main(make):
-    """Trains `make(strategy, stop)`; exits with a code if it was stopped."""
-    strategy = strategies.create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
-    # In a cluster TensorFlow installs its own signal handler, so this one must
-    # be installed after the strategy is created.
-    with StopRequest() as stop:
-        if not make(strategy, stop).train():
-            sys.exit(EXIT_CODE)
+def _describe(workdir, text, trainer):
+    """Returns what is trained, and on how many replicas."""
+    model = trainer.model
+    cutoffs = model.get_config()["backbone"]["config"].get("cutoffs")
+    tokens = ", ".join(
+        f"{len(split.tokens):,} {name}" for name, split in text.splits.items()
+    )
+    return (
+        f"{workdir.path}: {text.corpus.name}, {tokens} tokens, a vocabulary of "
+        f"{text.tokenizer.vocabulary_size:,}"
+        + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
+        + f"; {model.count_params():,} weights, {FLAGS.precision}\n"
+        + describe_strategy(trainer.strategy)
+    )
+
+
+def exit_stopped(loop):
+    """Ends the process of a run that was stopped while it trained."""
+    strategy, step = loop.trainer.strategy, int(loop.trainer.step.numpy())
+    wait_for_all(strategy)
+    resume = "run the same command to resume."
+    log(strategy, f"Stopped after step {step}; {resume}")
+    sys.exit(EXIT_CODE)
+
+
+def score_best(loop, evaluate, test):
+    """Restores the best weights; returns their step and scores."""
+    workdir, strategy = loop.workdir, loop.trainer.strategy
+    # Until the chief has written everything.
+    wait_for_all(strategy)
+    log(strategy, "Scoring test and finishing with the best weights.")
+    step = workdir.when_present(
+        lambda: workdir.restore_weights(loop.trainer.model, "best")
+    )
+    scores = {"valid": loop.score_at(step)}
+    with loop.stop.deferred():
+        scores["test"] = evaluate(test)
+    if scores["test"] is None:
+        log(strategy, "Stopped; run the same command to score test again.")
+        sys.exit(EXIT_CODE)
+    return step, scores
+
+
+def draw_curve(unit, loop, step=None, scores=None):
+    """Draws the learning curve, maybe with the scores of compressors."""
+    path = loop.workdir.file("learning_curve.png")
+    plot_learning_curve(loop.workdir.read_metrics(), path, unit, scores)
+
+
+def log(strategy, text):
+    """Prints on the chief worker."""
+    if is_chief(strategy):
+        print(text, flush=True)

@@ -289,19 +289,10 @@ def check_saved_shapes(directory, make_expected):
     _try_newest(directory, check)
 
 
-def average_weights(model, directory, num_checkpoints=None, run=None):
-    """Gives a model the mean of a run's newest checkpoints; returns steps."""
+def average_weights(model, directory, run=None):
+    """Gives a model the mean of a run's checkpoints; returns their steps."""
     # Like `avg_checkpoints` of the original code, with sums in float64.
     steps = _steps_to_read(directory)
-    if num_checkpoints is not None:
-        check_integer("num_checkpoints", num_checkpoints, 1)
-        if num_checkpoints > len(steps):
-            raise ValueError(
-                f"`num_checkpoints` must be at most {len(steps)}, as many as "
-                f"there are in {directory}; train with a higher --max_to_keep "
-                f"for more. Received: num_checkpoints={num_checkpoints}"
-            )
-        steps = steps[-num_checkpoints:]
     variables = weight_variables(model)
     sums = {name: np.zeros(v.shape) for name, v in variables.items()}
     for step in steps:

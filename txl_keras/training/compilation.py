@@ -29,35 +29,31 @@ def device_of(strategy):
 def compile_layers(
     function,
     strategy,
-    model,
-    training,
+    model=None,
+    training=False,
     in_parts=True,
     kernel=False,
     jit_compile=True,
 ):
     """Compiles what one replica does between collectives to a `tf.function`."""
-    # With `in_parts` it may be compiled in parts on a CPU where that is faster:
-    # see `txl_keras.layers.compute.target`. With `kernel`, attention uses the
+    # The layers of a `model` may be compiled in parts on a CPU where that is
+    # faster, unless `in_parts` is false: see
+    # `txl_keras.layers.compute.target`. With `kernel`, their attention uses the
     # Pallas kernel for TPUs.
-    device = device_of(strategy)
-    if kernel and device == "gpu":
-        raise ValueError(
-            "`attention_kernel` must be False except on TPUs. Received: "
-            f"{describe(strategy)}"
+    target = current()
+    if model is not None:
+        device = device_of(strategy)
+        if kernel and device == "gpu":
+            raise ValueError(
+                "`attention_kernel` must be False except on TPUs. Received: "
+                f"{describe(strategy)}"
+            )
+        target = model.backbone.target(device, training)
+        target = dataclasses.replace(
+            target,
+            in_parts=target.in_parts and in_parts and jit_compile,
+            kernel=kernel,
         )
-    target = model.backbone.target(device, training)
-    target = dataclasses.replace(
-        target,
-        in_parts=target.in_parts and in_parts and jit_compile,
-        kernel=kernel,
-    )
-    return compile_replica_function(function, strategy, jit_compile, target)
-
-
-def compile_replica_function(function, strategy, jit_compile=True, target=None):
-    """Compiles with XLA what one replica does between collectives."""
     # `TPUStrategy` compiles whole steps by itself.
     is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    return compile_for(
-        target or current(), function, jit_compile and not is_tpu
-    )
+    return compile_for(target, function, jit_compile and not is_tpu)

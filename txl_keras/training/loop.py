@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.profiler import Profile
 from txl_keras.training.progress import Progress
 from txl_keras.training.run_plan import RunPlan
+from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.trainer import Trainer
@@ -39,23 +41,35 @@ class TrainingLoop:
     """
 
     trainer: Trainer
+    plan: RunPlan
     segments: Segments
     validate: Callable  # returns scores, `None` if stopped
     workdir: object  # `Workdir`, which is above this part
-    checkpoints: Checkpoints
-    plan: RunPlan
+    stop: StopRequest
     eval_every: int
     checkpoint_every: int
     steps_per_execution: int
-    progress: Progress
-    tensorboard: TensorBoard
-    profile: Profile
-    on_score: Callable  # of a step
+    describe: Callable  # formats nats per token of a split
+    on_score: tuple = ()  # functions of this loop and a step
+    max_to_keep: int = 2
+    profile_steps: str | None = None
     # Means of "train" and "valid", for bits per byte.
     bytes_per_token: dict | None = None
 
     def __post_init__(self):
         self._is_chief = is_chief(self.trainer.strategy)
+        workdir, last_step = self.workdir, self.plan.last_step
+        self.checkpoints = Checkpoints(
+            workdir.checkpoints,
+            self.trainer,
+            self.max_to_keep,
+            workdir.save_best,
+            workdir.run_hash(),
+            self.plan,
+        )
+        self.tensorboard = TensorBoard(self._is_chief and workdir.events)
+        self.profile = Profile(workdir.events, self.profile_steps, last_step)
+        self.progress = Progress(last_step, self.describe, self._is_chief)
         # Results of the steps since the last line, and the number and duration
         # of those that this process ran.
         self._pending = {}
@@ -74,6 +88,11 @@ class TrainingLoop:
         self._first_loss = next(losses, None)
         self._best = self._kept_score()
         return step
+
+    def is_finished(self):
+        """Returns whether a restored run has nothing left to do."""
+        step = int(self.trainer.step.numpy())
+        return step == self.plan.last_step and self.workdir.is_finished()
 
     def _kept_score(self):
         """Returns the score of the best weights, infinity without any."""
@@ -104,7 +123,7 @@ class TrainingLoop:
         ) / peak_flops(model.compute_dtype, strategy)
         self.progress.update(step)
         self.plan.count_seconds()
-        with self._closing():
+        with self.stop.deferred(), self._closing():
             # A run may have been stopped before this score.
             is_due = step > 0 and self._is_due(step, self.eval_every)
             if is_due and step not in self._scores():
@@ -283,7 +302,8 @@ class TrainingLoop:
         return True
 
     def _show(self, step):
-        self._write(lambda: self.on_score(step))
+        for function in self.on_score:
+            self._write(functools.partial(function, self, step))
 
     def _write(self, function):
         """Calls a function that writes files, if they are this worker's."""

@@ -7,10 +7,10 @@ import tensorflow as tf
 
 
 class TensorBoard:
-    """Writes scalars and text for TensorBoard, unless `directory` is `None`."""
+    """Writes scalars and text for TensorBoard, if there is a `directory`."""
 
     def __init__(self, directory):
-        if directory is None:
+        if not directory:
             self._writer = tf.summary.create_noop_writer()
             return
         self._writer = tf.summary.create_file_writer(directory)

@@ -18,7 +18,6 @@ from txl_keras.layers.compute.pallas import check_lengths
 from txl_keras.tpu.compiling import VERSIONS
 from txl_keras.tpu.compiling import check_packages
 from txl_keras.training.compilation import compile_layers
-from txl_keras.training.compilation import compile_replica_function
 from txl_keras.training.compilation import device_of
 from txl_keras.training.loss_scale import LossScale
 from txl_keras.training.stopping import StopRequest
@@ -201,7 +200,7 @@ class Trainer:
             jit_compile=jit_compile,
         )
         compile_function = functools.partial(
-            compile_replica_function, strategy=strategy, jit_compile=jit_compile
+            compile_layers, strategy=strategy, jit_compile=jit_compile
         )
         self._compiled_update = compile_function(self._update)
         step = self.replica_step

@@ -53,12 +53,10 @@ class HuggingFaceTokenizer(Tokenizer):
 
     Example:
 
-    ```python
-    from txl_keras.data import HuggingFaceTokenizer
-
-    tokenizer = HuggingFaceTokenizer.from_file("tokenizer.json")
-    text = tokenizer.decode(tokenizer.encode("to be"))
-    ```
+    >>> import tokenizers
+    >>> library = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, []))
+    >>> HuggingFaceTokenizer(library.to_str()).encode("aa").tolist()
+    [0, 0]
     """
 
     unit = "subword"
@@ -155,23 +153,14 @@ class HuggingFaceTokenizer(Tokenizer):
 class KerasHubTokenizer(Tokenizer):
     """Encodes text with a tokenizer of KerasHub.
 
-    A model with this tokenizer trains and generates, but cannot be saved or
-    exported with it, since KerasHub's tokenizers write files of their own.
+    Set `model.tokenizer = KerasHubTokenizer(tokenizer)`. The model then trains
+    and generates with it, but cannot be saved or exported with it, because
+    KerasHub's tokenizers are saved in files of their own.
 
     Args:
-        tokenizer: An object with the methods `tokenize`, `detokenize`,
-            `id_to_token` and `vocabulary_size`, such as a
-            `keras_hub.tokenizers.BytePairTokenizer`, without `sequence_length`.
-
-    Example:
-
-    ```python
-    from txl_keras.data import KerasHubTokenizer
-
-    tokenizer = KerasHubTokenizer(keras_hub.tokenizers.Tokenizer.from_preset(
-        "gpt2_base_en"
-    ))
-    ```
+        tokenizer: An object with `tokenize`, `detokenize`, `id_to_token` and
+            `vocabulary_size()`, and without `sequence_length`, such as a
+            `keras_hub.tokenizers.BytePairTokenizer`.
     """
 
     unit = "subword"
@@ -179,15 +168,13 @@ class KerasHubTokenizer(Tokenizer):
 
     def __init__(self, tokenizer):
         methods = ("tokenize", "detokenize", "id_to_token", "vocabulary_size")
-        if not all(callable(getattr(tokenizer, m, None)) for m in methods):
+        length = getattr(tokenizer, "sequence_length", None)
+        if length or not all(hasattr(tokenizer, name) for name in methods):
             raise ValueError(
                 f"`tokenizer` must have the methods {', '.join(methods)}, as "
-                f"those of KerasHub. Received: {shown(tokenizer)}"
-            )
-        if getattr(tokenizer, "sequence_length", None) is not None:
-            raise ValueError(
-                "`tokenizer` must have no `sequence_length`, which would pad "
-                f"and truncate texts. Received: {tokenizer.sequence_length}"
+                "those of KerasHub, and no `sequence_length`, which would pad "
+                f"and truncate texts. Received: {shown(tokenizer)}, "
+                f"sequence_length={length}"
             )
         self._tokenizer = tokenizer
         self.vocabulary_size = int(tokenizer.vocabulary_size())

@@ -30,6 +30,9 @@ SUBWORDS = [
     f"{package}; sys_platform != 'win32'"
     for package in ("sentencepiece", "tensorflow-text>=2.20,<2.22")
 ]
+# For tokenizer.json of Hugging Face.
+TOKENIZERS = "tokenizers>=0.21"
+
 # 2026.0 computes wrong numbers in bfloat16; openvino_graph.py refuses it.
 OPENVINO = "openvino>=2026.4,<2027"
 
@@ -132,6 +135,7 @@ setup(
         "hub": ["huggingface_hub"],
         # For engine="openvino", which generates faster on CPUs.
         "openvino": [OPENVINO],
+        "tokenizers": [TOKENIZERS],
         # For --compile_only.
         "tpu_compile": TPU_COMPILER,
         "tests": [
@@ -145,6 +149,7 @@ setup(
             # Compared with our reader and writer of its format.
             # A baseline for the text classifier.
             "scikit-learn",
+            TOKENIZERS,
             # Opens pages in Chromium, where it is installed.
             "selenium",
             *DATASETS,

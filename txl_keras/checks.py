@@ -255,9 +255,11 @@ def check_seeds(dropout_seed, expected):
 def check_vocabulary(tokenizer, vocabulary_size):
     """Checks that a tokenizer has as many symbols as a model's vocabulary."""
     size = getattr(tokenizer, "vocabulary_size", None)
-    if size is None:
+    if size is None or callable(size):
         raise ValueError(
-            "`tokenizer` must be a tokenizer of `txl_keras.data.tokenizers`. "
+            "`tokenizer` must be a tokenizer of `txl_keras.data.tokenizers`: "
+            "pass one of KerasHub as `KerasHubTokenizer(tokenizer)`, and a "
+            "tokenizer.json as `HuggingFaceTokenizer.from_file(path)`. "
             f"Received: tokenizer={shown(tokenizer)}"
         )
     if size != vocabulary_size:

@@ -59,6 +59,8 @@ def test_session_shows_what_happens(session, tmp_path, monkeypatch):
     if "subword" in session.filename or "_piece_" in session.filename:
         pytest.importorskip("tensorflow_text")
         pytest.importorskip("sentencepiece")
+    if "library_tok" in session.filename:
+        pytest.importorskip("tokenizers")
     failures = []
     runner = doctest.DocTestRunner(verbose=False)
     runner.run(session, out=failures.append)

@@ -1,4 +1,5 @@
 import functools
+import itertools
 import json
 import random
 import subprocess
@@ -16,9 +17,10 @@ from sentence_pieces import build_subwords
 
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
+from txl_keras.data.tokenizers import IdTokenizer
 from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
-from txl_keras.serving.graph_tokenizers import graph_tokenizer
+from txl_keras.serving.graph_tokenizers import GraphTokenizer
 
 TEXTS = [
     *("", "\n", "\n\n", "\n \n", " ", "\0", "cat\0", "the cat", "\nthe\n cat"),
@@ -90,7 +92,7 @@ def build(name):
 
 @functools.cache
 def build_graph(name):
-    return graph_tokenizer(build(name))
+    return GraphTokenizer(build(name))
 
 
 def padded(rows):
@@ -180,29 +182,29 @@ def test_every_character_is_valid(name):
     tokenizer = build(name)
     if name == "characters":
         tokenizer = CharacterTokenizer(text)
-    check_same(graph_tokenizer(tokenizer), tokenizer, [text, "", text[::-1]])
+    check_same(GraphTokenizer(tokenizer), tokenizer, [text, "", text[::-1]])
 
 
 def test_a_symbol_that_is_unknown_is_named_with_its_row():
-    graph = graph_tokenizer(CharacterTokenizer("an\n", drop_newlines=True))
+    graph = GraphTokenizer(CharacterTokenizer("an\n", drop_newlines=True))
     message = error_of(graph.encode, ["an", "a\nbé", "", "é"])
     expected = "The symbol b (code point 98) at position 2 of row 1 is not in"
     assert expected in message
     message = error_of(graph.encode, ["", "n", "\n\né"])
     assert "symbol é (code point 233) at position 2 of row 2" in message
-    bytes_of_a = graph_tokenizer(CharacterTokenizer("ab", "latin-1"))
+    bytes_of_a = GraphTokenizer(CharacterTokenizer("ab", "latin-1"))
     message = error_of(bytes_of_a.encode, ["a", "bé"])
     assert "(code point 195) at position 1 of row 1" in message
 
 
 def test_a_word_that_is_unknown_is_named_with_its_row():
     for unknown in (None, "<unk>"):
-        graph = graph_tokenizer(WordTokenizer(["<eos>", "a"], unknown))
+        graph = GraphTokenizer(WordTokenizer(["<eos>", "a"], unknown))
         message = error_of(graph.encode, ["a", "a\na\n漢字 b", "c"])
         expected = "The symbol 漢字 at position 4 of row 1 is not in the vo"
         assert expected in message
     tokenizer = WordTokenizer(["?", "<eos>"], "?")
-    check_same(graph_tokenizer(tokenizer), tokenizer, ["a <eos>\n?"])
+    check_same(GraphTokenizer(tokenizer), tokenizer, ["a <eos>\n?"])
 
 
 def test_lower_case_is_that_of_python():
@@ -216,13 +218,14 @@ def test_lower_case_is_that_of_python():
         )
     ]
     texts = [f"AΣ{c}Σ {c}Σ{c}A {c}Σ A{c}Σ{c}1" for c in characters]
+    texts += map("".join, itertools.product("Σα'", repeat=7))
     text = " ".join(texts)
     words = dict.fromkeys(text.lower().split())
     tokenizer = WordTokenizer(
         words, unknown=None, line_end=None, lower_case=True
     )
     blocks = [" ".join(texts[i : i + 999]) for i in range(0, len(texts), 999)]
-    check_same(graph_tokenizer(tokenizer), tokenizer, blocks)
+    check_same(GraphTokenizer(tokenizer), tokenizer, blocks)
     # Accents are passed over, in both directions.
     assert {"aσ\u0301ς", "\u0301σ\u0301a", "a\u0301ς\u03011"} <= set(words)
 
@@ -233,7 +236,7 @@ def test_lower_case_looks_for_no_neighbours_in_other_rows():
         words, unknown=None, line_end=None, lower_case=True
     )
     texts = ["Α", "Σ", "ΑΣ", "Α", "ΣΑ", "ΑΣ", "", "Σ", "Α", "", "Α"]
-    graph = graph_tokenizer(tokenizer)
+    graph = GraphTokenizer(tokenizer)
     check_same(graph, tokenizer, texts)
     assert graph.encode(["Α", "Σ", "Α"])[0].numpy().tolist() == [[3], [1], [3]]
 
@@ -242,13 +245,13 @@ def test_spaces_are_those_of_python():
     tokenizer = WordTokenizer(["<unk>", "a", "b"], line_end=None)
     characters = [*range(0x3100), *range(0xE000, 0x110000, 997)]
     texts = [f"a{chr(i)}b" for i in characters]
-    check_same(graph_tokenizer(tokenizer), tokenizer, texts)
+    check_same(GraphTokenizer(tokenizer), tokenizer, texts)
     assert [1, 2] in [tokenizer.encode(text).tolist() for text in texts]
 
 
 @pytest.mark.parametrize("name", ["words", "like XLNet", "wordpiece"])
 def test_it_works_whatever_keras_resets(name):
-    graph = graph_tokenizer(build(name))
+    graph = GraphTokenizer(build(name))
     check_same(graph, build(name), TEXTS)
     keras.utils.set_random_seed(0)
     check_same(graph, build(name), TEXTS)
@@ -271,7 +274,7 @@ def save(tmp_path_factory):
 def test_threads_may_call_it_at_once(name, save):
     texts = [TEXT] * 3
     for graph in (
-        graph_tokenizer(build(name)),
+        GraphTokenizer(build(name)),
         tf.saved_model.load(save(name)),
     ):
         with futures.ThreadPoolExecutor(4) as pool:
@@ -343,7 +346,24 @@ def test_what_cannot_be_the_same_is_refused():
         def encode(self, text, begins_line=True):
             return super().encode(text.upper(), begins_line)
 
-    for tokenizer, received in ((Shouting(), "Shouting"), ("bytes", "str")):
-        message = f"`tokenizer` must be one of .*'ByteT.*Received: {received}$"
+    for tokenizer, received in (
+        (Shouting(), "Shouting"),
+        (IdTokenizer(9), "IdTokenizer"),
+        ("bytes", "str"),
+    ):
+        message = f"`tokenizer` must define .*without.*Received: {received}$"
         with pytest.raises(ValueError, match=message):
-            graph_tokenizer(tokenizer)
+            GraphTokenizer(tokenizer)
+
+
+def test_two_methods_make_a_tokenizer_with_a_graph():
+    class Doubling(ByteTokenizer):
+        def encode(self, text, begins_line=True):
+            return super().encode(text, begins_line).repeat(2)
+
+        def encode_in_graph(self, text):
+            ids = super().encode_in_graph(text)
+            return tf.stack([ids, ids], axis=-1).merge_dims(1, 2)
+
+    tokenizer = Doubling()
+    check_same(GraphTokenizer(tokenizer), tokenizer, TEXTS)

@@ -7,7 +7,7 @@ from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving.graph_checks import traced
-from txl_keras.serving.graph_tokenizers import graph_tokenizer
+from txl_keras.serving.graph_tokenizers import GraphTokenizer
 from txl_keras.serving.served_model import SAMPLING
 from txl_keras.serving.served_model import ServedModel
 
@@ -22,7 +22,7 @@ def model():
 
 def signatures_of(model, max_segment_length):
     served = ServedModel(model, 6, max_segment_length)
-    endpoints = served.endpoints(graph_tokenizer(TOKENIZER))
+    endpoints = served.endpoints(GraphTokenizer(TOKENIZER))
     return {
         name: traced(*endpoint, 9, SAMPLING)
         for name, endpoint in endpoints.items()

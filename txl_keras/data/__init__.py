@@ -43,7 +43,9 @@ from txl_keras.data.text_batches import pad_texts
 # Tokenizers: text to ids and back.
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
+from txl_keras.data.tokenizers import HuggingFaceTokenizer
 from txl_keras.data.tokenizers import IdTokenizer
+from txl_keras.data.tokenizers import KerasHubTokenizer
 from txl_keras.data.tokenizers import SentencePieceTokenizer
 from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
@@ -57,7 +59,9 @@ __all__ = [
     "ByteTokenizer",
     "CharacterTokenizer",
     "Corpus",
+    "HuggingFaceTokenizer",
     "IdTokenizer",
+    "KerasHubTokenizer",
     "LabelledTexts",
     "PermutedSegments",
     "PreparedSplit",

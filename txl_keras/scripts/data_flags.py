@@ -62,7 +62,8 @@ class Tokenizer(options.Options, free=("vocabulary",)):
     line_start: Token that is put before each line. Default: none.
     line_end: Token that stands for the end of each line; empty for none.
         Default: <eos>.
-    vocabulary: File with the words of the vocabulary, or a subword model.
+    vocabulary: File with the words of the vocabulary, or a subword model, such
+        as a tokenizer.json of Hugging Face for --tokenizer=hugging_face.
         Default: the vocabulary is built from the train split.
     """
 

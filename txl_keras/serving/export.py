@@ -9,7 +9,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_vocabulary
 from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import write_saved_model
-from txl_keras.serving.graph_tokenizers import graph_tokenizer
+from txl_keras.serving.graph_tokenizers import GraphTokenizer
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
 from txl_keras.serving.served_model import SAMPLING
@@ -169,7 +169,7 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     if tokenizer is not None:
         check_vocabulary(tokenizer, model.backbone.vocabulary_size)
         model.backbone.check_takes_padding()
-        encoder = graph_tokenizer(tokenizer)
+        encoder = GraphTokenizer(tokenizer)
         own, tracked = {"tokenizer": type(tokenizer).__name__}, [encoder]
     endpoints = served.endpoints(encoder)
     if tokenizer is None:

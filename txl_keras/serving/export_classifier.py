@@ -11,7 +11,7 @@ from txl_keras.checks import check_vocabulary
 from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import write_saved_model
 from txl_keras.serving.graph_checks import check_not_empty
-from txl_keras.serving.graph_tokenizers import graph_tokenizer
+from txl_keras.serving.graph_tokenizers import GraphTokenizer
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 
 
@@ -82,7 +82,7 @@ def export_classifier(
             f"`label_names` must be a list of {model.num_classes} strings, "
             f"one per class. Received: {label_names}"
         )
-    encoder = graph_tokenizer(tokenizer)
+    encoder = GraphTokenizer(tokenizer)
     names = tf.constant(label_names)
 
     def classify(text):

@@ -240,7 +240,7 @@ class ServedModel:
 
     def endpoints(self, tokenizer=None):
         """Returns a dictionary from names to functions and input specs."""
-        # They take and return text with the result of `graph_tokenizer`.
+        # They take and return text with a `GraphTokenizer`.
         sampling = [
             _spec("length"),
             *(

@@ -7,6 +7,8 @@
 - `SentencePieceTokenizer`: one id per subword, learned from a text, and
   `WordPieceTokenizer`, for the vocabularies of BERT. Both need TensorFlow Text,
   an optional dependency.
+- `HuggingFaceTokenizer`: the `tokenizer.json` of Hugging Face's tokenizers, and
+  `KerasHubTokenizer`, for those of KerasHub.
 - `IdTokenizer`: for data that is token ids already, such as music events.
 
 All accept `bytes`, as a `Corpus` yields them, and `str`. `Tokenizer` is their
@@ -25,6 +27,8 @@ from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import count_symbols
 from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
+from txl_keras.data.tokenizers.library_tokenizers import HuggingFaceTokenizer
+from txl_keras.data.tokenizers.library_tokenizers import KerasHubTokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
@@ -36,7 +40,9 @@ from txl_keras.data.tokenizers.word_tokenizer import count_words
 __all__ = [
     "ByteTokenizer",
     "CharacterTokenizer",
+    "HuggingFaceTokenizer",
     "IdTokenizer",
+    "KerasHubTokenizer",
     "SentencePieceTokenizer",
     "Tokenizer",
     "WordPieceTokenizer",

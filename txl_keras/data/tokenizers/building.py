@@ -20,6 +20,7 @@ from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import count_symbols
 from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
+from txl_keras.data.tokenizers.library_tokenizers import HuggingFaceTokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
@@ -60,6 +61,7 @@ OPTIONS = {
         "character_coverage",
     ),
     "wordpiece": ("vocabulary", "unknown", "line_end", "lower_case"),
+    "hugging_face": ("vocabulary",),
     "ids": ("vocabulary_size",),
 }  # fmt: skip
 # Those that a vocabulary is built with.
@@ -77,13 +79,14 @@ def build_tokenizer(name, corpus, beam=None, **options):
 
     Args:
         name: String, `"bytes"`, `"characters"`, `"words"`, `"sentencepiece"`,
-            `"wordpiece"` or `"ids"`.
+            `"wordpiece"`, `"hugging_face"` or `"ids"`.
         corpus: A `Corpus`.
         beam: Optional `Beam` with a folder, whose workers read the text.
         **options: Options of this tokenizer, see its class, its `from_counts`
             and its `train`; options that are None are ignored. `vocabulary` is
             a sequence of words to use instead of counting them, or for subwords
-            the path of a model or vocabulary file, which `"wordpiece"` needs.
+            the path of a model or vocabulary file, which `"wordpiece"` and
+            `"hugging_face"` need.
             For `"words"`, an empty string as `unknown`, `line_start` or
             `line_end` disables this mark.
 
@@ -216,14 +219,13 @@ def _build_sentence_piece(corpus, beam, vocabulary=None, **options):
     return SentencePieceTokenizer.train(texts, **options)
 
 
-def _build_word_piece(corpus, beam, vocabulary=None, **options):
+def _load(kind, file, corpus, beam, vocabulary=None, **options):
     if vocabulary is None:
         raise ValueError(
-            "`vocabulary` must be the file of an existing vocabulary for "
-            "wordpiece, such as the vocab.txt of BERT; sentencepiece learns "
-            "subwords. Received: vocabulary=None"
+            f"`vocabulary` must be {file}; sentencepiece learns subwords. "
+            "Received: vocabulary=None"
         )
-    return WordPieceTokenizer.from_file(vocabulary, **options)
+    return kind.from_file(vocabulary, **options)
 
 
 def _check_train(corpus):
@@ -289,7 +291,15 @@ _BUILDERS = {
     "characters": _build_characters,
     "words": _build_words,
     "sentencepiece": _build_sentence_piece,
-    "wordpiece": _build_word_piece,
+    "wordpiece": functools.partial(
+        _load,
+        WordPieceTokenizer,
+        "the file of an existing vocabulary for wordpiece, such as the "
+        "vocab.txt of BERT",
+    ),
+    "hugging_face": functools.partial(
+        _load, HuggingFaceTokenizer, "a tokenizer.json for hugging_face"
+    ),
     "ids": _build_ids,
 }
 
@@ -360,5 +370,6 @@ _TOKENIZERS = {
         WordTokenizer,
         SentencePieceTokenizer,
         WordPieceTokenizer,
+        HuggingFaceTokenizer,
     )
 }

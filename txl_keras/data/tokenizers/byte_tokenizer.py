@@ -1,7 +1,9 @@
 """`ByteTokenizer`: one id per byte."""
 
 import numpy as np
+import tensorflow as tf
 
+from txl_keras.data.tokenizers.graph_text import split_bytes
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.tokenizer import as_bytes
 from txl_keras.data.tokenizers.tokenizer import check_ids
@@ -34,6 +36,12 @@ class ByteTokenizer(Tokenizer):
         if self.drop_newlines:
             data = data.replace(b"\n", b"")
         return np.frombuffer(data, np.uint8)
+
+    def encode_in_graph(self, text):
+        ids = split_bytes(text)
+        if not self.drop_newlines:
+            return ids
+        return tf.ragged.boolean_mask(ids, ids != ord("\n"))
 
     def decode_bytes(self, ids):
         return check_ids(ids, self.vocabulary_size).astype(np.uint8).tobytes()

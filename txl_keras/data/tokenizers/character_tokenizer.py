@@ -3,9 +3,14 @@
 import collections
 
 import numpy as np
+import tensorflow as tf
 
 from txl_keras.checks import check_one_of
 from txl_keras.data.corpora.corpus import ENCODINGS
+from txl_keras.data.tokenizers.graph_text import check_known
+from txl_keras.data.tokenizers.graph_text import find
+from txl_keras.data.tokenizers.graph_text import split_bytes
+from txl_keras.data.tokenizers.graph_text import split_characters
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.tokenizer import as_bytes
 from txl_keras.data.tokenizers.tokenizer import decode_utf8
@@ -87,6 +92,17 @@ position 2 is not in the vocabulary.
                 raise UnknownSymbolError(symbol, start + position)
             blocks.append(ids.astype(self.vocabulary.dtype))
         return np.concatenate(blocks)
+
+    def encode_in_graph(self, text):
+        is_bytes = self.encoding == "latin-1"
+        symbols = (split_bytes if is_bytes else split_characters)(text)
+        is_newline = symbols == _NEWLINE
+        known = list(map(ord, self.vocabulary))
+        ids, is_known = find(known, symbols.values)
+        if not self.drop_newlines:
+            return check_known(ids, is_known, symbols)
+        ids = check_known(ids, is_known | is_newline.values, symbols)
+        return tf.ragged.boolean_mask(ids, ~is_newline)
 
     def _text(self, token_id):
         return self.vocabulary.symbols[token_id]

@@ -16,14 +16,10 @@ from google.protobuf import text_format
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
+from txl_keras.data.tokenizers.subword_tokenizer import SubwordTokenizer
 from txl_keras.data.tokenizers.subword_tokenizer import default_size
 from txl_keras.data.tokenizers.subword_tokenizer import import_extra
-from txl_keras.data.tokenizers.subword_tokenizer import join_lines
 from txl_keras.data.tokenizers.subword_tokenizer import sample_sentences
-from txl_keras.data.tokenizers.subword_tokenizer import split_lines
-from txl_keras.data.tokenizers.tokenizer import Tokenizer
-from txl_keras.data.tokenizers.tokenizer import check_ids
-from txl_keras.data.vocabulary import smallest_dtype
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked
 
@@ -93,7 +89,7 @@ _LOSSLESS = {
 }
 
 
-class SentencePieceTokenizer(Tokenizer):
+class SentencePieceTokenizer(SubwordTokenizer):
     """Encodes text as the pieces of a SentencePiece model.
 
     Models from `train` are lossless: `decode(encode(text)) == text` for every
@@ -126,8 +122,7 @@ class SentencePieceTokenizer(Tokenizer):
     'a  cat\\n\\tnaïve'
     """
 
-    unit = "subword"
-    releases_gil = True
+    _keeps_newlines = True
 
     def __init__(self, model, line_end=None):
         if not isinstance(model, bytes):
@@ -148,11 +143,10 @@ class SentencePieceTokenizer(Tokenizer):
         self.vocabulary_size = len(pieces)
         self.unknown_id = types.index(_UNKNOWN) if _UNKNOWN in types else None
         self._texts = [_piece_text(piece, kind) for piece, kind in pieces]
-        self._line_end_id = None
         self.newline_id = names.index("\n") if "\n" in names else None
         if line_end is not None:
-            self._line_end_id = self.newline_id = names.index(line_end)
-            self._texts[self._line_end_id] = b"\n"
+            self.newline_id = names.index(line_end)
+            self._texts[self.newline_id] = b"\n"
         self._has_prefix = normalizer.add_dummy_prefix
         self._trims = normalizer.remove_extra_whitespaces
         self.is_lossless = not self._has_prefix and not self._trims
@@ -257,28 +251,17 @@ class SentencePieceTokenizer(Tokenizer):
             piece.piece = piece.piece.replace(_SPACE.encode(), b" ")
         return cls(model.SerializeToString(deterministic=True))
 
-    def encode(self, text, begins_line=True):
-        lines = split_lines(text, keep_ends=self.line_end is None)
-        continues_line = self._has_prefix and not begins_line
+    def _encode_lines(self, lines, begins_line):
+        tokenize = _load(self.model).tokenize
         # A model that trims leading spaces adds one again as its prefix.
-        if self._trims and b"".join(lines[:1]).startswith(b" "):
-            continues_line = False
-        if continues_line:
-            first = _tokenize(lines[:1], self.model + _NO_DUMMY_PREFIX)
-            others = _tokenize(lines[1:], self.model)
-            tokens = tf.concat([first, others], axis=0)
-        else:
-            tokens = _tokenize(lines, self.model)
-        ids = join_lines(tokens, self._line_end_id)
-        return ids.astype(smallest_dtype(self.vocabulary_size))
-
-    def decode_bytes(self, ids):
-        ids = check_ids(ids, self.vocabulary_size).tolist()
-        return b"".join(map(self._texts.__getitem__, ids))
-
-    def as_tf_text(self):
-        """Returns the TensorFlow Text tokenizer, which ignores `line_end`."""
-        return _load(self.model)
+        if (
+            begins_line
+            or not self._has_prefix
+            or (self._trims and lines[0].numpy().startswith(b" "))
+        ):
+            return tokenize(lines)
+        first = _load(self.model + _NO_DUMMY_PREFIX).tokenize(lines[:1])
+        return tf.concat([first, tokenize(lines[1:])], axis=0)
 
     def get_config(self):
         """Returns the configuration, with the model in base64 for JSON."""
@@ -308,10 +291,6 @@ def _load(model):
     # Concurrent loading in two threads would release the model again.
     with _LOADING:
         return text.SentencepieceTokenizer(model=model)
-
-
-def _tokenize(lines, model):
-    return _load(model).tokenize(tf.constant(lines, tf.string))
 
 
 def _read_model(model):

@@ -1,16 +1,19 @@
-"""Helpers of `SentencePieceTokenizer` and `WordPieceTokenizer`."""
+"""The base of `SentencePieceTokenizer` and `WordPieceTokenizer`."""
 
 import collections
 import importlib
-import io
 import math
 import re
 
 import numpy as np
+import tensorflow as tf
 
 from txl_keras.data.layouts import draw
+from txl_keras.data.tokenizers.graph_text import valid_text
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.tokenizer import as_bytes
 from txl_keras.data.tokenizers.tokenizer import decode_utf8
+from txl_keras.data.vocabulary import smallest_dtype
 
 # sentencepiece skips sentences that contain one of these characters.
 _CHARACTER = "[^\n\0\u2047\u2585]"
@@ -27,31 +30,60 @@ _SEED = 7
 
 
 def import_extra(name):
-    """Imports a module that Windows lacks; names the remedy if missing."""
+    """Imports an optional module; names the remedy if it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
+        package = name.split(".")[0]
+        remedy = "`pip install tokenizers`."
+        if package != "tokenizers":
+            remedy = (
+                "`pip install sentencepiece tensorflow-text`; on Windows, "
+                "which has no TensorFlow Text, use another tokenizer, such as "
+                "bytes."
+            )
         raise ImportError(
-            f"Subword tokenizers need {name.split('.')[0]}, which cannot be "
-            f"imported ({error}). Run `pip install sentencepiece "
-            "tensorflow-text`; on Windows, which has no TensorFlow Text, use "
-            "another tokenizer, such as bytes."
+            f"Subword tokenizers need {package}, which cannot be imported "
+            f"({error}). Run {remedy}"
         ) from error
 
 
-def split_lines(text, keep_ends):
-    """Splits text into `bytes` at newlines only; other separators are kept."""
-    data = as_bytes(text)
-    decode_utf8(data)  # raises; TensorFlow would silently write U+FFFD
-    return io.BytesIO(data).readlines() if keep_ends else data.split(b"\n")
+class SubwordTokenizer(Tokenizer):
+    """Encodes each line on its own with TensorFlow Text, also in graphs."""
 
+    unit = "subword"
+    releases_gil = True
+    line_end = None
+    _keeps_newlines = False  # if they are not `line_end`
 
-def join_lines(tokens, line_end_id):
-    """Joins the ids of a `tf.RaggedTensor` of lines, with separators."""
-    ids = tokens.values.numpy()
-    if line_end_id is None:
-        return ids
-    return np.insert(ids, tokens.row_splits.numpy()[1:-1], line_end_id)
+    def encode(self, text, begins_line=True):
+        data = as_bytes(text)
+        decode_utf8(data)  # raises; TensorFlow would silently write U+FFFD
+        ids = self._encode(tf.constant([data]), begins_line).values.numpy()
+        return ids.astype(smallest_dtype(self.vocabulary_size))
+
+    def encode_in_graph(self, text):
+        return self._encode(valid_text(text), True)
+
+    def _encode(self, text, begins_line):
+        # An empty text has one line, too.
+        lines = tf.strings.split(text, sep="\n")
+        limits = tf.gather(lines.row_limits(), lines.value_rowids())
+        is_ended = tf.range(1, tf.size(limits, tf.int64) + 1) != limits
+        strings = lines.values
+        if self.line_end is None and self._keeps_newlines:
+            strings += tf.where(is_ended, "\n", "")
+        tokens = self._encode_lines(strings, begins_line)
+        if self.line_end is not None:
+            ends = tf.cast(is_ended, tf.int64)
+            values = tf.fill([tf.reduce_sum(ends)], self.newline_id)
+            ends = tf.RaggedTensor.from_row_lengths(values, ends)
+            tokens = tf.concat([tokens, ends], axis=1)
+        return lines.with_values(tokens).merge_dims(1, 2)
+
+    def _encode_lines(self, lines, begins_line):
+        """Encodes strings `(n,)` as ragged int32 `(n, None)`."""
+        raise NotImplementedError
 
 
 def default_size(sentences, character_coverage):

@@ -13,8 +13,9 @@ class Tokenizer:
     """Converts text to token ids and back.
 
     A tokenizer of your own is a subclass that defines `encode` and
-    `decode_bytes`, and sets `vocabulary_size`. `load_tokenizer` and exported
-    models accept only the classes of this package.
+    `decode_bytes`, and sets `vocabulary_size`. With `encode_in_graph` it can be
+    a part of SavedModels. `load_tokenizer` accepts only the classes of this
+    package.
 
     Attributes:
         vocabulary_size: Integer. Ids are below it.
@@ -37,6 +38,7 @@ class Tokenizer:
     releases_gil = False
     encoding = "utf-8"  # of decoded bytes
     _has_prefix = False  # whether decoded lines begin with a space
+    _texts = None  # the bytes of each id, for the tokenizers that list them
 
     def encode(self, text, begins_line=True):
         """Encodes text as ids.
@@ -56,6 +58,17 @@ class Tokenizer:
         """
         raise NotImplementedError
 
+    def encode_in_graph(self, text):
+        """Encodes texts in a graph of TensorFlow, with the ids of `encode`.
+
+        Args:
+            text: String tensor of shape `(B,)`. Each is the start of a line.
+
+        Returns:
+            int32 `tf.RaggedTensor` of shape `(B, None)`.
+        """
+        raise NotImplementedError
+
     def decode_bytes(self, ids):
         """Decodes ids to bytes; the results of successive calls can be joined.
 
@@ -71,6 +84,8 @@ class Tokenizer:
             `bytes`.
         """
         ids = check_ids(ids, self.vocabulary_size).tolist()
+        if self._texts is not None:
+            return b"".join(map(self._texts.__getitem__, ids))
         # Long texts repeat tokens, and strings are joined faster than bytes.
         texts = {token_id: self._text(token_id) for token_id in set(ids)}
         return "".join(map(texts.__getitem__, ids)).encode(self.encoding)

@@ -5,16 +5,14 @@ import re
 import tensorflow as tf
 
 from txl_keras.data.corpora.files import decode_text
+from txl_keras.data.tokenizers.subword_tokenizer import SubwordTokenizer
 from txl_keras.data.tokenizers.subword_tokenizer import import_extra
-from txl_keras.data.tokenizers.subword_tokenizer import join_lines
-from txl_keras.data.tokenizers.subword_tokenizer import split_lines
-from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.vocabulary import Vocabulary
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked
 
 
-class WordPieceTokenizer(Tokenizer):
+class WordPieceTokenizer(SubwordTokenizer):
     """Encodes text as words and parts of words, as in BERT.
 
     Words are separated at spaces, punctuation marks and Chinese characters. A
@@ -56,8 +54,6 @@ class WordPieceTokenizer(Tokenizer):
     'the unknown .\\nthe [UNK]'
     """
 
-    unit = "subword"
-    releases_gil = True
     _has_prefix = True
 
     def __init__(
@@ -119,11 +115,8 @@ class WordPieceTokenizer(Tokenizer):
         lines = re.split("\r\n|\r|\n", text)
         return cls(lines if lines[-1] else lines[:-1], **options)
 
-    def encode(self, text, begins_line=True):
-        lines = split_lines(text, keep_ends=False)
-        tokens = self._tf_text.tokenize(tf.constant(lines, tf.string))
-        ids = join_lines(tokens, self.newline_id)
-        return ids.astype(self.vocabulary.dtype)
+    def _encode_lines(self, lines, begins_line):
+        return self._tf_text.tokenize(lines)
 
     def _text(self, token_id):
         symbol = self.vocabulary.symbols[token_id]
@@ -132,7 +125,3 @@ class WordPieceTokenizer(Tokenizer):
         if symbol.startswith(self.suffix_indicator):
             return symbol.removeprefix(self.suffix_indicator)
         return f" {symbol}"
-
-    def as_tf_text(self):
-        """Returns the TensorFlow Text tokenizer, which ignores `line_end`."""
-        return self._tf_text

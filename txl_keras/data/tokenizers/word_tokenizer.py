@@ -4,8 +4,14 @@ import collections
 import re
 
 import numpy as np
+import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.data.tokenizers.graph_text import check_known
+from txl_keras.data.tokenizers.graph_text import find_words
+from txl_keras.data.tokenizers.graph_text import lower_case
+from txl_keras.data.tokenizers.graph_text import split_words
+from txl_keras.data.tokenizers.graph_text import valid_text
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.tokenizer import as_bytes
 from txl_keras.data.tokenizers.tokenizer import decode_utf8
@@ -155,6 +161,24 @@ class WordTokenizer(Tokenizer):
                 raise error.after(position) from None
             position += len(words)
         return np.concatenate(ids)
+
+    def encode_in_graph(self, text):
+        text = valid_text(text)
+        if self.lower_case:
+            text = lower_case(text)
+        # No line starts after a newline at the end of a text.
+        body = tf.strings.regex_replace(text, r"\n\z", "")
+        line_start, line_end = self.line_start or "", self.line_end or ""
+        start = tf.where(text == "", "", f"{line_start} ")
+        end = tf.where(body == text, "", f" {line_end}")
+        line_break = f" {line_end} {line_start} ".replace("\\", "\\\\")
+        body = tf.strings.regex_replace(body, "\n", line_break)
+        words = split_words(start + body + end)
+        ids, is_known = find_words(self.vocabulary, words.values)
+        if self.unknown_id is not None:
+            ids = tf.where(is_known, ids, self.unknown_id)
+            is_known = tf.ones_like(is_known)
+        return check_known(ids, is_known, words)
 
     def _text(self, token_id):
         word = self.vocabulary.symbols[token_id]

@@ -128,9 +128,7 @@ def _lower_steps(folder, rows, eval_rows):
         backbone = model.backbone
         backbone.check_positions(length)
         optimizer, _ = training_flags.build_optimizer()
-        trainer = training_flags.build_trainer(
-            model, optimizer, strategy, rows, segments
-        )
+        trainer = training_flags.build_trainer(model, optimizer, strategy, rows)
         evaluator = Evaluator(model, strategy, eval_rows, length)
         parts = estimate_bytes(
             model, trainer.optimizer, rows, length, FLAGS.accumulate_steps
@@ -209,7 +207,6 @@ def _lower_steps(folder, rows, eval_rows):
 
 def _build_model():
     for name, is_wrong, reason in (
-        ("varlen", FLAGS.varlen, "it compiles segments of one length"),
         ("initialize_from", FLAGS.initialize_from, "it reads no run"),
         (
             "backbone",

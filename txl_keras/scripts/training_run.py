@@ -68,7 +68,6 @@ class TrainingRun:
             optimizer,
             self.strategy,
             FLAGS.batch_size,
-            self.segments,
             stop=self.stop,
         )
         return self.trainer

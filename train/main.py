@@ -96,7 +96,7 @@ def main(_):
         config = origin and origin.read_model_config()
         build_model = functools.partial(_build_model, text, config)
         build = functools.partial(
-            training_flags.build_trainer, build_model, strategy, segments, stop
+            training_flags.build_trainer, build_model, strategy, stop
         )
         if FLAGS.minutes is not None and not workdir.is_claimed():
             run_length.choose(strategy, build, segments)

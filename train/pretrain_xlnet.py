@@ -113,7 +113,7 @@ def main(_):
 
         # Model and trainer.
         trainer, plan = training_flags.build_trainer(
-            functools.partial(_build_model, size), strategy, segments, stop
+            functools.partial(_build_model, size), strategy, stop
         )
         evaluator = PermutationEvaluator(
             trainer.model, strategy, FLAGS.eval_batch_size, stop=stop

@@ -11,7 +11,7 @@ STRATEGY = tf.distribute.get_strategy()
 
 
 def make_segments():
-    return Segments(np.arange(83), 4, 5, drop_remainder=True, varlen=True)
+    return Segments(np.arange(83), 4, 5, drop_remainder=True)
 
 
 def take(iterator, num_steps):

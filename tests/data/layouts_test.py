@@ -5,7 +5,6 @@ from txl_keras.data import layouts
 from txl_keras.data.layouts import Roll
 from txl_keras.data.layouts import Sequential
 from txl_keras.data.layouts import Shuffle
-from txl_keras.data.layouts import VaryingLength
 from txl_keras.data.layouts import WholeSegments
 from txl_keras.data.layouts import document_lengths
 from txl_keras.data.layouts import draw
@@ -166,46 +165,11 @@ def test_rows_of_documents_are_reset_at_documents_and_where_they_begin(
         assert rows.reset[2].tolist() == [False, False, True, False, False]
 
 
-@pytest.mark.parametrize("num_tokens", [300, 3_001, 30_000])
-def test_varying_lengths_leave_nothing_out_between_steps(num_tokens):
-    layout = VaryingLength(num_tokens, 2, 20, seed=0)
-    assert layout.lengths == (10, 12, 16, 20, 24, 28)
-    used = []
-    for epoch in range(3):
-        rows = all_rows(layout, epoch)
-        assert (rows.counts[:, 0] == rows.counts[:, 1]).all()
-        assert set(rows.counts.flat) <= set(layout.lengths)
-        np.testing.assert_array_equal(
-            np.diff(rows.starts, axis=0), rows.counts[:-1]
-        )
-        assert rows.starts[0].tolist() == [0, (num_tokens - 1) // 2]
-        assert rows.reset.tolist() == [[step == 0] * 2 for step in range(
-            layout.steps_per_epoch
-        )]  # fmt: skip
-        assert rows.starts[-1, 0] + rows.counts[-1, 0] <= rows.starts[0, 1]
-        used.append(rows.counts[:, 0].tolist())
-    assert used[0] != used[1] != used[2]
-    if num_tokens == 30_000:
-        row_length = (num_tokens - 1) // 2
-        assert sum(used[0]) > row_length - 20 * 28
-        # Half of T once in 20 steps, and else a normal of deviation 5.
-        cycles = np.reshape(used[0][: len(used[0]) // 20 * 20], (-1, 20))
-        assert ((cycles == 10).sum(1) == 1).all()
-        normal = cycles[cycles != 10]
-        assert normal.mean() == 20 and 4.5 < normal.std() < 5.5
-
-
-def test_short_segments_vary_too():
-    lengths = VaryingLength(1_000, 1, 4, seed=0).lengths
-    assert min(lengths) == 5 and max(lengths) == 12
-
-
 @pytest.mark.parametrize(
     ("make", "least"),
     [
         (lambda n: Sequential(n, 3, 4), 13),
         (lambda n: Roll(n, 3, 4, seed=0), 22),
-        (lambda n: VaryingLength(n, 3, 20, seed=0), 85),
         (lambda n: Shuffle(np.array([0, 5]), n, 3, 4, seed=0), 13),
     ],
 )
@@ -216,20 +180,10 @@ def test_too_few_tokens_are_refused_with_both_numbers(make, least):
     assert make(least).steps_per_epoch >= 1
 
 
-@pytest.mark.parametrize(
-    ("layout", "field", "expected"),
-    [
-        (Roll(25, 1, 4, seed=3), "starts", [9, 13, 17, 1, 5]),
-        (
-            VaryingLength(9_000, 2, 32, seed=0),
-            "counts",
-            [40, 36, 24, 32, 32, 28, 32, 16],
-        ),
-    ],
-)
-def test_a_seed_gives_the_same_rows_in_every_release(layout, field, expected):
-    rows = (layout.rows(0, step) for step in range(len(expected)))
-    assert [getattr(row, field)[0] for row in rows] == expected
+def test_a_seed_gives_the_same_rows_in_every_release():
+    layout = Roll(25, 1, 4, seed=3)
+    starts = [int(layout.rows(0, step).starts[0]) for step in range(5)]
+    assert starts == [9, 13, 17, 1, 5]
 
 
 def test_too_few_segments_are_refused_with_both_numbers():

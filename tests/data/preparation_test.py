@@ -296,7 +296,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path):
     corpus = load_corpus(path)
     prepare(corpus, WORDS, str(tmp_path / "ids"), ["train"])
     path.write_bytes(b"the dog\n" * 100)
-    with pytest.raises(ValueError, match="was changed while .*: .*text.txt"):
+    with pytest.raises(ValueError, match="text.txt was changed while"):
         prepare(corpus, WORDS, str(tmp_path / "ids"), ["valid"])
     found = tmp_path.rglob("valid*")
     assert not [place for place in found if place.suffix != ".lock"]

@@ -113,7 +113,6 @@ def test_arrays_are_the_batches_of_an_epoch_in_order():
     for arguments in (
         {"drop_remainder": False},
         {"order": "roll"},
-        {"varlen": True},
         {"reset_documents": True, "documents": DOCUMENTS},
     ):
         arguments = {"drop_remainder": True, **arguments}
@@ -190,7 +189,6 @@ class CountedTokens:
         {"drop_remainder": True},
         {"drop_remainder": False, "warmup_segments": 7},
         {"drop_remainder": True, "order": "roll"},
-        {"drop_remainder": True, "varlen": True},
         {
             "drop_remainder": True,
             "order": "shuffle",
@@ -248,25 +246,6 @@ def test_no_batch_mixes_documents(order, drop_remainder):
                 assert batch["reset"][row] or document == last[row]
                 last[row] = document
         assert sorted(scored) == sorted(set(range(60)) - set(DOCUMENTS))
-
-
-def test_a_bucket_names_the_length_of_a_step():
-    segments = Segments(np.arange(3000), 2, 20, True, varlen=True)
-    assert segments.segment_lengths == (10, 12, 16, 20, 24, 28)
-    seen = set()
-    for step in range(60):
-        batch = segments.batch(step)
-        length = segments.segment_lengths[batch["bucket"]]
-        seen.add(length)
-        assert batch["inputs"].shape == (2, 28)
-        assert (batch["weights"][:, :length] == 1).all()
-        assert (batch["weights"][:, length:] == 0).all()
-        assert (batch["inputs"][:, length:] == 0).all()
-        assert batch["num_targets"] == 2 * length
-    assert seen == set(segments.segment_lengths)
-    spec = segments.dataset().element_spec
-    assert spec["inputs"].shape == (2, 28)
-    assert spec["bucket"] == tf.TensorSpec((), tf.int32)
 
 
 def test_half_loss_scores_the_later_half_of_what_is_read():
@@ -365,13 +344,11 @@ def test_positions_of_targets_are_of_evaluation_alone():
     [
         ({"order": "random"}, r"`order` must be one of.*order='random'"),
         ({"order": "roll", "drop_remainder": False}, "`order`.* training"),
-        ({"varlen": True, "drop_remainder": False}, "`varlen`.* training"),
         ({"warmup_segments": 2}, "`warmup_segments` .*drop_remainder=True"),
         (
             {"half_loss": True, "drop_remainder": False},
             "`half_loss` .*training",
         ),
-        ({"varlen": True, "order": "roll"}, "`varlen` needs .*order='roll'"),
         ({"order": "shuffle"}, "need `documents`.*documents=False"),
         ({"reset_documents": True}, "need `documents`.*documents=False"),
         (

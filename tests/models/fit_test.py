@@ -30,8 +30,6 @@ OPTIONS = {
     "documents": {"documents": DOCUMENTS, "reset_documents": True},
     "roll": {"order": "roll"},
     "half losses": {"half_loss": True},
-    # Three lengths, the fewest there can be; each is compiled.
-    "varlen": {"varlen": True, "segment_length": 5},
 }
 
 
@@ -97,7 +95,6 @@ def begin():
         tf.distribute.get_strategy(),
         B,
         seed=model.fit_steps.seed,
-        segment_lengths=(T,),
     )
     rewind = rewinder(model)
 
@@ -169,20 +166,12 @@ def _batches(x, y):
 @pytest.mark.parametrize("option", OPTIONS)
 def test_fit_computes_what_the_trainer_computes(option, model, begin):
     segments = segments_of(option)
-    lengths = segments.segment_lengths
-    fitted = model if lengths == (T,) else model_with_dropout(cutoffs=())
-    rewind_fitted = rewinder(fitted)
     epochs = STEPS // len(segments) + 1
     recorded = Losses()
-    fitted.fit(segments, epochs=epochs, callbacks=recorded, verbose=0)
-    weights = fitted.get_weights()
+    model.fit(segments, epochs=epochs, callbacks=recorded, verbose=0)
+    weights = model.get_weights()
 
-    if lengths == (T,):
-        trainer = begin()
-    else:
-        # That of `fit` itself: another would compile each length again.
-        trainer = rewind_fitted().fit_steps.trainer
-        assert trainer.segment_lengths == lengths
+    trainer = begin()
     iterator = iter(segments.distribute(trainer.strategy))
     num_steps = epochs * len(segments)
     losses = trainer.train(iterator, num_steps)["loss"]

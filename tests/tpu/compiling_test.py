@@ -69,9 +69,9 @@ def make_model(dtype="mixed_bfloat16", **overrides):
     )
 
 
-def segments_of(varlen=False, length=T):
+def segments_of(length=T):
     tokens = np.zeros(4 * B * (length + 1), "int32")
-    return Segments(tokens, B, length, drop_remainder=True, varlen=varlen)
+    return Segments(tokens, B, length, drop_remainder=True)
 
 
 def batch_of(segments):
@@ -79,8 +79,8 @@ def batch_of(segments):
     return {name: tf.constant(value) for name, value in batch.items()}
 
 
-def train_step(model, varlen=False, optimizer="sgd", length=T, **kwargs):
-    segments = segments_of(varlen, length)
+def train_step(model, optimizer="sgd", length=T, **kwargs):
+    segments = segments_of(length)
     with use(Target("tpu")):
         trainer = Trainer(
             model,
@@ -88,7 +88,6 @@ def train_step(model, varlen=False, optimizer="sgd", length=T, **kwargs):
             STRATEGY,
             B,
             clip_norm=0.25,
-            segment_lengths=segments.segment_lengths,
             **kwargs,
         )
     return trainer.replica_step, (batch_of(segments), tf.constant(0.0))
@@ -124,7 +123,6 @@ CLUSTERS = {"cutoffs": [10, 20], "div_val": 2, "embedding_dim": 12}
 STEPS = {
     "relative, adam": (train_step, {}, {"optimizer": "adam"}),
     "shaw, outputs": (train_step, {**SHAW, "memory_source": "outputs"}, {}),
-    "varlen": (train_step, {}, {"varlen": True}),
     "float16, lamb": (
         train_step, {"dtype": "mixed_float16"}, {"optimizer": "lamb"}
     ),
@@ -550,7 +548,6 @@ def test_the_command_reports_all_steps_of_a_run(here, monkeypatch, tmp_path):
         ("--tpu_type=v9-8", "should be one of <v2-8|"),
         ("--accumulate_steps=3", "accumulate_steps=3"),
         ("--cutoffs=auto", "reads no text to count"),
-        ("--varlen", "segments of one length"),
         ("--backbone=lstm", "gradient of an LSTM"),
         ("--attention_kernel", "multiples of 128.*memory_length=6"),
     ],

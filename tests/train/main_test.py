@@ -232,7 +232,6 @@ def test_a_value_that_is_no_choice_stops_before_any_work(
         (["--corpus={folder}/run/*"], ["workdir", "folder of the text"]),
         (["--corpus=tfds:lm2b"], ["lm1b", "'lm2b'"]),
         (["--corpus=ptb", "--manual_dir={folder}/no"], ["manual_dir", "/no'"]),
-        (["--varlen", "--order=roll"], ["varlen", "roll"]),
         (["--document_separator=<end>"], ["empty", "'<end>'"]),
         (["--tokenizer=wordpiece"], ["vocabulary", "vocab.txt"]),
         (["--dropout=1.5"], ["1.5"]),
@@ -334,7 +333,6 @@ def test_the_text_may_be_moved_and_its_newlines_left_out(
     [
         ["--order=roll"],
         ["--order=shuffle", "--reset_documents"],
-        ["--varlen"],  # six programs
     ],
 )
 def test_any_order_of_the_text_is_learned(order, train, fail, tmp_path):

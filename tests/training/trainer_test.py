@@ -78,14 +78,13 @@ def test_a_repeating_text_is_learned(trainer):
     assert loss[-5:].mean() < 0.15
 
 
-def make_dropping_trainer(model, accumulate_steps, segment_lengths, seed=0):
+def make_dropping_trainer(model, accumulate_steps, seed=0):
     return Trainer(
         model,
         build_optimizer("sgd", 0.5),
         STRATEGY,
         batch_size=6,
         clip_norm=1.0,
-        segment_lengths=segment_lengths,
         accumulate_steps=accumulate_steps,
         seed=seed,
     )
@@ -99,16 +98,14 @@ def dropping():
     """
     model = make_model(dropout=0.3)
     return {
-        pieces: trainer_rewinder(
-            make_dropping_trainer(model, pieces, (5,), seed)
-        )
+        pieces: trainer_rewinder(make_dropping_trainer(model, pieces, seed))
         for pieces, seed in ((1, 5), (3, 9))
     }
 
 
-def pieces_segments(varlen=False):
+def pieces_segments():
     tokens = np.arange(400) ** 2 % 7
-    return Segments(tokens, 6, 5, drop_remainder=True, varlen=varlen)
+    return Segments(tokens, 6, 5, drop_remainder=True)
 
 
 def test_a_seed_set_between_steps_is_that_of_the_next_masks(dropping):
@@ -143,11 +140,7 @@ def test_a_kernel_changes_the_speed_alone(monkeypatch):
     for attention_kernel in (False, True):
         seed_weights(0)
         model = make_model(memory_length=128, attention_dropout=0.2)
-        trainer = make_trainer(
-            model,
-            segment_lengths=segments.segment_lengths,
-            attention_kernel=attention_kernel,
-        )
+        trainer = make_trainer(model, attention_kernel=attention_kernel)
         results.append(trainer.train(iter(segments.distribute(STRATEGY)), 4))
         assert len(used) == attention_kernel
     for name in ("loss", "gradient_norm"):
@@ -162,17 +155,14 @@ def test_a_kernel_changes_the_speed_alone(monkeypatch):
         ({"memory_length": 100}, "memory_length=100"),
         ({"attention_type": "shaw", "max_positions": 9}, "type=shaw"),
         ({"dtype": "mixed_float16"}, "float16"),
-        # Whatever the segments are.
-        ({"memory_length": 0, "segment_lengths": None}, "memory_length=0"),
+        ({"memory_length": 0}, "memory_length=0"),
     ],
 )
 def test_a_model_without_a_kernel_is_named(changes, message):
     pytest.importorskip("jax")
-    changes = {"memory_length": 128, "segment_lengths": (128,), **changes}
-    lengths = changes.pop("segment_lengths")
-    model = make_model(**changes)
+    model = make_model(**{"memory_length": 128, **changes})
     with pytest.raises(ValueError, match=message):
-        make_trainer(model, segment_lengths=lengths, attention_kernel=True)
+        make_trainer(model, attention_kernel=True)
 
 
 def test_a_kernel_without_jax_says_what_to_install(monkeypatch):
@@ -201,48 +191,18 @@ def test_padding_is_no_part_of_the_loss(trainer):
 NAMES = ("inputs", "targets", "reset")
 
 
-def test_segments_of_varying_length_are_as_long_as_they_say():
-    segments = Segments(TOKENS, 3, 4, drop_remainder=True, varlen=True)
-    lengths = segments.segment_lengths
-    assert lengths == (5, 8, 12)
-    model = make_model()
-    trainer = make_trainer(
-        model, learning_rate=1e-30, segment_lengths=lengths, clip_norm=1.0
-    )
-    losses = trainer.train(iter(segments.distribute(STRATEGY)), 8)["loss"]
-    memory = model.initial_memory(3)
-    seen = set()
-    for step, loss in enumerate(losses):
-        batch = segments.batch(step)
-        length = lengths[batch["bucket"]]
-        seen.add(length)
-        inputs, targets = (batch[key][:, :length] for key in NAMES[:2])
-        nll, memory = model.score(inputs, targets, memory, batch["reset"])
-        np.testing.assert_allclose(loss, tf.reduce_mean(nll), rtol=1e-5)
-    assert seen == set(lengths)
-    np.testing.assert_allclose(
-        trainer.memory.read().states[0], memory.states[0], atol=1e-5
-    )
-
-
 @pytest.mark.parametrize(
-    ("varlen", "numbers_of_pieces"),
-    [
-        (False, [3]),
-        # 10 seconds.
-        pytest.param(False, [2, 6], marks=pytest.mark.large),
-        pytest.param(True, [2, 6], marks=pytest.mark.large),
-    ],
+    "numbers_of_pieces",
+    # 10 seconds.
+    [[3], pytest.param([2, 6], marks=pytest.mark.large)],
 )
-def test_rows_in_pieces_are_the_same_step(varlen, numbers_of_pieces, dropping):
-    segments = pieces_segments(varlen)
+def test_rows_in_pieces_are_the_same_step(numbers_of_pieces, dropping):
+    segments = pieces_segments()
     runs = []
     for accumulate_steps in (1, *numbers_of_pieces):
         trainer = dropping[1]()
-        if varlen or accumulate_steps not in dropping:
-            trainer = make_dropping_trainer(
-                trainer.model, accumulate_steps, segments.segment_lengths
-            )
+        if accumulate_steps not in dropping:
+            trainer = make_dropping_trainer(trainer.model, accumulate_steps)
         else:
             trainer = dropping[accumulate_steps]()
         trainer.seed = 0

@@ -2,7 +2,7 @@
 
 Layouts compute positions only. `Segments` chooses a layout and reads the tokens
 at the positions it returns. A layout has `steps_per_epoch`, the same in every
-epoch, and `lengths`, the segment lengths that occur, ascending.
+epoch, and `length`, the largest number of inputs of a row in one step.
 
 Letters: `B` is the batch size, `T` the tokens of a segment, `P` the predictions
 of the stream (prediction p reads token p, its target is token p + 1), `S` the
@@ -10,7 +10,6 @@ number of segments.
 """
 
 import functools
-import statistics
 from typing import NamedTuple
 
 import numpy as np
@@ -30,30 +29,27 @@ class Rows(NamedTuple):
 class Sequential:
     """Assigns predictions `[r P // B, (r + 1) P // B)` to row r, T per step."""
 
-    def __init__(self, num_tokens, batch_size, segment_length, shortest=None):
-        # A row needs `shortest` predictions, by default those of one step.
-        needed = batch_size * (shortest or segment_length) + 1
+    def __init__(self, num_tokens, batch_size, segment_length, spare=0):
+        # `spare` predictions per row are not read, but different ones per epoch
+        needed = batch_size * (segment_length + spare) + 1
         _check_enough(num_tokens, "tokens", needed, batch_size, segment_length)
-        self.lengths = (segment_length,)
-        self._bounds = _split(num_tokens - 1, batch_size)
-        self._row_length = (num_tokens - 1) // batch_size  # shortest row
-        self._scored = np.full(batch_size, True)
-        self.steps_per_epoch = self._row_length // segment_length
+        self.length = segment_length
+        self._begins = _split(num_tokens - 1, batch_size)[:-1]
+        row_length = (num_tokens - 1) // batch_size  # of the shortest row
+        self.steps_per_epoch = (row_length - spare) // segment_length
 
     def rows(self, epoch, step):
         """Returns the `Rows` of a step, counted from 0 within its epoch."""
-        (length,) = self.lengths
-        starts = self._bounds[:-1] + step * length
-        return self._rows(starts, length, step == 0)
+        return self._rows(self._begins + step * self.length, step == 0)
 
     def spans(self, epoch, start, stop):
         """Returns the token ranges of `[start, stop)` of the stream."""
         return [(start, stop)]
 
-    def _rows(self, starts, length, reset):
-        counts = np.full_like(starts, length)
-        reset = np.full_like(self._scored, reset)
-        return Rows(starts, counts, self._scored, reset)
+    def _rows(self, starts, reset):
+        counts = np.full_like(starts, self.length)
+        scored = np.full(len(starts), True)
+        return Rows(starts, counts, scored, scored & reset)
 
 
 class Roll(Sequential):
@@ -65,53 +61,17 @@ class Roll(Sequential):
     # left out, and they differ between epochs.
 
     def __init__(self, num_tokens, batch_size, segment_length, seed):
-        spare = segment_length - 1  # largest offset
-        shortest = segment_length + spare
-        super().__init__(num_tokens, batch_size, segment_length, shortest)
+        largest_offset = segment_length - 1
+        super().__init__(num_tokens, batch_size, segment_length, largest_offset)
         self._seed = seed
-        self.steps_per_epoch = (self._row_length - spare) // segment_length
 
     def rows(self, epoch, step):
-        (length,) = self.lengths
-        drawn = draw(self._seed, epoch, np.arange(len(self._scored)))
-        drawn = drawn % np.uint64(length * self.steps_per_epoch)
+        drawn = draw(self._seed, epoch, np.arange(len(self._begins)))
+        drawn = drawn % np.uint64(self.length * self.steps_per_epoch)
         offset, first = np.divmod(drawn.astype(np.int64), self.steps_per_epoch)
         segment = (first + step) % self.steps_per_epoch
-        starts = self._bounds[:-1] + offset + segment * length
-        return self._rows(starts, length, (segment == 0) | (step == 0))
-
-
-class VaryingLength(Sequential):
-    """Varies the segment length, so that segment boundaries differ."""
-
-    # The original code draws a length for each step: from a normal distribution
-    # with standard deviation 5 around T, or with probability 0.05 around T / 2.
-    # XLA compiles one program per length, so this layout uses only six. Every
-    # cycle of 20 steps has one segment of half the length and 19 rounded
-    # quantiles of the normal distribution, in a random order. All cycles have
-    # the same total length, so a step is found without those before it.
-
-    def __init__(self, num_tokens, batch_size, segment_length, seed):
-        normal = statistics.NormalDist(0, 5 / 4)
-        shares = (np.arange(19) + 0.5) / 19
-        rounded = np.round([normal.inv_cdf(share) for share in shares])
-        lengths = segment_length + 4 * rounded.astype(int)
-        lengths = np.append(lengths, segment_length // 2)
-        self._cycle = np.maximum(lengths, 5)
-        longest = int(self._cycle.max())
-        super().__init__(num_tokens, batch_size, segment_length, longest)
-        self._seed = seed
-        self.lengths = tuple(sorted(set(self._cycle.tolist())))
-        cycles, rest = divmod(self._row_length, int(self._cycle.sum()))
-        self.steps_per_epoch = cycles * len(self._cycle) + rest // longest
-
-    def rows(self, epoch, step):
-        cycle, step_of_cycle = divmod(step, len(self._cycle))
-        drawn = draw(self._seed, epoch, cycle, np.arange(len(self._cycle)))
-        lengths = self._cycle[np.argsort(drawn)]
-        done = cycle * self._cycle.sum() + lengths[:step_of_cycle].sum()
-        starts = self._bounds[:-1] + done
-        return self._rows(starts, lengths[step_of_cycle], step == 0)
+        starts = self._begins + offset + segment * self.length
+        return self._rows(starts, (segment == 0) | (step == 0))
 
 
 class Shuffle(Sequential):
@@ -161,7 +121,7 @@ class WholeSegments:
         warmup_segments=0,
         seed=None,
     ):
-        self.lengths = (segment_length,)
+        self.length = segment_length
         self._documents = documents
         self._document_lengths = document_lengths(documents, num_tokens)
         # A document of n tokens has n - 1 predictions; one token has none.
@@ -189,12 +149,11 @@ class WholeSegments:
         index = np.clip(segment, 0, self.num_segments - 1)
         place = np.searchsorted(offsets, index, "right") - 1
         document = order[place]
-        (length,) = self.lengths
-        done = (index - offsets[place]) * length
+        done = (index - offsets[place]) * self.length
         left = self._document_lengths[document] - 1 - done
         return Rows(
             self._documents[document] + done,
-            np.where(is_read, np.minimum(length, left), 0),
+            np.where(is_read, np.minimum(self.length, left), 0),
             segment >= self._first,
             is_read & ((done == 0) | (segment == self._begin)),
         )

@@ -41,8 +41,8 @@ class PermutedSegments(StepBatches):
     differ between epochs and are the same whenever a step is repeated.
 
     Args:
-        segments: `Segments` without `varlen`, `half_loss` and
-            `warmup_segments`. Their order, memory resets and padding are kept.
+        segments: `Segments` without `half_loss` and `warmup_segments`.
+            Their order, memory resets and padding are kept.
             (The last token of a text, which is not among their inputs, is left
             out.)
         context_factor: Integer K.
@@ -117,10 +117,8 @@ class PermutedSegments(StepBatches):
         is_plain = segments.order == "sequential"
         is_plain = is_plain and not segments.reset_documents
         rules = {
-            "`segments` must have one length and all be scored": (
-                segments.varlen
-                or segments.warmup_segments
-                or segments.half_loss
+            "`segments` must all be scored": (
+                segments.warmup_segments or segments.half_loss
             ),
             "`segments` must be at least `context_factor` tokens long to have "
             "a target": segments.segment_length < context_factor,

@@ -122,7 +122,6 @@ def prepare_tokenizer(name, corpus, folder, beam=None, **options):
         if tf.io.gfile.exists(path):
             return building.load_tokenizer(path)
         tokenizer = building.build_tokenizer(name, corpus, beam, **options)
-        corpus.check_unchanged()  # otherwise `path` has the wrong hash
         tf.io.gfile.makedirs(parent)
         building.save_tokenizer(tokenizer, path)
         return tokenizer
@@ -221,11 +220,9 @@ def _write_split(corpus, split, tokenizer, path, beam):
         files.remove_folder(path)
     tf.io.gfile.makedirs(path)
     try:
-        corpus.check_unchanged()
         metadata = token_files.write_tokens(
             corpus, split, tokenizer, path, beam
         )
-        corpus.check_unchanged()
         metadata |= {"split": split, "tokenizer": tokenizer_hash(tokenizer)}
         if not metadata["num_tokens"]:
             raise ValueError(

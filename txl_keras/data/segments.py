@@ -62,8 +62,6 @@ class Segments(StepBatches):
         warmup_segments: Integer, number of segments that a row reads before its
             own, with weight 0, to fill its memory. For evaluation only; see
             `txl_keras.evaluation.evaluator.warmup_segments`.
-        varlen: Boolean. True, for training only: the segment length varies
-            around T from step to step, see `layouts.VaryingLength`.
         half_loss: Boolean. True, for training only: the first half of each
             segment is read but not scored, because it has less context ("half
             losses" in section 4.2 of Dai et al., 2019). With `order="roll"`
@@ -80,9 +78,6 @@ class Segments(StepBatches):
             `warmup_segments` require it.
         num_targets: float32, the sum of the weights of all B rows, even if
             fewer rows were requested. The loss is a mean over this number.
-        bucket: int32, only with `varlen`: the segments of this step have
-            `segment_lengths[bucket]` tokens, padded to T, which is then the
-            longest of these lengths.
 
     Example:
 
@@ -106,7 +101,6 @@ class Segments(StepBatches):
         order="sequential",
         reset_documents=False,
         warmup_segments=0,
-        varlen=False,
         half_loss=False,
         seed=0,
     ):
@@ -119,7 +113,6 @@ class Segments(StepBatches):
         self.warmup_segments = check_integer(
             "warmup_segments", warmup_segments, 0
         )
-        self.varlen = varlen
         self.half_loss = half_loss
         self.seed = check_integer("seed", seed, 0)
         if documents is not None:
@@ -139,11 +132,6 @@ class Segments(StepBatches):
         """Returns the number of steps per epoch."""
         return self._layout.steps_per_epoch
 
-    @property
-    def segment_lengths(self):
-        """Returns a tuple of the segment lengths: several with `varlen`."""
-        return self._layout.lengths
-
     def _batch(self, step, rows):
         epoch, step = divmod(step, self.steps_per_epoch)
         read = self._layout.rows(epoch, step)
@@ -153,21 +141,17 @@ class Segments(StepBatches):
         starts, counts, scored, reset, firsts = (
             array[rows] for array in (*read, firsts)
         )
-        tokens = self._read(epoch, starts, counts, self._width)
-        index = np.arange(self._width)
+        tokens = self._read(epoch, starts, counts, self._layout.length)
+        index = np.arange(self._layout.length)
         is_read = index < counts[:, None]
         is_target = is_read & (index >= firsts[:, None]) & scored[:, None]
-        batch = {
+        return {
             "inputs": np.where(is_read, tokens[:, :-1], 0),
             "targets": np.where(is_read, tokens[:, 1:], 0),
             "weights": is_target.astype(np.float32),
             "reset": reset,
             "num_targets": np.float32(num_targets),
         }
-        if self.varlen:
-            bucket = self.segment_lengths.index(read.counts[0])
-            batch["bucket"] = np.int32(bucket)
-        return batch
 
     def target_positions(self, step):
         """Returns the stream positions of a step's targets, in evaluation.
@@ -190,7 +174,7 @@ class Segments(StepBatches):
         check_rules(self, {rule: self.drop_remainder})  # may be shuffled
         step = check_integer("step", step, 0) % self.steps_per_epoch
         rows = self._layout.rows(0, step)
-        index = np.arange(self._width)
+        index = np.arange(self._layout.length)
         is_scored = (index < rows.counts[:, None]) & rows.scored[:, None]
         return np.where(is_scored, rows.starts[:, None] + 1 + index, -1)
 
@@ -207,7 +191,7 @@ class Segments(StepBatches):
         Raises:
             ValueError: If the segments have weights or resets, which `fit`
                 would ignore. They must have `drop_remainder=True`, the default
-                order, and no `reset_documents`, `varlen` or `half_loss`.
+                order, and no `reset_documents` or `half_loss`.
 
         Example:
 
@@ -216,7 +200,7 @@ class Segments(StepBatches):
         ([4, 5, 6, 7], [5, 6, 7, 8])
         """
         is_plain = self.drop_remainder and self.order == "sequential"
-        others = self.reset_documents, self.varlen, self.half_loss
+        others = self.reset_documents, self.half_loss
         rule = (
             "`arrays()` returns no weights and resets: the segments must have "
             "`drop_remainder=True`, `order='sequential'` and no other option"
@@ -227,11 +211,6 @@ class Segments(StepBatches):
             np.concatenate([batch[key] for batch in batches])
             for key in ("inputs", "targets")
         )
-
-    @property
-    def _width(self):
-        """Returns T, or with `varlen` the longest segment length."""
-        return self.segment_lengths[-1]
 
     def _read(self, epoch, starts, counts, width):
         """Returns inputs and the token after them, `(rows, width + 1)`."""
@@ -266,8 +245,6 @@ class Segments(StepBatches):
             seed = self.seed if self.order == "shuffle" else None
             more = self.drop_remainder, self.warmup_segments, seed
             return layouts.WholeSegments(documents, *sizes, *more)
-        if self.varlen:
-            return layouts.VaryingLength(*sizes, self.seed)
         if self.order == "roll":
             return layouts.Roll(*sizes, self.seed)
         if self.order == "shuffle":
@@ -276,21 +253,17 @@ class Segments(StepBatches):
 
     def _check_combination(self, documents):
         check_one_of("order", self.order, ORDERS)
-        reorders = self.order != "sequential" or self.varlen
-        wraps_around = self.order == "roll" or self.varlen
         needs_documents = self.order == "shuffle" or self.reset_documents
-        is_for_training = reorders or self.half_loss
+        is_for_training = self.order != "sequential" or self.half_loss
         rules = {
-            "`order`, `varlen` and `half_loss` are for training, "
-            "`drop_remainder=True`": is_for_training
-            and not self.drop_remainder,
+            "`order` and `half_loss` are for training, `drop_remainder=True`": (
+                is_for_training and not self.drop_remainder
+            ),
             "`warmup_segments` is for evaluation, `drop_remainder=False`": (
                 self.warmup_segments and self.drop_remainder
             ),
-            "`varlen` needs `order='sequential'`": self.varlen
-            and self.order != "sequential",
-            "`reset_documents` excludes `order='roll'` and `varlen`": (
-                self.reset_documents and wraps_around
+            "`reset_documents` excludes `order='roll'`": (
+                self.reset_documents and self.order == "roll"
             ),
             "`order='shuffle'` and `reset_documents` need `documents`": (
                 needs_documents and documents is None
@@ -303,7 +276,7 @@ def check_rules(segments, rules, **options):
     """Raises ValueError for the first of some rules that is broken."""
     names = (
         "segment_length", "drop_remainder", "order", "reset_documents",
-        "warmup_segments", "varlen", "half_loss",
+        "warmup_segments", "half_loss",
     )  # fmt: skip
     options = {name: getattr(segments, name) for name in names} | options
     received = ", ".join(f"{k}={value!r}" for k, value in options.items())

@@ -33,8 +33,6 @@ class FitData:
     dataset: tf.data.Dataset
     batch_size: int
     num_steps: int  # or what TensorFlow calls the cardinality of a dataset
-    # Those of `Segments`, if they vary.
-    segment_lengths: tuple[int, ...] | None = None
     # Returns the dataset from a step on, if the data is `Segments`.
     from_step: object = None
 
@@ -93,17 +91,14 @@ def fit_data(x, vocabulary_size):
     def complete(*element):
         # `map` unpacks plain tuples only.
         batch = element if len(element) > 1 else element[0]
-        return complete_batch(batch, vocabulary_size, known)
+        return complete_batch(batch, vocabulary_size)
 
-    known = _KEYS
     if isinstance(x, Segments):
-        known = {*_KEYS, "bucket"}
-        lengths = x.segment_lengths if len(x.segment_lengths) > 1 else None
 
         def from_step(step):
             return x.dataset(step).map(complete)
 
-        return FitData(from_step(0), x.batch_size, len(x), lengths, from_step)
+        return FitData(from_step(0), x.batch_size, len(x), from_step)
     first = None
     if not isinstance(x, tf.data.Dataset):
         x, first = _generated(x)
@@ -298,15 +293,15 @@ def _parts(element):
     return {key: value for key, value in named.items() if value is not None}
 
 
-def complete_batch(batch, vocabulary_size, known=_KEYS):
+def complete_batch(batch, vocabulary_size):
     """Returns a batch as a dict with all entries, of ids that are checked."""
     # Before a step, in which XLA could not raise an error.
     given = _parts(batch)
-    if not {"inputs", "targets"} <= set(given) <= known:
+    if not {"inputs", "targets"} <= set(given) <= _KEYS:
         raise ValueError(
             "`x` must be `Segments`, arrays with `y`, or a dataset of pairs "
             "(inputs, targets), of triples with sample weights, or of dicts "
-            f"with the keys inputs and targets, and others of {sorted(known)}. "
+            f"with the keys inputs and targets, and others of {sorted(_KEYS)}. "
             f"Received: batches of {sorted(given)}"
         )
     inputs, targets = (

@@ -91,7 +91,7 @@ class FitSteps(keras.callbacks.Callback):
             arguments["validation_data"] = self._distribute(
                 validation.dataset, validation.batch_size
             )
-        self._set_trainer(data.batch_size, data.segment_lengths)
+        self._set_trainer(data.batch_size)
         initial_epoch = epoch = arguments.get("initial_epoch", 0)
         done = 0
         for backup in backups:
@@ -216,7 +216,7 @@ class FitSteps(keras.callbacks.Callback):
         batch_size = len(batch["inputs"])
         return iter(self._distribute(dataset, batch_size)), batch_size
 
-    def _set_trainer(self, batch_size, segment_lengths=None):
+    def _set_trainer(self, batch_size):
         """Makes a `Trainer` unless there is one for such batches."""
         trainer, model = self.trainer, self.model
         if not model.trainable_variables:
@@ -225,8 +225,7 @@ class FitSteps(keras.callbacks.Callback):
                 "model or of a layer to True, and compile again. Received: "
                 f"model={model.name!r}, all weights frozen"
             )
-        shape = batch_size, segment_lengths
-        if trainer and shape == (trainer.batch_size, trainer.segment_lengths):
+        if trainer and batch_size == trainer.batch_size:
             return
         self.trainer = _FitTrainer(
             model,
@@ -234,7 +233,6 @@ class FitSteps(keras.callbacks.Callback):
             self._strategy,
             batch_size,
             seed=self.seed,
-            segment_lengths=segment_lengths,
             jit_compile=self.jit_compile,
         )
         self.trainer.step_of_model = self._step_of_model

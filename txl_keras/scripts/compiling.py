@@ -125,7 +125,7 @@ def _lower_steps(folder, rows, eval_rows):
     length, segments = FLAGS.segment_length, _segments(rows)
     with tf.device("CPU:0"), use(Target("tpu")):  # the host that lowers
         trainer, _ = training_flags.build_trainer(
-            _build_model, strategy, segments, batch_size=rows
+            _build_model, strategy, batch_size=rows
         )
         model, backbone = trainer.model, trainer.model.backbone
         evaluator = Evaluator(model, strategy, eval_rows, length)
@@ -206,7 +206,6 @@ def _lower_steps(folder, rows, eval_rows):
 
 def _build_model():
     for name, is_wrong, reason in (
-        ("varlen", FLAGS.varlen, "it compiles segments of one length"),
         ("initialize_from", FLAGS.initialize_from, "it reads no run"),
         (
             "backbone",

@@ -119,10 +119,6 @@ class LanguageTraining(
         WORKDIR/surprise.html, if these have taken less than 2 % of the time so
         far. 0 for neither.
 
-    Data options:
-    varlen: Vary the length of training segments at random around
-        segment_length.
-
     Optimization options:
     minutes: Minutes that the command takes, about: times some steps at the
         start and chooses max_steps accordingly, and for a short text fewer;
@@ -141,7 +137,6 @@ class LanguageTraining(
     """
 
     max_sample_tokens: options.integer(0) = 500
-    varlen: bool = False
     minutes: options.number(0.01, 1e6) = None
     half_loss: bool = False
     intermediate_losses: bool = False
@@ -199,7 +194,7 @@ def dtype_policy():
     return f"mixed_{FLAGS.precision}"
 
 
-def build_trainer(build_model, strategy, segments, stop=None, batch_size=None):
+def build_trainer(build_model, strategy, stop=None, batch_size=None):
     """Builds the `Trainer` of the flags; also returns its `RunPlan`."""
     given = LanguageTraining.values()
     half = FLAGS.max_steps // 2
@@ -227,7 +222,6 @@ def build_trainer(build_model, strategy, segments, stop=None, batch_size=None):
         batch_size or FLAGS.batch_size,
         clip_norm=FLAGS.clip_norm or None,
         seed=FLAGS.seed,
-        segment_lengths=getattr(segments, "segment_lengths", None),
         accumulate_steps=FLAGS.accumulate_steps,
         intermediate_loss_steps=half if given.get("intermediate_losses") else 0,
         attention_kernel=given.get("attention_kernel", False),
@@ -248,7 +242,6 @@ def training_segments(split, segment_length=None):
         order=FLAGS.order,
         reset_documents=FLAGS.reset_documents,
         seed=FLAGS.seed,
-        varlen=given.get("varlen", False),
         half_loss=given.get("half_loss", False),
     )
 

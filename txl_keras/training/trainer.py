@@ -48,7 +48,7 @@ class Trainer:
 
     Batches come from `Segments` for a `TransformerXLCausalLM`, and from
     `PermutedSegments` for an `XLNetPermutationLM`. All of their entries except
-    `weights`, `num_targets` and `bucket` are arguments of `model.score`.
+    `weights` and `num_targets` are arguments of `model.score`.
 
     Args:
         model: `TransformerXLCausalLM` or `XLNetPermutationLM`, made in the
@@ -60,8 +60,6 @@ class Trainer:
         clip_norm: Optional float, the largest global norm of the gradient. By
             default the `global_clipnorm` of the optimizer, if it has one.
         seed: Integer, of the dropout masks.
-        segment_lengths: Optional tuple of integers, `Segments.segment_lengths`
-            of the data; needed if the lengths vary. Each length is compiled.
         accumulate_steps: Integer, the number of micro-batches for gradient
             accumulation. The step is the same, with the activations of fewer
             rows in memory. Each micro-batch uses the memory of its own rows.
@@ -118,7 +116,6 @@ class Trainer:
         batch_size,
         clip_norm=None,
         seed=0,
-        segment_lengths=None,
         accumulate_steps=1,
         intermediate_loss_steps=0,
         attention_kernel=False,
@@ -167,13 +164,12 @@ class Trainer:
                     f"{model.backbone.num_layers}"
                 )
         if attention_kernel:
-            _check_kernel(model, segment_lengths)
+            _check_kernel(model)
         self.model = model
         self.optimizer = optimizer
         self.strategy = strategy
         self.batch_size = batch_size
         self.clip_norm = clip_norm
-        self.segment_lengths = segment_lengths
         self.accumulate_steps = accumulate_steps
         self.intermediate_loss_steps = intermediate_loss_steps
         self.stopped = False
@@ -337,25 +333,12 @@ class Trainer:
         batch["weights"] = tf.math.divide_no_nan(
             batch["weights"], batch.pop("num_targets")
         )
-        bucket = batch.pop("bucket", None)
-        compute = functools.partial(
-            self._gradients_of_rows
-            if self.accumulate_steps == 1
-            else self._accumulated_gradients,
-            memory=self.memory.read(),
-            seed=seed,
-            first_row=first_row,
+        compute = self._gradients_of_rows
+        if self.accumulate_steps > 1:
+            compute = self._accumulated_gradients
+        losses, nll, memory, gradients = compute(
+            batch, memory=self.memory.read(), seed=seed, first_row=first_row
         )
-        if bucket is None:
-            losses, nll, memory, gradients = compute(batch)
-        else:
-            losses, nll, memory, gradients = tf.switch_case(
-                bucket,
-                [
-                    functools.partial(compute, _truncate(batch, length))
-                    for length in self.segment_lengths
-                ],
-            )
         self.memory.write(memory)
         return losses, nll, gradients
 
@@ -432,10 +415,6 @@ class Trainer:
                     arguments["return_reconstruction_loss"] = True
                 nll, memory, *errors = self.model.score(**arguments)
                 losses = [tf.reduce_sum(nll * weights)]
-                if self.segment_lengths:
-                    # Segments of all lengths must give tensors of one shape.
-                    missing = self.segment_lengths[-1] - nll.shape[1]
-                    nll = tf.pad(nll, [[0, 0], [0, missing]])
                 # The mean over the rows of all replicas.
                 errors = [tf.reduce_sum(x) / self.batch_size for x in errors]
             target = tf.add_n([*losses, *errors])
@@ -455,7 +434,7 @@ class Trainer:
         ]  # fmt: skip
 
 
-def _check_kernel(model, segment_lengths):
+def _check_kernel(model):
     """Checks that the attention of a model can use the Pallas kernel."""
     # Not an extra of this package: with it, pip would replace the TensorFlow
     # build of a TPU.
@@ -469,8 +448,8 @@ def _check_kernel(model, segment_lengths):
             f"{type(backbone).__name__}, attention_type={attention_type}, "
             f"{model.compute_dtype}"
         )
-    for length in segment_lengths or (TILE_QUERIES,):
-        check_lengths(length, backbone.memory_length)
+    # The segment length is checked where a step is compiled.
+    check_lengths(TILE_QUERIES, backbone.memory_length)
 
 
 def _norm_by_matmul(gradients):
@@ -483,16 +462,6 @@ def _norm_by_matmul(gradients):
         for rows in (tf.reshape(g, (-1, g.shape[-1])) for g in gradients)
     ]
     return tf.sqrt(tf.add_n(sums))
-
-
-def _truncate(batch, length):
-    """Truncates the tokens of a batch whose segments vary in length."""
-    return {
-        name: value[:, :length]
-        if name in ("inputs", "targets", "weights")
-        else value
-        for name, value in batch.items()
-    }
 
 
 def _reset_overflows(memory, cold_start):

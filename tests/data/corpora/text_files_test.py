@@ -237,10 +237,8 @@ def test_a_file_that_became_shorter_is_named(suffix, tmp_path):
     path.write_bytes(pack(b"line\n" * 2000))
     corpus = load_corpus(path)
     path.write_bytes(pack(b"line\n" * 1990))
-    with pytest.raises(ValueError, match="book.* must have at least 10000 byt"):
+    with pytest.raises(ValueError, match="book.* was changed while it was rea"):
         corpus.read("test")
-    with pytest.raises(ValueError, match="changed while it was read: .*book"):
-        corpus.check_unchanged()
 
 
 def test_too_little_text_is_refused(tmp_path):

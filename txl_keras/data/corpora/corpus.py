@@ -109,17 +109,6 @@ class Corpus:
         """Returns the whole text of a split as `bytes`."""
         return b"".join(block.text for block in self.blocks(split))
 
-    def check_unchanged(self):
-        """Raises ValueError if files were changed since they were found."""
-        for split in self.splits:
-            changed = self._text(split).changed_file()
-            if changed:
-                raise ValueError(
-                    f"The text of {self.name} was changed while it was read: "
-                    f"{changed}. Run the same command again when no other "
-                    "program writes to it."
-                )
-
     def fingerprint(self):
         """Returns a SHA-256 that identifies the text of prepared ids."""
         if self.identity is not None:
@@ -146,9 +135,6 @@ class Text:
     def sections(self, size):
         """Returns `Text`s of about `size` bytes, which are this one."""
         return [self]
-
-    def changed_file(self):
-        """Returns the path of a file that was changed, or None."""
 
     def blocks(self, section=0):
         """Yields the text in `Block`s of about `BLOCK_BYTES` bytes."""

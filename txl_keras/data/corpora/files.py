@@ -2,7 +2,6 @@
 
 import codecs
 import contextlib
-import functools
 import gzip
 import hashlib
 import itertools
@@ -25,25 +24,33 @@ MAX_DOCUMENT_BYTES = 1 << 30  # between separators: must fit in memory
 # but a bomb 1000 to 1. So much is allowed to come of the smallest file, too.
 _MAX_RATIO = 200
 _FREE_BYTES = 8 << 20
-_HEAD = 1 << 16  # bytes that determine the format of a file
+_HEAD = 1 << 16  # bytes that determine format and line ends of a file
 
 
 @contextlib.contextmanager
-def open_file(path):
-    """Opens a file for reading bytes; decompresses it if it ends in `.gz`."""
+def open_file(path, member=None):
+    """Opens a file, or a member of an archive; decompresses `.gz` files."""
     with open_checked(path, math.inf) as file:
-        if not path.lower().endswith(".gz"):
+        if member is None and not path.lower().endswith(".gz"):
             yield file
             return
-        with damage_named(path), _GzipFile(fileobj=file) as unpacked:
+        with _unpacked(file, path, member) as unpacked:
             yield unpacked
 
 
 @contextlib.contextmanager
-def damage_named(path):
-    """Turns errors of damaged archives to `ValueError`s that name the file."""
+def _unpacked(file, path, member):
+    """Opens what is in an open file; names the file if it is damaged."""
     try:
-        yield
+        if member is None:
+            yield _GzipFile(fileobj=file)
+        elif path.endswith(".zip"):
+            yield zipfile.ZipFile(file).open(member)  # noqa: SIM115
+        else:
+            archive = tarfile.open(fileobj=file)  # noqa: SIM115
+            # Names may begin with `./`.
+            found = {os.path.normpath(info.name): info for info in archive}
+            yield archive.extractfile(found[member])
     except (
         EOFError,
         KeyError,  # there is no such member
@@ -143,20 +150,11 @@ def remove_folder(path):
 def read_bytes(path, start=0, stop=None):
     """Yields (decompressed) bytes `[start, stop)` in chunks up to 1 MiB."""
     with open_file(path) as file:
-        for chunk in chunks_of(file, start, stop):
-            if (
-                b"\r" in chunk
-                and b"\n" not in chunk
-                and not _has_newline(path, version_of(path))
-            ):  # Excel for Mac writes such lines
-                chunk = chunk.replace(b"\r", b"\n")
-            yield chunk
-
-
-@functools.lru_cache
-def _has_newline(path, _):  # the version, because a file may be changed
-    with open_file(path) as file:
-        return any(b"\n" in chunk for chunk in chunks_of(file))
+        head = file.read(_HEAD)
+        chunks = chunks_of(file, start, stop)
+        if b"\r" in head and b"\n" not in head:  # as Excel for Mac writes it
+            chunks = (chunk.replace(b"\r", b"\n") for chunk in chunks)
+        yield from chunks
 
 
 def chunks_of(file, start=0, stop=None):
@@ -185,7 +183,7 @@ def digest_of(chunks, algorithm="sha256"):
 def read_text(path, start=0, stop=None):
     """Yields a text like `read_bytes`, and checks that it is valid UTF-8."""
     # `start` must be the first byte of a character.
-    return _checked(read_bytes(path, start, stop), path, start, stop)
+    return _checked(read_bytes(path, start, stop), path, start)
 
 
 def decode_text(data, path):
@@ -193,15 +191,9 @@ def decode_text(data, path):
     return b"".join(_checked([data], os.fspath(path))).decode()
 
 
-def _checked(chunks, path, offset=0, stop=None):
+def _checked(chunks, path, offset=0):
     decoder = codecs.getincrementaldecoder("utf-8")()
     for chunk in itertools.chain(chunks, [b""]):
-        if not chunk and stop is not None and offset < stop:
-            raise ValueError(
-                f"{path} must have at least {stop} bytes, the size found "
-                f"before reading. Received: {offset} bytes. Run the same "
-                "command again when no other program writes to the file."
-            )
         held, _ = decoder.getstate()  # incomplete character of the last chunk
         try:
             decoder.decode(chunk, final=not chunk)

@@ -11,9 +11,7 @@ import io
 import itertools
 import os
 import sys
-import tarfile
 import tempfile
-import zipfile
 
 import keras
 import tensorflow as tf
@@ -247,26 +245,8 @@ def in_archive(path, members):
 
 def read_chunks(source, start=0, stop=None):
     """Yields bytes `[start, stop)` of a text in chunks up to 1 MiB."""
-    with _open_source(*source) as file:
+    with files.open_file(*source) as file:
         yield from files.chunks_of(file, start, stop)
-
-
-@contextlib.contextmanager
-def _open_source(path, member):
-    if member is None:
-        with files.open_file(path) as file:
-            yield file
-        return
-    with files.damage_named(path), contextlib.ExitStack() as stack:
-        file = stack.enter_context(tf.io.gfile.GFile(path, "rb"))
-        if path.endswith(".zip"):
-            archive = stack.enter_context(zipfile.ZipFile(file))
-            yield stack.enter_context(archive.open(member))
-        else:
-            archive = stack.enter_context(tarfile.open(fileobj=file))
-            # Names may begin with `./`.
-            found = {os.path.normpath(info.name): info for info in archive}
-            yield archive.extractfile(found[member])
 
 
 def split_articles(lines):

@@ -76,6 +76,14 @@ class Part:
             self.version[0] if self.stop is None else self.stop
         ) - self.start
 
+    def check_unchanged(self):
+        """Raises ValueError if the file was changed since it was found."""
+        if files.version_of(self.path) != self.version:
+            raise ValueError(
+                f"{self.path} was changed while it was read, or before. Run "
+                "the same command again when no other program writes to it."
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles(corpus.Text):
@@ -98,19 +106,13 @@ class TextFiles(corpus.Text):
     def amid_line(self):
         path, start = self.parts[0].path, self.parts[0].start
         before = files.read_bytes(path, start - 1, start)
-        return self.continues and next(before) != b"\n"
+        return self.continues and next(before, None) != b"\n"
 
     def identity(self):
         """Returns the files with sizes and times, and the options, for JSON."""
         parts = [[p.path, p.start, p.stop, *p.version] for p in self.parts]
         options = [self.separator and self.separator.decode(), self.text_key]
         return [parts, options]
-
-    def changed_file(self):
-        changed = (
-            p.path for p in self.parts if files.version_of(p.path) != p.version
-        )
-        return next(changed, None)
 
     def sections(self, size):
         """Returns `TextFiles` of about `size` bytes; cuts at line ends."""
@@ -124,12 +126,19 @@ class TextFiles(corpus.Text):
         return [dataclasses.replace(self, parts=tuple(g)) for g in groups]
 
     def __iter__(self):
-        for part in self.parts:
+        for part in self._read_parts():
             delimiter = _delimiter(part.path, self.separator)
             if delimiter is None:
                 yield self._whole(part)
             else:
                 yield from self._documents(part, delimiter)
+
+    def _read_parts(self):
+        """Yields the parts, of files that are the same before and after."""
+        for part in self.parts:
+            part.check_unchanged()
+            yield part
+            part.check_unchanged()
 
     def _whole(self, part):
         """Yields a file in chunks; it ends with a newline if others follow."""
@@ -188,7 +197,7 @@ class IdFiles(TextFiles):
     num_bytes = None  # those of `.npz` files are unknown
 
     def blocks(self, section=0):
-        for part in self.parts:
+        for part in self._read_parts():
             documents = id_files.document_starts(part.path)
             start = part.start
             size = corpus.BLOCK_BYTES

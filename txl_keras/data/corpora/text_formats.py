@@ -14,6 +14,16 @@ _FORMATS = {
     "`pandas.read_parquet(OLD).to_json(NEW, orient='records', lines=True)`",
     b"%PDF-": "PDF: take the text out with `pdftotext`",
 }
+# The mark of UTF-32 begins with that of UTF-16, so it comes first.
+_FORMATS |= {
+    mark: f"{name}: convert it with `iconv -f {name} -t UTF-8 OLD > NEW`"
+    for mark, name in (
+        (codecs.BOM_UTF32_LE, "UTF-32LE"),
+        (codecs.BOM_UTF32_BE, "UTF-32BE"),
+        (codecs.BOM_UTF16_LE, "UTF-16LE"),
+        (codecs.BOM_UTF16_BE, "UTF-16BE"),
+    )
+}
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\f\r\x1b"})
 
 
@@ -25,36 +35,14 @@ def advice_for(head, byte):
         kinds = ["tar: unpack it with `tar -xf`"]
     if kinds:
         return f"It looks like {kinds[0]}."
-    encoding = _encoding(head)
-    if encoding:
-        return (
-            f"It looks like {encoding}: convert it with `iconv -f {encoding} "
-            "-t UTF-8 OLD > NEW`."
-        )
     num_controls = len(head) - len(head.translate(None, _CONTROLS))
     if num_controls > len(head) / 50:
-        return "It does not look like text: remove it."
+        return (
+            "It does not look like text: remove it, or if it is UTF-16, "
+            "convert it with `iconv -f UTF-16LE -t UTF-8 OLD > NEW`."
+        )
     if byte:
         remedy = "convert it, for example with `iconv -f latin1 -t utf-8"
     else:
         remedy = r"remove its zero bytes with `tr -d '\0' <"
     return f"Remove the file if it is not text, or {remedy} OLD > NEW`."
-
-
-def _encoding(head):
-    """Returns UTF-16 or UTF-32, if that makes text with zeros readable."""
-    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
-    if head.count(0) < len(head) / 200 and not head.startswith(marks):
-        return None  # read as UTF-16, any text would be Chinese
-    # The high bytes of a text's characters vary less than the low ones.
-    is_big_endian = len({*head[::2]}) < len({*head[1::2]})
-    utf16 = "UTF-16BE" if is_big_endian else "UTF-16LE"
-    for encoding in ("UTF-32LE", "UTF-32BE", utf16):
-        try:
-            text = codecs.getincrementaldecoder(encoding)().decode(head)
-        except UnicodeDecodeError:
-            continue
-        num_shown = sum(c.isprintable() or c.isspace() for c in text)
-        if num_shown + 1 > 0.95 * len(text):
-            return encoding
-    return None

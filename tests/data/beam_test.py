@@ -3,7 +3,10 @@ import json
 import os
 import pathlib
 import random
+import signal
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -281,6 +284,46 @@ def test_json_without_the_key_and_unknown_symbols_are_named(tmp_path):
 def test_a_runner_or_an_option_that_beam_refuses_is_named(arguments, reason):
     with pytest.raises(ValueError, match=f"`beam_runner`.*options.*{reason}"):
         Beam(*arguments)
+
+
+def dies(item):
+    """Fails in Beam's thread for a worker process, as if that had ended."""
+
+    def run():
+        raise RuntimeError("exited with return code -9")
+
+    threading.Thread(target=run, name="run_worker").start()
+    time.sleep(30)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)
+def test_a_worker_that_dies_is_not_waited_for(tmp_path):
+    (tmp_path / "beam").mkdir()
+    beam = Beam("DirectRunner", folder=str(tmp_path / "beam"))
+    with pytest.raises(RuntimeError, match="return code -9") as error:
+        beam.map("step", dies, [1])
+    assert "run the same command again" in str(error.value)
+
+
+def killed_once(marker):
+    path = pathlib.Path(marker)
+    if not path.exists():
+        path.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return path.name
+
+
+@pytest.mark.large
+def test_a_run_whose_worker_was_killed_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    (tmp_path / "beam").mkdir()
+    beam = Beam("DirectRunner", PROCESSES, str(tmp_path / "beam"))
+    items = [str(tmp_path / "marker")] * 4
+    with pytest.raises(RuntimeError, match="run the same command again"):
+        beam.map("step", killed_once, items)
+    assert list(beam.map("step", killed_once, items)) == ["marker"] * 4
 
 
 @pytest.mark.large

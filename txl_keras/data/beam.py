@@ -13,6 +13,8 @@ import io
 import json
 import os
 import shlex
+import signal
+import threading
 
 import tensorflow as tf
 
@@ -61,7 +63,10 @@ class Beam:
             beam = _import_beam()
             task = functools.partial(_write_result, function)
             try:
-                with self._make_pipeline() as pipeline:
+                with (
+                    _errors_of_worker_processes(),
+                    self._make_pipeline() as pipeline,
+                ):
                     # Items go to workers one by one.
                     tasks = pipeline | beam.Create(left) | beam.Reshuffle()
                     _ = tasks | beam.Map(task)
@@ -103,6 +108,35 @@ class Beam:
                 f"--beam_runner={self.runner}, "
                 f"--beam_options={self.options!r} ({reason})"
             ) from error
+
+
+@contextlib.contextmanager
+def _errors_of_worker_processes():
+    """Raises if a process of the DirectRunner dies, for which Beam waits."""
+    main = threading.main_thread()
+    if threading.current_thread() is not main:
+        yield  # no other thread can be interrupted
+        return
+    show, errors = threading.excepthook, []
+
+    def interrupt(arguments):
+        show(arguments)
+        # The thread in which Beam waits for the end of a process.
+        is_wait = arguments.thread and arguments.thread.name == "run_worker"
+        if is_wait and not errors:
+            errors.append(arguments.exc_value)
+            signal.pthread_kill(main.ident, signal.SIGUSR1)
+
+    def fail(*_):
+        raise errors[0]
+
+    handler = signal.signal(signal.SIGUSR1, fail)
+    threading.excepthook = interrupt
+    try:
+        yield
+    finally:
+        threading.excepthook = show
+        signal.signal(signal.SIGUSR1, handler)
 
 
 def _import_beam():

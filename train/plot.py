@@ -308,7 +308,8 @@ def _measure_positions(run, _, split):
     )
     with _progress(run, len(segments), "segment") as show:
         nll = evaluator.token_nll(segments, on_progress=show)
-    return report.segment_position_losses(nll, segments)
+    curve = report.position_curve(nll, segments=segments, bins_per_doubling=4)
+    return {"positions": curve}
 
 
 def _measure_attention(run, tokenizer, split):

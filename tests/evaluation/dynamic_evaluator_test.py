@@ -73,7 +73,10 @@ def expected_mean_square(golden):
 @pytest.fixture(scope="module")
 def golden_evaluators(stored, expected_mean_square):
     """One evaluator of each kind of rule: to compile it takes seconds."""
-    options = {"segment_length": LENGTH}
+    options = {
+        "clip_decay": False,  # as in the code of the paper
+        "segment_length": LENGTH,
+    }
     epsilon = stored_config(NAME)["rules"]["rms"]["epsilon"]
     return {
         "sgd": DynamicEvaluator(stored, 0.0, **options),

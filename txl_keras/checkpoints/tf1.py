@@ -77,7 +77,8 @@ def load_tf1_mean_square(prefix, config):
     model = load_tf1("model.ckpt-0", "config.json")
     mean_square = load_tf1_mean_square("model.ckpt-0", "config.json")
     evaluator = DynamicEvaluator(  # the published settings for enwik8
-        model, 1.2e-5, mean_square, decay=24, epsilon=1e-4, segment_length=128
+        model, 1.2e-5, mean_square, decay=24, epsilon=1e-4, clip_decay=False,
+        segment_length=128,
     )
     ```
 

@@ -14,7 +14,6 @@ from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
 from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.report import learning_curve
 from txl_keras.evaluation.report import position_curve
-from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.evaluation.surprise import surprise_page
 from txl_keras.evaluation.token_file import create_token_file
 
@@ -32,7 +31,6 @@ __all__ = [
     "learning_curve",
     "mean_attention_by_distance",
     "position_curve",
-    "segment_position_losses",
     "spread_positions",
     "surprise_page",
     "warmup_segments",

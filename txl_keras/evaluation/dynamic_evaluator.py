@@ -52,8 +52,9 @@ class DynamicEvaluator:
                      + min(decay sqrt(MS), 1) (w0 - w)
 
     The decay pulls the weights that matter most back to where they were. The
-    minimum keeps a step from overshooting `w0`, as in Krause et al. (2018), who
-    also divide `decay` by a mean of sqrt(MS): over weight tensors, of the mean
+    minimum keeps a step from overshooting `w0`: Krause et al. (2018) have it,
+    the code of Krause et al. (2019) has not (`clip_decay=False`). The former
+    also divides `decay` by a mean of sqrt(MS): over weight tensors, of the mean
     of each. A segment with fewer targets takes a proportionally smaller step.
     Memory is what the model computed while it scored: it is not computed again
     with the new weights.
@@ -74,6 +75,7 @@ class DynamicEvaluator:
             RMS rule; by default SGD.
         decay: Float, at least 0, for the RMS rule.
         epsilon: Float above 0, for the RMS rule.
+        clip_decay: Boolean, whether the pull back is at most 1.
         batch_size: Integer `B`, the number of streams of the text.
         segment_length: Integer `T`. Collect `mean_square` with the same.
         stop: Optional `StopRequest`.
@@ -108,6 +110,7 @@ class DynamicEvaluator:
         mean_square=None,
         decay=0.0,
         epsilon=1e-5,
+        clip_decay=True,
         batch_size=1,
         segment_length=64,
         stop=None,
@@ -123,6 +126,7 @@ class DynamicEvaluator:
         self.learning_rate = learning_rate
         self.decay = decay
         self._epsilon = epsilon
+        self._clip_decay = clip_decay
         strategy = tf.distribute.get_strategy()
         if strategy.num_replicas_in_sync > 1:
             raise ValueError(
@@ -197,13 +201,13 @@ class DynamicEvaluator:
 
     def _follow(self, segments, start, on_progress, token_nll, backup):
         """Scores a text and changes the weights; returns false if stopped."""
-        done, memory = 0, None
+        done, past = 0, None
         if backup is not None:
-            done, memory = self._restore(backup, token_nll)
+            done, past = self._restore(backup, token_nll)
         # Tensors, because other numbers would be traced again.
         rates = tf.unstack(tf.cast([self.learning_rate, self.decay], "float32"))
         saved = time.monotonic()
-        for nll, memory, gradients in self.read(segments, done, memory):
+        for nll, memory, gradients in self.read(segments, done, past):
             found = nll.numpy()
             self._check_finite(done, np.isfinite(found).all())
             positions = segments.target_positions(done)
@@ -263,7 +267,9 @@ class DynamicEvaluator:
             if self._mean_square is not None:
                 root = tf.sqrt(self._mean_square[name])
                 change /= root + self._epsilon
-                pull = tf.minimum(decay * root, 1.0)
+                pull = decay * root
+                if self._clip_decay:
+                    pull = tf.minimum(pull, 1.0)
                 change += pull * (start[name] - variable)
             variable.assign_add(change)
             largest.append(tf.reduce_max(tf.abs(change)))
@@ -280,6 +286,7 @@ class DynamicEvaluator:
             "learning_rate": self.learning_rate,
             "decay": self.decay,
             "epsilon": self._epsilon,
+            "clip_decay": self._clip_decay,
             "batch_size": self._batch_size,
             "segment_length": self._length,
             "backbone": json.dumps(config, sort_keys=True, default=str),
@@ -415,7 +422,8 @@ def trainable_variables(model):
     }
     if not found:
         raise ValueError(
-            "`model` must have a trainable weight. Received: a model without one"
+            "`model` must have a trainable weight. Received: a model whose "
+            "weights are all frozen"
         )
     return found
 

@@ -321,7 +321,7 @@ def _measure_attention(run, tokenizer, split):
             f"its middle. Received: segment_length={length}, memory_length="
             f"{memory_length} and a text of {len(tokens):,} tokens"
         )
-    maps = evaluation.attention_maps_at(run.model, tokens, [start], *run.sizes)
+    maps = evaluation.attention_maps(run.model, tokens, [start], *run.sizes)
     context = tokens[start - memory_length : start + length]
     return {
         **shown,

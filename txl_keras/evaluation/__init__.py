@@ -2,7 +2,6 @@
 
 from txl_keras.evaluation.attention_maps import attention_by_distance
 from txl_keras.evaluation.attention_maps import attention_maps
-from txl_keras.evaluation.attention_maps import attention_maps_at
 from txl_keras.evaluation.attention_maps import mean_attention_by_distance
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
@@ -23,7 +22,6 @@ __all__ = [
     "PermutationEvaluator",
     "attention_by_distance",
     "attention_maps",
-    "attention_maps_at",
     "collect_mean_square",
     "context_losses",
     "create_token_file",

@@ -307,7 +307,8 @@ def _measure_positions(run, _, split):
         run.model, tf.distribute.get_strategy(), FLAGS.batch_size, *run.sizes
     )
     with _progress(run, len(segments), "segment") as show:
-        nll = evaluator.token_nll(segments, on_progress=show)
+        nll = np.empty(len(tokens), np.float32)
+        evaluator.evaluate(segments, None, show, nll)
     curve = report.position_curve(nll, segments=segments, bins_per_doubling=4)
     return {"positions": curve}
 

@@ -191,7 +191,7 @@ def evaluator(compiled, stop):
 @pytest.fixture(scope="module")
 def static_nll(model, segments):
     evaluator = Evaluator(model, tf.distribute.get_strategy(), 1, 5)
-    return evaluator.token_nll(segments)
+    return nll_of(evaluator, segments)
 
 
 @pytest.mark.parametrize("rule", ["sgd", "rms"])

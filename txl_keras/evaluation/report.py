@@ -154,8 +154,8 @@ def position_curve(nll, documents=(0,), segments=None, bins_per_doubling=1):
 
     Args:
         nll: Float array of shape `(P + 1,)`, the loss of every token in nats,
-            NaN for tokens without a score, such as `Evaluator.token_nll`
-            returns. It may be a `np.memmap`.
+            NaN for tokens without a score, such as `Evaluator.evaluate` writes
+            to `token_nll`. It may be a `np.memmap`.
         documents: Integer array of shape `(D,)`, the positions at which
             documents begin; the first must be 0. By default the text is one
             document.

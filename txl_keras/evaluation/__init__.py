@@ -11,10 +11,8 @@ from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
 from txl_keras.evaluation.recl import effective_context_lengths
-from txl_keras.evaluation.report import learning_curve
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.surprise import surprise_page
-from txl_keras.evaluation.token_file import create_token_file
 
 __all__ = [
     "DynamicEvaluator",
@@ -24,9 +22,7 @@ __all__ = [
     "attention_maps",
     "collect_mean_square",
     "context_losses",
-    "create_token_file",
     "effective_context_lengths",
-    "learning_curve",
     "mean_attention_by_distance",
     "position_curve",
     "spread_positions",

@@ -93,8 +93,8 @@ class Evaluator:
                 the negative log-likelihood of every token in nats, given the
                 preceding tokens in its segment and in memory. It is NaN for
                 tokens without a score: the first token of the text and, with
-                `reset_documents`, of each document. For long texts,
-                `create_token_file` maps one to a file.
+                `reset_documents`, of each document. For long texts it may be
+                a map of a file, such as `np.lib.format.open_memmap` makes.
 
         Returns:
             Dictionary of `nll` (nats per token), `bits_per_token`,

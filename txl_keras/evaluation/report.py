@@ -114,20 +114,7 @@ def describe(scores, tokenizer):
 
 
 def learning_curve(metrics):
-    """Returns the losses of a run by step, for training and validation.
-
-    Args:
-        metrics: List of dictionaries, `Workdir.read_metrics()`.
-
-    Returns:
-        Dictionary of `"train"` and `"valid"` to a dictionary of `steps` and
-        `nll`, lists of equal length; nll is in nats per token.
-
-    Example:
-
-    >>> learning_curve([{"step": 20, "loss": 5.4}])["train"]
-    {'steps': [20], 'nll': [5.4]}
-    """
+    """Returns lists `steps` and `nll` for "train" and "valid" of a run."""
     points = {
         # The loss is None where loss scaling skipped all steps.
         "train": [

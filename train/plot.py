@@ -340,7 +340,7 @@ def _measure_attention_by_distance(run, _, split):
     )
     sizes = *run.sizes, FLAGS.batch_size
     with _progress(run, len(starts), "segment") as show:
-        means = evaluation.mean_attention_by_distance(
+        means = evaluation.attention_by_distance(
             run.model, split.tokens, starts, *sizes, show
         )
     return {

@@ -10,7 +10,6 @@ from script_runs import metrics_of
 
 from txl_keras.data import load_corpus
 from txl_keras.evaluation import attention_by_distance
-from txl_keras.evaluation import attention_maps
 from txl_keras.evaluation import spread_positions
 from txl_keras.evaluation.evaluator import segments_in_memory
 from txl_keras.workdir import Workdir
@@ -193,8 +192,7 @@ def test_attention_by_distance_is_measured_at_several_places(
     model, _ = Workdir(str(group[0])).load_model()
     before = 5 * segments_in_memory(model.backbone, 5)
     starts = spread_positions(len(tokens) - 4, 3, before)
-    maps = attention_maps(model, tokens, starts, 5)
-    expected = attention_by_distance(maps).mean(axis=1)[:, [1]]
+    expected = attention_by_distance(model, tokens, starts, 5)[:, [1]]
     np.testing.assert_allclose(of_model["attention"], expected, atol=1e-6)
 
 

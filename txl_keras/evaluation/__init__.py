@@ -2,7 +2,6 @@
 
 from txl_keras.evaluation.attention_maps import attention_by_distance
 from txl_keras.evaluation.attention_maps import attention_maps
-from txl_keras.evaluation.attention_maps import mean_attention_by_distance
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.dynamic_evaluator import DynamicEvaluator
@@ -23,7 +22,6 @@ __all__ = [
     "collect_mean_square",
     "context_losses",
     "effective_context_lengths",
-    "mean_attention_by_distance",
     "position_curve",
     "spread_positions",
     "surprise_page",

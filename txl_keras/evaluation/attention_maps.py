@@ -73,42 +73,7 @@ def attention_maps(model, tokens, starts, segment_length, memory_length=None):
     return np.stack([np.asarray(layer) for layer in scores[0]])
 
 
-def attention_by_distance(maps):
-    """Computes the mean attention probability at each query-key distance.
-
-    Query i and key j of a map are `M + i - j` tokens apart; at distance 0 a
-    query attends to its own token. Every query has a key at the distances up
-    to M; for larger distances the mean is over the queries that have one.
-
-    Args:
-        maps: Float array of shape `(..., T, S)`, such as the maps returned by
-            `attention_maps`. Memory should be full: a masked key counts as a
-            probability of 0.
-
-    Returns:
-        Array of shape `(..., S)`, for the distances 0, ..., S - 1.
-
-    Example: A memory of one token and a segment of two tokens.
-
-    >>> attention_by_distance(np.array([[0.5, 0.5, 0.0], [0.2, 0.2, 0.6]]))
-    array([0.55, 0.35, 0.2 ])
-    """
-    length, num_keys = maps.shape[-2:]
-    num_memory = num_keys - length
-    if num_memory < 0:
-        raise ValueError(
-            "`maps` must have shape (..., T, S) with S at least T. Received: "
-            f"maps.shape={maps.shape}"
-        )
-    # The diagonal with offset k holds the keys j = i + k.
-    means = [
-        np.diagonal(maps, num_memory - distance, -2, -1).mean(axis=-1)
-        for distance in range(num_keys)
-    ]
-    return np.stack(means, axis=-1)
-
-
-def mean_attention_by_distance(
+def attention_by_distance(
     model,
     tokens,
     starts,
@@ -117,7 +82,11 @@ def mean_attention_by_distance(
     batch_size=16,
     on_progress=None,
 ):
-    """Computes `attention_by_distance` over many segments of a text.
+    """Computes the mean attention probability at each query-key distance.
+
+    This is the figure of appendix D of Dai et al., 2019. At distance 0 a query
+    attends to its own token. Every query has a key at the distances up to M;
+    for larger distances the mean is over the queries that have one.
 
     Args:
         model, tokens, starts, segment_length, memory_length: See
@@ -126,8 +95,21 @@ def mean_attention_by_distance(
         on_progress: Optional function of the number of segments read.
 
     Returns:
-        float64 array of shape `(L, N, S)`, means over all queries of all
-        segments.
+        float64 array of shape `(L, N, S)`, for the distances 0, ..., S - 1,
+        means over all queries of all segments.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.evaluation import attention_by_distance
+    from txl_keras.models import TransformerXLCausalLM
+
+    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+    text = np.frombuffer(b"to be or not to be, that is", "uint8")
+    means = attention_by_distance(model, text, [16, 18], 8, memory_length=16)
+    print(means.shape)  # (1, 2, 24)
+    ```
     """
     check_integer("batch_size", batch_size, 1)
     total = 0.0
@@ -136,10 +118,22 @@ def mean_attention_by_distance(
         maps = attention_maps(
             model, tokens, rows, segment_length, memory_length
         )
-        total += attention_by_distance(maps).sum(axis=1, dtype=np.float64)
+        total += mean_diagonals(maps).sum(axis=1, dtype=np.float64)
         if on_progress:
             on_progress(first + len(rows))
     return total / len(starts)
+
+
+def mean_diagonals(maps):
+    """Returns means `(..., S)` of maps `(..., T, S)` by query-key distance."""
+    # Query i and key j are M + i - j tokens apart, and the diagonal with offset
+    # k holds the keys j = i + k.
+    length, num_keys = maps.shape[-2:]
+    means = [
+        np.diagonal(maps, num_keys - length - distance, -2, -1).mean(axis=-1)
+        for distance in range(num_keys)
+    ]
+    return np.stack(means, axis=-1)
 
 
 def check_attends(model):

@@ -113,12 +113,10 @@ class ServedModel:
         """Returns projected positions for segments of up to `max_length`."""
         # They are sorted by descending distance, so the nearest are last.
         start = -(self._past_length + max_length)
-
-        def nearest(positions):
-            positions = tf.convert_to_tensor(positions)[:, start:]
-            return tf.cast(positions, self.backbone.compute_dtype)
-
-        return tf.nest.map_structure(nearest, self._positions)
+        return tf.nest.map_structure(
+            lambda positions: tf.convert_to_tensor(positions)[:, start:],
+            self._positions,
+        )
 
     def read(self, ids, memory, positions=None):
         """Returns a segment's hidden states `(B, T, D)`, L keys, L values."""

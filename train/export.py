@@ -47,8 +47,7 @@ class Export(options.Options):
     max_generate_length: Limit of the server: the most tokens that one request
         to `generate` or `generate_text` may ask for.
     num_rows: Rows that --format=openvino reads at once.
-    weights_dtype: Dtype in which weights are stored; bfloat16 takes half the
-        space. int8 needs --format=openvino.
+    weights_dtype: Dtype in which --format=openvino stores weights.
     """
 
     format: options.one_of(["saved_model", "openvino"]) = "saved_model"
@@ -73,7 +72,7 @@ _LIMITS = "max_segment_length", "max_batch_size", "max_generate_length"
 # The formats that use a flag, unless all do.
 _ONLY_FOR = {
     **dict.fromkeys((*_LIMITS, "num_slots", "raw_text"), ("saved_model",)),
-    "num_rows": ("openvino",),
+    **dict.fromkeys(("num_rows", "weights_dtype"), ("openvino",)),
 }
 
 
@@ -83,7 +82,7 @@ def main(_):
     is_wrong = FLAGS.raw_text and FLAGS["num_slots"].present
     expected = "`num_slots` must be left out with --raw_text."
     options.refuse(is_wrong, expected)
-    kind, names = "export_openvino", ["num_rows"]
+    kind, names = "export_openvino", ["num_rows", "weights_dtype"]
     if is_saved_model:
         kind, names = "export", [*_LIMITS, "num_slots"]
     if FLAGS.raw_text:
@@ -97,7 +96,6 @@ def main(_):
         FLAGS.output,
         kind,
         memory_length=FLAGS.memory_length,
-        weights_dtype=FLAGS.weights_dtype,
         **{name: FLAGS[name].value for name in names},
     )
     what = "SavedModel" if is_saved_model else "OpenVINO model"

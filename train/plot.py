@@ -301,8 +301,10 @@ def _measure_positions(run, _, split):
         run.model, tf.distribute.get_strategy(), FLAGS.batch_size, *run.sizes
     )
     with _progress(run, len(segments), "segment") as show:
-        nll = evaluator.token_nll(segments, on_progress=show)
-    return report.segment_position_losses(nll, segments)
+        nll = np.empty(len(tokens), np.float32)
+        evaluator.evaluate(segments, None, show, nll)
+    curve = report.position_curve(nll, segments=segments, bins_per_doubling=4)
+    return {"positions": curve}
 
 
 def _measure_attention(run, tokenizer, split):
@@ -315,7 +317,7 @@ def _measure_attention(run, tokenizer, split):
             f"its middle. Received: segment_length={length}, memory_length="
             f"{memory_length} and a text of {len(tokens):,} tokens"
         )
-    maps = evaluation.attention_maps_at(run.model, tokens, [start], *run.sizes)
+    maps = evaluation.attention_maps(run.model, tokens, [start], *run.sizes)
     context = tokens[start - memory_length : start + length]
     return {
         **shown,

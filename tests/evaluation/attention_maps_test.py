@@ -9,9 +9,8 @@ from factories import V
 
 from txl_keras.evaluation.attention_maps import attention_by_distance
 from txl_keras.evaluation.attention_maps import attention_maps
-from txl_keras.evaluation.attention_maps import attention_maps_at
 from txl_keras.evaluation.attention_maps import check_attends
-from txl_keras.evaluation.attention_maps import mean_attention_by_distance
+from txl_keras.evaluation.attention_maps import mean_diagonals
 
 B, T, M = 4, 5, 7
 TEXT = np.random.default_rng(6).integers(V, size=60, dtype="uint8")
@@ -24,6 +23,14 @@ def small_model(attention_type="relative", **config):
     return factories.small_model(
         attention_type=attention_type, max_positions=13, **sizes
     )
+
+
+def maps_of(model, ids, memory=None):
+    """Maps of one segment, and the memory after it."""
+    _, memory, scores = model.backbone(
+        ids.astype("int32"), memory=memory, return_attention_scores=True
+    )
+    return np.stack(scores), memory
 
 
 def rows_of_text(*starts, length):
@@ -39,7 +46,7 @@ def test_heads_without_weights_look_at_all_alike(attention_type):
         if "embedding" not in weight.path:
             weight.assign(np.zeros(weight.shape))
     ids = rows_of_text(0, 9, 20, 31, length=T)
-    maps, memory = attention_maps(model, ids)
+    maps, memory = maps_of(model, ids)
     num_memory = model.backbone.memory_length
     assert maps.shape == (L, B, N, T, num_memory + T)
     assert maps.dtype == np.float32
@@ -49,7 +56,7 @@ def test_heads_without_weights_look_at_all_alike(attention_type):
         maps, np.broadcast_to(cold, maps.shape), rtol=1e-6
     )
     if num_memory:  # T of M entries are there now
-        maps, _ = attention_maps(model, ids, memory)
+        maps, _ = maps_of(model, ids, memory)
         seen = np.tril(np.ones((T, M + T)), M)
         seen[:, : M - T] = 0
         expected = seen / seen.sum(axis=1, keepdims=True)
@@ -71,9 +78,9 @@ def test_maps_of_two_segments_are_those_of_one_long_segment(
 ):
     model = small_model(attention_type, memory_length=T, **config)
     ids = rows_of_text(3, 12, 40, length=2 * T)
-    long, _ = attention_maps(model, ids, model.initial_memory(3, 0))
-    first, memory = attention_maps(model, ids[:, :T])
-    second, _ = attention_maps(model, ids[:, T:], memory)
+    long, _ = maps_of(model, ids, model.initial_memory(3, 0))
+    first, memory = maps_of(model, ids[:, :T])
+    second, _ = maps_of(model, ids[:, T:], memory)
     np.testing.assert_allclose(first[..., T:], long[..., :T, :T], atol=1e-6)
     np.testing.assert_allclose(second, long[..., T:, :], atol=1e-6)
     np.testing.assert_allclose(second.sum(axis=-1), 1, atol=1e-6)
@@ -86,8 +93,8 @@ def test_maps_of_two_segments_are_those_of_one_long_segment(
 
 def test_equal_lengths_see_no_farther_than_memory():
     model = small_model(same_length=True)
-    maps = attention_maps_at(model, TEXT, [20, 30], T)
-    by_distance = attention_by_distance(maps)
+    maps = attention_maps(model, TEXT, [20, 30], T)
+    by_distance = mean_diagonals(maps)
     assert by_distance.shape == (L, 2, N, M + T)
     assert (by_distance[..., : M + 1] > 0).all()
     assert (by_distance[..., M + 1 :] == 0).all()
@@ -96,17 +103,17 @@ def test_equal_lengths_see_no_farther_than_memory():
 def test_maps_in_a_text_are_read_with_memory_full():
     model = small_model()
     starts = [10, 41, 55]  # two segments before each
-    maps = attention_maps_at(model, TEXT, starts, T)
+    maps = attention_maps(model, TEXT, starts, T)
     for row, start in enumerate(starts):
         memory = model.initial_memory(1)
         for first in range(start - 2 * T, start, T):
             ids = rows_of_text(first, length=T)
             _, memory = model.backbone(ids, memory=memory)
         ids = rows_of_text(start, length=T)
-        expected, _ = attention_maps(model, ids, memory)
+        expected, _ = maps_of(model, ids, memory)
         np.testing.assert_allclose(maps[:, row], expected[:, 0], atol=1e-6)
     assert (maps[..., 0, : M + 1] > 0).all()
-    without = attention_maps_at(model, TEXT, [0], 4, memory_length=0)
+    without = attention_maps(model, TEXT, [0], 4, memory_length=0)
     assert without.shape == (L, 1, N, 4, 4)
 
 
@@ -119,12 +126,10 @@ def test_attention_by_distance_is_a_mean_over_the_diagonals():
         ]
     )
     expected = [0.7 / 3, 0.8 / 3, 0.5 / 3, 0.1 / 2, 0.9]
-    np.testing.assert_allclose(attention_by_distance(maps), expected)
-    stacked = attention_by_distance(np.stack([maps, 2 * maps])[:, None])
+    np.testing.assert_allclose(mean_diagonals(maps), expected)
+    stacked = mean_diagonals(np.stack([maps, 2 * maps])[:, None])
     assert stacked.shape == (2, 1, 5)
     np.testing.assert_allclose(stacked[1, 0], np.multiply(2, expected))
-    with pytest.raises(ValueError, match=r"S at least T.*\(5, 3\)"):
-        attention_by_distance(maps.T)
 
 
 def test_what_cannot_be_looked_at_is_refused():
@@ -132,23 +137,22 @@ def test_what_cannot_be_looked_at_is_refused():
     other = types.SimpleNamespace(backbone=model.softmax)
     for look in (
         lambda: check_attends(other),
-        lambda: attention_maps(other, TEXT[None, :T]),
-        lambda: attention_maps_at(other, TEXT, [20], T),
+        lambda: attention_maps(other, TEXT, [20], T),
     ):
         with pytest.raises(ValueError, match="attention.*AdaptiveSoftmax"):
             look()
     with pytest.raises(ValueError, match=r"integers in \[0, 11\)"):
-        attention_maps(model, TEXT[None, :T] + V)
+        attention_maps(model, TEXT + V, [20], T)
     with pytest.raises(ValueError, match=r"\[10, 56\).*from 9 to 30"):
-        attention_maps_at(model, TEXT, [9, 30], T)
+        attention_maps(model, TEXT, [9, 30], T)
     with pytest.raises(ValueError, match=r"\[10, 56\).*from 20 to 56"):
-        attention_maps_at(model, TEXT, [20, 56], T)
-    for look in (attention_maps_at, mean_attention_by_distance):
+        attention_maps(model, TEXT, [20, 56], T)
+    for look in (attention_maps, attention_by_distance):
         with pytest.raises(ValueError, match="segment_length=0"):
             look(model, TEXT, [20], 0)
         with pytest.raises(ValueError, match="`starts` must have a position"):
             look(model, TEXT, [], T)
     with pytest.raises(ValueError, match="batch_size=0"):
-        mean_attention_by_distance(model, TEXT, [20], T, batch_size=0)
+        attention_by_distance(model, TEXT, [20], T, batch_size=0)
     with pytest.raises(ValueError, match="al_rfou.*memory_length=3"):
-        attention_maps_at(small_model("al_rfou"), TEXT, [20], T, 3)
+        attention_maps(small_model("al_rfou"), TEXT, [20], T, 3)

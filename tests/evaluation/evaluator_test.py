@@ -166,10 +166,11 @@ def test_nats_of_tokens_are_in_the_order_of_the_text_and_sum_up(
     assert scores == evaluator.evaluate(segments, 3)
     assert done == [(4, 9), (8, 9), (9, 9)]
 
-    # By itself, at its own pace, to a new array.
+    # At its own pace.
     done.clear()
-    alone = evaluator.token_nll(
-        segments, on_progress=lambda *numbers: done.append(numbers)
+    alone = np.empty_like(out)
+    evaluator.evaluate(
+        segments, None, lambda *numbers: done.append(numbers), alone
     )
     np.testing.assert_array_equal(alone, out)
     assert done[0] == (1, 9)
@@ -185,7 +186,7 @@ def test_firsts_of_documents_that_stand_alone_have_no_score(
     )
     path = tmp_path / "nll.npy"
     with create_token_file(str(path), 120) as nll:
-        assert evaluator(3, 5).token_nll(segments, out=nll) is nll
+        evaluator(3, 5).evaluate(segments, token_nll=nll)
     nll = np.load(path)
     assert nll.dtype == np.float32
     np.testing.assert_array_equal(np.flatnonzero(np.isnan(nll)), documents)
@@ -209,7 +210,9 @@ def test_a_score_that_is_not_finite_is_named(evaluator, model):
         with pytest.raises(
             FloatingPointError, match="score of token 1 .*Received: nan nats"
         ):
-            evaluator(3, 5).token_nll(segments)
+            evaluator(3, 5).evaluate(
+                segments, token_nll=np.empty(120, np.float32)
+            )
     finally:
         bias.assign(before)
 
@@ -219,7 +222,7 @@ def test_wrong_arguments_are_named(evaluator, model):
     segments = Segments(TOKENS, 3, 5, drop_remainder=False)
     for array in (np.zeros(119, np.float32), np.zeros(120, int)):
         with pytest.raises(ValueError, match="`token_nll` must h"):
-            evaluator.token_nll(segments, out=array)
+            evaluator.evaluate(segments, token_nll=array)
     with pytest.raises(ValueError, match="steps_per_execution=0"):
         evaluator.evaluate(segments, steps_per_execution=0)
     for sizes in ((2, 5), (3, 6)):

@@ -10,10 +10,8 @@ from txl_keras.data import WordTokenizer
 from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import describe
 from txl_keras.evaluation.report import measure_text
-from txl_keras.evaluation.report import merge_positions
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import score
-from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.evaluation.report import with_result
 from txl_keras.evaluation.token_file import create_token_file
 
@@ -197,29 +195,19 @@ def test_losses_by_position_are_means_over_the_segments(batch_size, warmup):
     )  # fmt: skip
     # Segments begin at the multiples of 4; the last one has 2 targets.
     expected = [
-        [nll[t] for t in range(1, 23) if (t - 1) % 4 == place]
-        for place in range(4)
+        [nll[t] for t in range(1, 23) if (t - 1) % 4 in places]
+        for places in ([0], [1, 2], [3])
     ]
-    losses = segment_position_losses(nll, segments)
-    assert losses["num_tokens"] == [*map(len, expected)]
-    for name, statistic in (
-        ("nll", np.mean),
-        ("standard_error", lambda x: np.std(x) / len(x) ** 0.5),
-    ):
-        np.testing.assert_allclose(
-            losses[name], [*map(statistic, expected)], rtol=1e-5
-        )
+    curve = position_curve(nll, segments=segments)
+    assert [(b["start"], b["stop"]) for b in curve] == [(1, 2), (2, 4), (4, 8)]
+    for bucket, losses in zip(curve, expected, strict=True):
+        assert bucket["num_tokens"] == len(losses)
+        assert bucket["nll"] == pytest.approx(np.mean(losses), rel=1e-5)
+        error = np.std(losses) / len(losses) ** 0.5
+        assert bucket["standard_error"] == pytest.approx(error, rel=1e-5)
 
 
-def test_neighbouring_positions_are_averaged_by_their_counts():
-    losses = {
-        "nll": [9.0, 7.0, 5.0, 2.0, 4.0, 4.0, 4.0],
-        "standard_error": [0.3, 0.2, 0.6, 0.8, 0.0, 0.0, 0.2],
-        "num_tokens": [9, 9, 6, 2, 2, 2, 4],
-    }
-    positions, nll, *bounds = merge_positions(losses, per_doubling=1)
-    assert positions == [1, 2, 3.5, 6]
-    assert nll == pytest.approx([9, 7, (6 * 5 + 2 * 2) / 8, 4])
-    errors = np.array([0.3, 0.2, np.hypot(6 * 0.6, 2 * 0.8) / 8, 0.1])
-    for sign, bound in zip((-1, 1), bounds, strict=True):
-        np.testing.assert_allclose(bound, nll + 2 * sign * errors)
+def test_a_curve_may_have_finer_buckets():
+    curve = position_curve(np.arange(20.0), bins_per_doubling=2)
+    starts = [0, 1, 2, 3, 4, 6, 8, 12, 16]
+    assert [bucket["start"] for bucket in curve] == starts

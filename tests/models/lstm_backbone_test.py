@@ -92,8 +92,9 @@ def test_it_is_trained_scored_and_sampled_as_transformer_xl_is():
     losses = trainer.train(iter(segments.distribute(strategy)), 150)["loss"]
     assert losses[0] > 2 and losses[-1] < 0.1
 
-    nll = Evaluator(model, strategy, 2, T).token_nll(
-        Segments(text[:30], 2, T, drop_remainder=False)
+    nll = np.empty(30, np.float32)
+    Evaluator(model, strategy, 2, T).evaluate(
+        Segments(text[:30], 2, T, drop_remainder=False), token_nll=nll
     )
     expected, _ = model.score(text[None, :14], text[None, 1:15])
     np.testing.assert_allclose(nll[1:15], expected[0], atol=1e-5)

@@ -550,24 +550,6 @@ def test_a_bad_reset_is_refused(served, slots):
 
 
 @pytest.mark.large
-def test_weights_may_be_stored_in_bfloat16(tmp_path):
-    model = make_model(vocabulary_size=5000)
-    paths = {}
-    for dtype in ("float32", "bfloat16"):
-        paths[dtype] = str(tmp_path / dtype / "1")
-        export(model, paths[dtype], num_slots=0, weights_dtype=dtype)
-    assert size_of(paths["bfloat16"]) < 0.6 * size_of(paths["float32"])
-    signatures = tf.saved_model.load(paths["bfloat16"]).signatures
-    memory, ids = start(signatures, 2), random_ids(2, 5)
-    answer, memory = predict(signatures, ids, memory)
-    expected, _ = model.log_probs(ids)
-    difference = np.abs(answer - expected).max()
-    assert 0 < difference < 0.1
-    written, _ = write(signatures, [[1], [2, 3]], 3, memory)
-    assert written.shape == (2, 3)
-
-
-@pytest.mark.large
 def test_models_that_compute_in_bfloat16_are_written_too():
     model = make_model(dtype="mixed_bfloat16")
     signatures = signatures_of(model, num_slots=2)
@@ -661,7 +643,6 @@ def test_other_file_systems_are_written_to(model):
         ({"max_segment_length": 0}, "max_segment_length=0"),
         ({"max_segment_length": 10**9}, "at most 65536.*=1000000000"),
         ({"num_slots": -1}, "num_slots=-1"),
-        ({"weights_dtype": "int8"}, "weights_dtype='int8'"),
         ({"max_batch_size": 0}, "max_batch_size=0"),
         ({"max_generate_length": 2**31}, "max_generate_length=2147483648"),
         ({"settings": {"memory_length": 5, "step": 7}}, r"\['memory_length'\]"),

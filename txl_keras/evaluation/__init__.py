@@ -2,8 +2,6 @@
 
 from txl_keras.evaluation.attention_maps import attention_by_distance
 from txl_keras.evaluation.attention_maps import attention_maps
-from txl_keras.evaluation.attention_maps import attention_maps_at
-from txl_keras.evaluation.attention_maps import mean_attention_by_distance
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.dynamic_evaluator import DynamicEvaluator
@@ -12,11 +10,8 @@ from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
 from txl_keras.evaluation.recl import effective_context_lengths
-from txl_keras.evaluation.report import learning_curve
 from txl_keras.evaluation.report import position_curve
-from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.evaluation.surprise import surprise_page
-from txl_keras.evaluation.token_file import create_token_file
 
 __all__ = [
     "DynamicEvaluator",
@@ -24,15 +19,10 @@ __all__ = [
     "PermutationEvaluator",
     "attention_by_distance",
     "attention_maps",
-    "attention_maps_at",
     "collect_mean_square",
     "context_losses",
-    "create_token_file",
     "effective_context_lengths",
-    "learning_curve",
-    "mean_attention_by_distance",
     "position_curve",
-    "segment_position_losses",
     "spread_positions",
     "surprise_page",
     "warmup_segments",

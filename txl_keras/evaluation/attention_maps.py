@@ -12,17 +12,22 @@ from txl_keras.checks import check_token_ids
 from txl_keras.evaluation.evaluator import segments_in_memory
 
 
-def attention_maps(model, token_ids, memory=None):
-    """Returns the attention probabilities of all heads for one segment.
+def attention_maps(model, tokens, starts, segment_length, memory_length=None):
+    """Returns the attention probabilities of all heads in segments of a text.
+
+    The model first reads as many whole segments before each position as are
+    needed to fill its memory. For the maps of any other segment call
+    `model.backbone(ids, memory=memory, return_attention_scores=True)`.
 
     Args:
         model: `TransformerXLCausalLM` with any `attention_type`.
-        token_ids: Integer array of shape `(B, T)`.
-        memory: Optional `Memory` of the preceding segments; by default the
-            initial memory of the model.
+        tokens: Integer array of shape `(n,)`, the token ids of a text.
+        starts: List of `B` integers, the positions at which the segments
+            begin. Each must have at least `ceil(M / T) * T` tokens before it.
+        segment_length: Integer `T`.
+        memory_length: Optional integer `M`; by default the model's own.
 
     Returns:
-        A pair of the attention maps and the new `Memory`. The maps are a
         float32 array of shape `(L, B, N, T, S)`. The keys of a query are the M
         entries of memory, oldest first, followed by the T tokens of the
         segment. Their probabilities sum to 1; those of masked keys are 0.
@@ -35,40 +40,10 @@ def attention_maps(model, token_ids, memory=None):
     from txl_keras.models import TransformerXLCausalLM
 
     model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
-    text = np.frombuffer(b"to be or not to be", "uint8")[None]
-    _, memory = attention_maps(model, text[:, :10])
-    maps, memory = attention_maps(model, text[:, 10:], memory)
-    print(maps.shape)  # (1, 1, 2, 8, 136): 128 of memory, 8 of the segment
+    text = np.frombuffer(b"to be or not to be, that is", "uint8")
+    maps = attention_maps(model, text, [16], segment_length=8, memory_length=16)
+    print(maps.shape)  # (1, 1, 2, 8, 24): 16 of memory, 8 of the segment
     ```
-    """
-    check_attends(model)
-    check_token_ids("token_ids", token_ids, model.backbone.vocabulary_size)
-    _, memory, scores = model.backbone(
-        np.asarray(token_ids, np.int32),
-        memory=memory,
-        return_attention_scores=True,
-    )
-    return np.stack([probabilities.numpy() for probabilities in scores]), memory
-
-
-def attention_maps_at(
-    model, tokens, starts, segment_length, memory_length=None
-):
-    """Returns attention probabilities at given positions of a text.
-
-    The model first reads as many whole segments before each position as are
-    needed to fill its memory.
-
-    Args:
-        model: `TransformerXLCausalLM`.
-        tokens: Integer array of shape `(n,)`, the token ids of a text.
-        starts: List of `B` integers, the positions at which the segments
-            begin. Each must have at least `ceil(M / T) * T` tokens before it.
-        segment_length: Integer `T`.
-        memory_length: Optional integer `M`; by default the model's own.
-
-    Returns:
-        Attention maps of shape `(L, B, N, T, S)`; see `attention_maps`.
     """
     check_attends(model)
     check_integer("segment_length", segment_length, 1)
@@ -83,51 +58,22 @@ def attention_maps_at(
         "A segment needs a text that holds it, and fills memory before it",
     )  # fmt: skip
     windows = np.stack(
-        [tokens[start - before : start + segment_length] for start in starts]
+        [tokens[s - before : s + segment_length] for s in starts]
     )
+    check_token_ids("tokens", windows, model.backbone.vocabulary_size)
     memory = model.initial_memory(len(starts), memory_length)
-    for first in range(0, before, segment_length):
+    for first in range(0, before + 1, segment_length):
         segment = windows[:, first : first + segment_length].astype(np.int32)
-        _, memory = model.backbone(segment, memory=memory)
-    return attention_maps(model, windows[:, before:], memory)[0]
-
-
-def attention_by_distance(maps):
-    """Computes the mean attention probability at each query-key distance.
-
-    Query i and key j of a map are `M + i - j` tokens apart; at distance 0 a
-    query attends to its own token. Every query has a key at the distances up
-    to M; for larger distances the mean is over the queries that have one.
-
-    Args:
-        maps: Float array of shape `(..., T, S)`, such as the maps returned by
-            `attention_maps`. Memory should be full: a masked key counts as a
-            probability of 0.
-
-    Returns:
-        Array of shape `(..., S)`, for the distances 0, ..., S - 1.
-
-    Example: A memory of one token and a segment of two tokens.
-
-    >>> attention_by_distance(np.array([[0.5, 0.5, 0.0], [0.2, 0.2, 0.6]]))
-    array([0.55, 0.35, 0.2 ])
-    """
-    length, num_keys = maps.shape[-2:]
-    num_memory = num_keys - length
-    if num_memory < 0:
-        raise ValueError(
-            "`maps` must have shape (..., T, S) with S at least T. Received: "
-            f"maps.shape={maps.shape}"
+        # Scores are of the last segment; before it they would take memory.
+        _, memory, *scores = model.backbone(
+            segment,
+            memory=memory,
+            return_attention_scores=first == before,
         )
-    # The diagonal with offset k holds the keys j = i + k.
-    means = [
-        np.diagonal(maps, num_memory - distance, -2, -1).mean(axis=-1)
-        for distance in range(num_keys)
-    ]
-    return np.stack(means, axis=-1)
+    return np.stack([np.asarray(layer) for layer in scores[0]])
 
 
-def mean_attention_by_distance(
+def attention_by_distance(
     model,
     tokens,
     starts,
@@ -136,29 +82,58 @@ def mean_attention_by_distance(
     batch_size=16,
     on_progress=None,
 ):
-    """Computes `attention_by_distance` over many segments of a text.
+    """Computes the mean attention probability at each query-key distance.
+
+    This is the figure of appendix D of Dai et al., 2019. At distance 0 a query
+    attends to its own token. Every query has a key at the distances up to M;
+    for larger distances the mean is over the queries that have one.
 
     Args:
         model, tokens, starts, segment_length, memory_length: See
-            `attention_maps_at`; `starts` may be of any number.
+            `attention_maps`; `starts` may be of any number.
         batch_size: Integer `B`, how many segments to read at once.
         on_progress: Optional function of the number of segments read.
 
     Returns:
-        float64 array of shape `(L, N, S)`, means over all queries of all
-        segments.
+        float64 array of shape `(L, N, S)`, for the distances 0, ..., S - 1,
+        means over all queries of all segments.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.evaluation import attention_by_distance
+    from txl_keras.models import TransformerXLCausalLM
+
+    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+    text = np.frombuffer(b"to be or not to be, that is", "uint8")
+    means = attention_by_distance(model, text, [16, 18], 8, memory_length=16)
+    print(means.shape)  # (1, 2, 24)
+    ```
     """
     check_integer("batch_size", batch_size, 1)
     total = 0.0
     for first in range(0, max(len(starts), 1), batch_size):
         rows = starts[first : first + batch_size]
-        maps = attention_maps_at(
+        maps = attention_maps(
             model, tokens, rows, segment_length, memory_length
         )
-        total += attention_by_distance(maps).sum(axis=1, dtype=np.float64)
+        total += mean_diagonals(maps).sum(axis=1, dtype=np.float64)
         if on_progress:
             on_progress(first + len(rows))
     return total / len(starts)
+
+
+def mean_diagonals(maps):
+    """Returns means `(..., S)` of maps `(..., T, S)` by query-key distance."""
+    # Query i and key j are M + i - j tokens apart, and the diagonal with offset
+    # k holds the keys j = i + k.
+    length, num_keys = maps.shape[-2:]
+    means = [
+        np.diagonal(maps, num_keys - length - distance, -2, -1).mean(axis=-1)
+        for distance in range(num_keys)
+    ]
+    return np.stack(means, axis=-1)
 
 
 def check_attends(model):

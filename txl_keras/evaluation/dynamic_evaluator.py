@@ -8,7 +8,6 @@ Letters: `B` rows, `T` segment, `M` memory, `P` predictions of a text, which has
 """
 
 import json
-import re
 import time
 
 import numpy as np
@@ -59,10 +58,12 @@ class DynamicEvaluator:
     Memory is what the model computed while it scored: it is not computed again
     with the new weights.
 
-    After `evaluate` the model has its original weights again; it warns if these
-    score the end of the text far better than the changed ones. Scores depend on
-    the segment length, and with more than one row also on the batch size,
-    because all rows share the weights; published results are for one row.
+    Only trainable weights change: those of LoRA after `enable_lora`, and none
+    of a layer with `layer.trainable = False`. After `evaluate` the model has
+    its original weights again; it warns if these score the end of the text far
+    better than the changed ones. Scores depend on the segment length, and with
+    more than one row also on the batch size, because all rows share the
+    weights; published results are for one row.
 
     Args:
         model: `TransformerXLCausalLM`, in float32 or bfloat16.
@@ -76,10 +77,6 @@ class DynamicEvaluator:
         clip_decay: Boolean, whether the pull back is at most 1.
         batch_size: Integer `B`, the number of streams of the text.
         segment_length: Integer `T`. Collect `mean_square` with the same.
-        memory_length: Optional integer `M`; by default the model's own.
-        weights: Optional string, a regular expression: only weights with a
-            match in their name change, such as `r"block_[23]/feed_forward"` or
-            `"lora"`. By default all trainable weights.
         stop: Optional `StopRequest`.
 
     Example:
@@ -115,8 +112,6 @@ class DynamicEvaluator:
         clip_decay=True,
         batch_size=1,
         segment_length=64,
-        memory_length=None,
-        weights=None,
         stop=None,
     ):
         check_number("learning_rate", learning_rate, 0)
@@ -146,14 +141,13 @@ class DynamicEvaluator:
         self._batch_size = check_integer("batch_size", batch_size, 1)
         self._length = check_integer("segment_length", segment_length, 1)
         model.backbone.check_positions(segment_length)
-        self._memory_length = memory_length
-        self._variables = _chosen(model, weights)
+        self._variables = trainable_variables(model)
         self._model = model
         self._mean_square = None
         if mean_square is not None:
-            self._mean_square = checked_mean_square(mean_square, model, weights)
+            self._mean_square = checked_mean_square(mean_square, model)
         self._stop = stop or StopRequest()
-        self._read = compile_layers(
+        self._compiled_read = compile_layers(
             self._score_and_differentiate, strategy, model, training=True
         )
         self._compiled_update = compile_layers(self._update, strategy)
@@ -206,14 +200,13 @@ class DynamicEvaluator:
 
     def _follow(self, segments, start, on_progress, token_nll, backup):
         """Scores a text and changes the weights; returns false if stopped."""
-        done, memory = 0, self._initial_memory()
+        done, past = 0, None
         if backup is not None:
-            done, memory = self._restore(backup, memory, token_nll)
+            done, past = self._restore(backup, token_nll)
         # Tensors, because other numbers would be traced again.
         rates = tf.unstack(tf.cast([self.learning_rate, self.decay], "float32"))
         saved = time.monotonic()
-        while done < len(segments):
-            nll, memory, gradients = self._read_segment(segments, done, memory)
+        for nll, memory, gradients in self.read(segments, done, past):
             found = nll.numpy()
             self._check_finite(done, np.isfinite(found).all())
             positions = segments.target_positions(done)
@@ -240,23 +233,20 @@ class DynamicEvaluator:
         if not self.learning_rate:
             return
         first = max(0, len(segments) - 2 * _END_SEGMENTS)
-        memory = self._initial_memory()
-        sums = np.zeros(2)  # of the changed and of the original weights
-        for step in range(first, len(segments)):
-            nll, memory, _ = self._read_segment(segments, step, memory)
+        changed = original = 0.0
+        for step, (nll, *_) in enumerate(self.read(segments, first), first):
             positions = segments.target_positions(step)
             is_scored = positions >= 0
             if step >= (first + len(segments)) // 2:
-                changed = token_nll[positions[is_scored]]
-                pair = changed, nll.numpy()[is_scored]
-                sums += [np.sum(losses, dtype=float) for losses in pair]
-        if sums[0] > _ASTRAY * sums[1]:
+                changed += token_nll[positions[is_scored]].sum(dtype=float)
+                original += nll.numpy()[is_scored].sum(dtype=float)
+        if changed > _ASTRAY * original:
             logging.warning(
                 "Dynamic evaluation has ruined the weights: at the end of the "
                 "text the loss is %.2g times that of the original weights. "
                 "`learning_rate` must be smaller (--dynamic_learning_rate). "
                 "Received: learning_rate=%g, decay=%g",
-                sums[0] / sums[1], self.learning_rate, self.decay,
+                changed / original, self.learning_rate, self.decay,
             )  # fmt: skip
 
     def _check_finite(self, done, is_finite):
@@ -298,7 +288,6 @@ class DynamicEvaluator:
             "clip_decay": self._clip_decay,
             "batch_size": self._batch_size,
             "segment_length": self._length,
-            "memory_length": self._memory_length,
             "backbone": json.dumps(config, sort_keys=True, default=str),
             "weights": weights_hash(self._model),
             "mean_square": arrays_hash(sorted(statistics.items())),
@@ -317,14 +306,15 @@ class DynamicEvaluator:
             arrays[f"memory/{i}"] = tf.cast(state, "float32").numpy()
         return arrays
 
-    def _restore(self, backup, memory, token_nll):
+    def _restore(self, backup, token_nll):
         """Returns the segments done and the memory, from a backup if any."""
         saved = backup.restore()
         if saved is None:
-            return 0, memory
+            return 0, None
         for name, variable in self._variables.items():
             variable.assign(saved[f"weights/{name}"])
         token_nll[:] = saved["nll"]
+        memory = self._initial_memory()
         states = [
             tf.cast(saved[f"memory/{i}"], state.dtype)
             for i, state in enumerate(tf.nest.flatten(memory))
@@ -332,14 +322,18 @@ class DynamicEvaluator:
         return int(saved["done"]), tf.nest.pack_sequence_as(memory, states)
 
     def _initial_memory(self):
-        return self._model.initial_memory(self._batch_size, self._memory_length)
+        return self._model.initial_memory(self._batch_size)
 
-    def _read_segment(self, segments, step, memory):
-        """Returns nats `(B, T)`, the new memory, and gradients by name."""
-        batch = segments.batch(step)
-        return self._read(
-            *(tf.constant(batch[name]) for name in _SCORED), memory
-        )
+    def read(self, segments, first, memory=None):
+        """Yields nats `(B, T)`, memory, and gradients by name, per segment."""
+        if memory is None:
+            memory = self._initial_memory()
+        for step in range(first, len(segments)):
+            batch = segments.batch(step)
+            nll, memory, gradients = self._compiled_read(
+                *(tf.constant(batch[name]) for name in _SCORED), memory
+            )
+            yield nll, memory, gradients
 
     def _score_and_differentiate(self, inputs, targets, weights, reset, memory):
         with tf.GradientTape() as tape:
@@ -357,13 +351,7 @@ class DynamicEvaluator:
         return nll, memory, dict(zip(self._variables, dense, strict=True))
 
 
-def collect_mean_square(
-    model,
-    segments,
-    num_segments,
-    memory_length=None,
-    weights=None,
-):
+def collect_mean_square(model, segments, num_segments):
     """Computes the mean square of the gradient on training text.
 
     The segments are spread over the text, because in a part of it many words
@@ -379,11 +367,9 @@ def collect_mean_square(
             more tokens is smaller, and nothing rescales it.
         num_segments: Integer `K`, how many segments to take. Krause et al.
             (2019) take one in 5,000 of the training text.
-        memory_length: Optional integer `M`; by default the model's own.
-        weights: Optional regular expression: see `DynamicEvaluator`.
 
     Returns:
-        Dictionary of float32 arrays by the names of the weights.
+        Dictionary of float32 arrays by the names of the trainable weights.
 
     Raises:
         FloatingPointError: If a gradient is not finite.
@@ -391,17 +377,13 @@ def collect_mean_square(
     Example: see `DynamicEvaluator`.
     """
     check_integer("num_segments", num_segments, 1, len(segments))
-    reader = DynamicEvaluator(
-        model,
-        learning_rate=0.0,
-        batch_size=segments.batch_size,
-        segment_length=segments.segment_length,
-        memory_length=memory_length,
-        weights=weights,
+    length = segments.segment_length
+    follower = DynamicEvaluator(
+        model, 0.0, batch_size=segments.batch_size, segment_length=length
     )
     sums = {
         name: tf.Variable(tf.zeros(v.shape))
-        for name, v in reader._variables.items()
+        for name, v in trainable_variables(model).items()
     }
 
     def add(gradients):
@@ -409,20 +391,16 @@ def collect_mean_square(
             total.assign_add(tf.square(gradients[name]))
 
     add = compile_layers(add, tf.distribute.get_strategy())
-    num_before = evaluator.segments_in_memory(
-        model.backbone, segments.segment_length, memory_length
-    )
-    next_step, memory = 0, reader._initial_memory()
+    num_before = evaluator.segments_in_memory(model.backbone, length)
+    next_step, reader = 0, follower.read(segments, 0)
     for i in range(num_segments):
         step = i * len(segments) // num_segments
-        cold = step - num_before
-        if cold > next_step:
-            next_step, memory = cold, reader._initial_memory()
-        while next_step <= step:
-            _, memory, gradients = reader._read_segment(
-                segments, next_step, memory
-            )
-            next_step += 1
+        if step - num_before > next_step:  # from a cold start
+            next_step = step - num_before
+            reader = follower.read(segments, next_step)
+        for _ in range(next_step, step + 1):
+            *_, gradients = next(reader)
+        next_step = step + 1
         add(gradients)
     means = {name: v.numpy() / num_segments for name, v in sums.items()}
     for name, mean in means.items():
@@ -433,41 +411,28 @@ def collect_mean_square(
     return means
 
 
-def check_pattern(name, pattern):
-    """Raises `ValueError` unless a pattern is valid or `None`."""
-    try:
-        re.compile(pattern or "")
-    except (re.error, TypeError) as error:
-        raise ValueError(
-            f"`{name}` must be a regular expression. Received: "
-            f"{shown(pattern)} ({error})"
-        ) from error
-
-
-def _chosen(model, pattern):
-    """Returns the variables to change by name."""
-    check_pattern("weights", pattern)
+def trainable_variables(model):
+    """Returns the variables of the trainable weights by name."""
     trainable = {id(weight.value) for weight in model.trainable_weights}
     found = {
         name: variable
         for name, variable in weights_by_name(model).items()
         if id(variable) in trainable
-        and (pattern is None or re.search(pattern, name))
     }
     if not found:
         raise ValueError(
-            "`weights` must match the name of a trainable weight, such as "
-            f"{[*weights_by_name(model)][:2]}. Received: weights={pattern!r}"
+            "`model` must have a trainable weight. Received: a model whose "
+            "weights are all frozen"
         )
     return found
 
 
-def checked_mean_square(mean_square, model, weights=None):
+def checked_mean_square(mean_square, model):
     """Returns tensors by name, after checks of names, shapes and values."""
     found = {
         name: np.asarray(mean_square[name], np.float32) for name in mean_square
     }
-    expected = checkpointing.shapes_of(_chosen(model, weights))
+    expected = checkpointing.shapes_of(trainable_variables(model))
     checkpointing.check_shapes(
         "`mean_square`", checkpointing.shapes_of(found), expected
     )

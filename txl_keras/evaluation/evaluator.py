@@ -90,8 +90,11 @@ class Evaluator:
             on_progress: Optional function, called with the number of segments
                 scored so far and their total number.
             token_nll: Optional float32 array of shape `(P + 1,)`, filled with
-                the negative log-likelihood of every token in nats; see the
-                method `token_nll`. It does not change what is returned.
+                the negative log-likelihood of every token in nats, given the
+                preceding tokens in its segment and in memory. It is NaN for
+                tokens without a score: the first token of the text and, with
+                `reset_documents`, of each document. For long texts it may be
+                a map of a file, such as `np.lib.format.open_memmap` makes.
 
         Returns:
             Dictionary of `nll` (nats per token), `bits_per_token`,
@@ -100,6 +103,26 @@ class Evaluator:
         Raises:
             FloatingPointError: If `token_nll` is given and a score is not
                 finite; the message names the position of the token.
+
+        Example:
+
+        ```python
+        import numpy as np
+        import tensorflow as tf
+        from txl_keras.data import Segments
+        from txl_keras.evaluation import Evaluator
+        from txl_keras.models import TransformerXLCausalLM
+
+        model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+        evaluator = Evaluator(
+            model, tf.distribute.get_strategy(), batch_size=2, segment_length=8
+        )
+        text = np.frombuffer(b"to be or not to be, that is", "uint8")
+        segments = Segments(text, 2, 8, drop_remainder=False)
+        nll = np.empty(len(text), "float32")
+        scores = evaluator.evaluate(segments, token_nll=nll)
+        print(scores["nll"], nll[0], np.nanmean(nll))  # 5.5, nan, 5.5
+        ```
         """
         if isinstance(segments, SlidingWindows):
             check_slides(self._model.backbone, self._memory_length)
@@ -127,49 +150,6 @@ class Evaluator:
         self._reader.begin()
         sums = self._sum(segments, steps_per_execution, on_results)
         return sums and scores_of(*sums)
-
-    def token_nll(
-        self, segments, steps_per_execution=None, on_progress=None, out=None
-    ):
-        """Computes the loss of every token, in the order of the text.
-
-        To get the mean as well, call `evaluate` with `token_nll`.
-
-        Args:
-            segments, steps_per_execution, on_progress: See `evaluate`.
-            out: Optional float32 array of shape `(P + 1,)` to fill. For long
-                texts, `create_token_file` maps one to a file.
-
-        Returns:
-            `out`, or a new array: the negative log-likelihood of each token in
-            nats, given the preceding tokens in its segment and in memory. It
-            is NaN for tokens without a score: the first token of the text and,
-            with `reset_documents`, of each document. `None` if a stop was
-            requested.
-
-        Example:
-
-        ```python
-        import numpy as np
-        import tensorflow as tf
-        from txl_keras.data import Segments
-        from txl_keras.evaluation import Evaluator
-        from txl_keras.models import TransformerXLCausalLM
-
-        model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
-        evaluator = Evaluator(
-            model, tf.distribute.get_strategy(), batch_size=2, segment_length=8
-        )
-        text = np.frombuffer(b"to be or not to be, that is", "uint8")
-        segments = Segments(text, 2, 8, drop_remainder=False)
-        nll = evaluator.token_nll(segments)
-        print(nll.shape, nll[0], np.nanmean(nll))  # (27,) nan, about 5.5
-        ```
-        """
-        if out is None:
-            out = np.empty(segments.num_predictions + 1, np.float32)
-        scores = self.evaluate(segments, steps_per_execution, on_progress, out)
-        return None if scores is None else out
 
     def _step(self, batch):
         """Runs one step on a replica, without the sums over replicas."""

@@ -138,16 +138,25 @@ def plot_context_losses(numbers, path):
 
 def plot_positions(numbers, path):
     """Plots the losses of several models by position in the segment."""
-    # A model has the results of `segment_position_losses`.
+    # `positions` of a model is a result of `position_curve`.
     models, unit = numbers["models"], numbers["unit"]
-    curves = {m["label"]: report.merge_positions(m) for m in models}
-    count = min(min(model["num_tokens"]) for model in models)
+    curves, smallest = {}, []
+    for model in models:
+        starts, nll, errors, counts = np.transpose(
+            [
+                [b["start"], b["nll"], b["standard_error"], b["num_tokens"]]
+                for b in model["positions"]
+            ]
+        )
+        bounds = nll - 2 * errors, nll + 2 * errors
+        curves[model["label"]] = starts, nll, *bounds
+        smallest.append(counts.min())
     x_label = (
-        f"{unit}s before it in the segment\n(means over at least {count:,} "
-        f"{unit}s; bands: two standard errors)"
+        f"{unit}s before it in the segment\n(means over at least "
+        f"{min(smallest):,.0f} {unit}s; bands: two standard errors)"
     )
-    length = max(len(model["nll"]) for model in models)
-    ticks = [2**i for i in range(length.bit_length())]
+    last = max(int(starts[-1]) for starts, *_ in curves.values())
+    ticks = [2**i for i in range(last.bit_length())]
     plot_losses(curves, path, x_label, unit, ticks)
 
 

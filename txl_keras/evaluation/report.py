@@ -114,20 +114,7 @@ def describe(scores, tokenizer):
 
 
 def learning_curve(metrics):
-    """Returns the losses of a run by step, for training and validation.
-
-    Args:
-        metrics: List of dictionaries, `Workdir.read_metrics()`.
-
-    Returns:
-        Dictionary of `"train"` and `"valid"` to a dictionary of `steps` and
-        `nll`, lists of equal length; nll is in nats per token.
-
-    Example:
-
-    >>> learning_curve([{"step": 20, "loss": 5.4}])["train"]
-    {'steps': [20], 'nll': [5.4]}
-    """
+    """Returns lists `steps` and `nll` for "train" and "valid" of a run."""
     points = {
         # The loss is None where loss scaling skipped all steps.
         "train": [
@@ -143,25 +130,31 @@ def learning_curve(metrics):
     }
 
 
-def position_curve(nll, documents=(0,)):
+def position_curve(nll, documents=(0,), segments=None, bins_per_doubling=1):
     """Computes the mean loss by the position of a token in its document.
 
     The first tokens of a document have little context and later ones more. The
-    curve falls while more context helps, and is flat beyond.
+    curve falls while more context helps, and is flat beyond. With `segments`,
+    positions are those in the segment: a model without memory has a high loss
+    at its first tokens, the context fragmentation of section 3.1 of Dai et al.,
+    2019, which memory removes.
 
     Args:
         nll: Float array of shape `(P + 1,)`, the loss of every token in nats,
-            NaN for tokens without a score, such as `Evaluator.token_nll`
-            returns. It may be a `np.memmap`.
+            NaN for tokens without a score, such as `Evaluator.evaluate` writes
+            to `token_nll`. It may be a `np.memmap`.
         documents: Integer array of shape `(D,)`, the positions at which
             documents begin; the first must be 0. By default the text is one
             document.
+        segments: Optional `Segments` that were scored, in place of `documents`.
+        bins_per_doubling: Integer, the buckets between n and 2 n.
 
     Returns:
         List of dictionaries, one per bucket of positions: 0, 1, 2-3, 4-7, 8-15
-        and so on. The first token of a document is at position 0. Buckets
-        without a score are left out. Each dictionary has `start` and `stop`
-        (exclusive), `num_tokens`, and the means `nll` and `bits_per_token`.
+        and so on. The first token of a document is at position 0, the first
+        target of a segment at position 1. Buckets without a score are left out.
+        Each dictionary has `start` and `stop` (exclusive), `num_tokens`, the
+        means `nll` and `bits_per_token`, and `standard_error`, that of `nll`.
 
     Example:
 
@@ -174,110 +167,56 @@ def position_curve(nll, documents=(0,)):
     4 1 1.0
     """
     check_shape("nll", nll, (None,))
-    documents = np.asarray(documents)
-    longest = int(document_lengths(documents, len(nll)).max())
-    powers = 2 ** np.arange((longest - 1).bit_length() + 1, dtype=np.int64)
-    bounds = np.concatenate([[0], powers])
-
-    def blocks():
-        for start in range(0, len(nll), _BLOCK):
-            found = np.asarray(nll[start : start + _BLOCK])
-            tokens = np.arange(start, start + len(found))
-            document = np.searchsorted(documents, tokens, "right") - 1
-            positions = tokens - documents[document]
-            yield np.searchsorted(bounds, positions, "right") - 1, found
-
-    counts, means, _ = _moments(blocks(), len(powers))
-    return [
-        {
-            "start": int(bounds[i]),
-            "stop": int(bounds[i + 1]),
-            "num_tokens": int(counts[i]),
-            "nll": means[i],
-            "bits_per_token": bits_per_token(means[i]),
-        }
-        for i in np.flatnonzero(counts).tolist()
-    ]
-
-
-def _moments(blocks, size):
-    """Returns counts, means and standard errors of losses in `size` bins."""
-    # `blocks` are pairs of bins and losses, NaN for tokens without a score. In
-    # float64, as in `Evaluator.evaluate`.
-    sums = np.zeros((3, size))
-    for bins, nll in blocks:
-        is_scored = ~np.isnan(nll)
-        bins, nll = bins[is_scored], nll[is_scored].astype(float)
-        sums += [np.bincount(bins, x, size) for x in (nll**0, nll, nll**2)]
-    counts = sums[0]
-    with np.errstate(invalid="ignore"):  # of empty bins
-        means, squares = sums[1:] / counts
-        errors = np.sqrt(np.maximum(squares - means**2, 0) / counts)
-    return counts, means, errors
+    if segments is None:
+        documents = np.asarray(documents)
+        largest = int(document_lengths(documents, len(nll)).max()) - 1
+        blocks = _by_document(nll, documents)
+    else:
+        largest = segments.segment_length
+        blocks = _by_segment(nll, segments)
+    steps = np.arange(bins_per_doubling * largest.bit_length() + 1)
+    bounds = np.ceil(2 ** (steps / bins_per_doubling) - 1e-9).astype(np.int64)
+    bounds = np.unique([0, *bounds])
+    size = len(bounds) - 1
+    # In float64, as in `Evaluator.evaluate`.
+    counts, sums, squares = moments = np.zeros((3, size))
+    for positions, found in blocks:
+        is_scored = ~np.isnan(found)
+        bins = np.searchsorted(bounds, positions[is_scored], "right") - 1
+        found = found[is_scored].astype(float)
+        moments += [np.bincount(bins, found**i, size) for i in range(3)]
+    curve = []
+    for i in np.flatnonzero(counts).tolist():
+        mean = float(sums[i] / counts[i])
+        variance = max(0.0, squares[i] / counts[i] - mean**2)
+        curve.append(
+            {
+                "start": int(bounds[i]),
+                "stop": int(bounds[i + 1]),
+                "num_tokens": int(counts[i]),
+                "nll": mean,
+                "bits_per_token": bits_per_token(mean),
+                "standard_error": float(np.sqrt(variance / counts[i])),
+            }
+        )
+    return curve
 
 
-def segment_position_losses(nll, segments):
-    """Computes the mean loss by the position of a token in its segment.
-
-    A model without memory has no context before its segment, so the first
-    tokens of a segment have a high loss. This is the context fragmentation of
-    section 3.1 of Dai et al., 2019, which memory removes.
-
-    Args:
-        nll: Float array of shape `(P + 1,)`, the loss of every token in nats,
-            as `Evaluator.token_nll` returns.
-        segments: The `Segments` that were scored.
-
-    Returns:
-        Dictionary of three lists with one number per position of a segment:
-        `nll`, the mean loss in nats; `standard_error`, the standard error of
-        this mean; and `num_tokens`, the number of scored tokens. Positions
-        without a scored token are left out.
-
-    Example: The first token is not a target, and the last segment is shorter.
-
-    >>> from txl_keras.data import Segments
-    >>> segments = Segments(np.arange(8), 1, 3, drop_remainder=False)
-    >>> nll = np.array([np.nan, 9, 2, 1, 7, 4, 3, 5])
-    >>> losses = segment_position_losses(nll, segments)
-    >>> losses["nll"], losses["num_tokens"]
-    ([7.0, 3.0, 2.0], [3, 2, 2])
-    """
-    length = segments.segment_length
-
-    def blocks():
-        for step in range(len(segments)):
-            positions = segments.target_positions(step)  # [B, T]
-            _, places = np.nonzero(positions >= 0)
-            yield places, nll[positions[positions >= 0]]
-
-    moments = np.array(_moments(blocks(), length))
-    counts, means, errors = moments[:, moments[0] > 0]
-    return {
-        "nll": means.tolist(),
-        "standard_error": errors.tolist(),
-        "num_tokens": counts.astype(int).tolist(),
-    }
+def _by_document(nll, documents):
+    """Yields positions in documents and losses, in blocks."""
+    for start in range(0, len(nll), _BLOCK):
+        found = np.asarray(nll[start : start + _BLOCK])
+        tokens = np.arange(start, start + len(found))
+        document = np.searchsorted(documents, tokens, "right") - 1
+        yield tokens - documents[document], found
 
 
-def merge_positions(losses, per_doubling=4):
-    """Returns positions, means, and these -/+ two standard errors, in bins."""
-    # Single positions are too noisy to plot.
-    nll, errors, counts = (
-        np.array(losses[name], float)
-        for name in ("nll", "standard_error", "num_tokens")
-    )
-    positions = np.arange(1, len(nll) + 1)
-    bins = np.ceil(per_doubling * np.log2(positions) - 1e-9)
-    starts = np.flatnonzero(np.diff(bins, prepend=-1))
-    totals, sums, squares, places, sizes = np.add.reduceat(
-        [counts, counts * nll, (counts * errors) ** 2, positions, nll**0],
-        starts,
-        axis=1,
-    )
-    means, errors = sums / totals, np.sqrt(squares) / totals
-    curve = places / sizes, means, means - 2 * errors, means + 2 * errors
-    return tuple(row.tolist() for row in curve)
+def _by_segment(nll, segments):
+    """Yields positions in segments and losses, segment by segment."""
+    for step in range(len(segments)):
+        positions = segments.target_positions(step)  # [B, T]
+        is_scored = positions >= 0
+        yield np.nonzero(is_scored)[1] + 1, nll[positions[is_scored]]
 
 
 def with_result(results, result):

@@ -98,7 +98,6 @@ class SurpriseReader:
         self._segment_length = segment_length
         self._memory_length = memory_length
         self._model = model
-        self._empty = model.initial_memory(1, memory_length)
         self._score = tf.function(self._find, autograph=False)
 
     def encode(self, text, max_tokens=MAX_TOKENS):
@@ -144,42 +143,39 @@ class SurpriseReader:
     def read_segments(self, ids):
         """Yields a list per segment of a dictionary per token but the first."""
         # `cold` are the bits without memory, `likeliest` pairs of id and
-        # probability.
-        memory, length = self._empty, self._segment_length
+        # probability. Of two rows of the same text, one forgets its memory.
+        memory = self._model.initial_memory(2, self._memory_length)
+        length = self._segment_length
         for start in range(0, len(ids) - 1, length):
             part = ids[start : start + length + 1]
             count = len(part) - 1
-            part = tf.constant(np.pad(part, (0, length - count))[None])
-            segment = part[:, :-1], part[:, 1:]
-            (bits, likeliest), memory = self._score(*segment, memory)
-            (cold, _), _ = self._score(*segment, self._empty)
-            found = [
-                np.round(values[0, :count].numpy().astype(float), digits)
-                for values, digits in ((bits, 3), (cold, 3), (likeliest, 4))
-            ]
-            if not all(np.isfinite(values).all() for values in found):
+            rows = np.tile(np.pad(part, (0, length - count)), (2, 1))
+            bits, likeliest, memory = self._score(tf.constant(rows), memory)
+            bits, likeliest = bits.numpy()[:, :count], likeliest.numpy()[:count]
+            if not (np.isfinite(bits).all() and np.isfinite(likeliest).all()):
                 raise FloatingPointError(
                     "The model returned numbers that are not finite for a "
                     "token. Check that its weights are finite."
                 )
+            bits, cold = np.round(bits.astype(float), 3).tolist()
+            likeliest = np.round(likeliest.astype(float), 4).tolist()
             yield [
                 {
-                    "bits": bits,
-                    "cold": cold,
-                    "likeliest": [[int(i), p] for i, p in likeliest],
+                    "bits": bits[i],
+                    "cold": cold[i],
+                    "likeliest": [[int(token), p] for token, p in likeliest[i]],
                 }
-                for bits, cold, likeliest in zip(
-                    *(values.tolist() for values in found), strict=True
-                )
+                for i in range(count)
             ]
 
-    def _find(self, inputs, targets, memory):
-        """Returns bits `(1, T)`, and the likeliest ids with probabilities."""
-        log_probs, memory = self._model.log_probs(inputs, memory)
-        nll = -tf.gather(log_probs, targets, batch_dims=2)
-        best = tf.math.top_k(
-            log_probs, min(_NUM_CANDIDATES, self.tokenizer.vocabulary_size)
+    def _find(self, rows, memory):
+        """Returns bits `(2, T)`, and the likeliest ids with probabilities."""
+        log_probs, memory = self._model.log_probs(
+            rows[:, :-1], memory, reset=tf.constant([False, True])
         )
+        nll = -tf.gather(log_probs, rows[:, 1:], batch_dims=2)
+        count = min(_NUM_CANDIDATES, self.tokenizer.vocabulary_size)
+        best = tf.math.top_k(log_probs[0], count)
         ids = tf.cast(best.indices, tf.float32)
         likeliest = tf.stack([ids, tf.exp(best.values)], axis=-1)
-        return (nll / math.log(2), likeliest), memory
+        return nll / math.log(2), likeliest, memory

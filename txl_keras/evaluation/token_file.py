@@ -11,27 +11,9 @@ from txl_keras.data.corpora.files import renamed_when_complete
 
 @contextlib.contextmanager
 def create_token_file(path, num_tokens):
-    """Creates a `.npy` file with one float32 per token, to be filled.
-
-    A context manager. The file gets its name when the context ends without an
-    error, so an incomplete file never appears under that name. The disk space
-    is allocated at the beginning.
-
-    Args:
-        path: String, the path of a local file.
-        num_tokens: Integer.
-
-    Yields:
-        `np.memmap` of shape `(num_tokens,)`, filled with NaN. It needs little
-        memory, whatever its size.
-
-    Example:
-
-    >>> with create_token_file("nll.npy", 5) as nll:
-    ...     nll[1:] = 2.5
-    >>> np.load("nll.npy").tolist()
-    [nan, 2.5, 2.5, 2.5, 2.5]
-    """
+    """Yields a map of a new `.npy` file with one float32 per token, all NaN."""
+    # The file gets its name when the context ends without an error, so an
+    # incomplete file never appears under that name.
     path = os.path.expanduser(path)
     if is_remote(path):
         raise ValueError(

@@ -12,7 +12,6 @@ from txl_keras.data import Segments
 from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.evaluation.dynamic_evaluator import DynamicEvaluator
-from txl_keras.evaluation.dynamic_evaluator import check_pattern
 from txl_keras.evaluation.dynamic_evaluator import checked_mean_square
 from txl_keras.evaluation.dynamic_evaluator import collect_mean_square
 from txl_keras.evaluation.report import score
@@ -41,16 +40,12 @@ class Dynamic(options.Options):
         several to try on valid.
     dynamic_segments: Segments, from all of train, whose gradients are the
         statistics of --dynamic=rms.
-    dynamic_weights: Regular expression: with --dynamic only weights with a
-        match in their names change, such as block_[23]/feed_forward. Default:
-        all.
     """
 
     dynamic: options.one_of(["sgd", "rms"]) = None
     dynamic_learning_rate: list = None
     dynamic_decay: list = ["0"]
     dynamic_segments: options.integer(1) = 200
-    dynamic_weights: str = None
 
 
 def check_dynamic_flags():
@@ -65,7 +60,6 @@ def check_dynamic_flags():
         check_number("dynamic_decay", decay, 0)
         expected = "`dynamic_decay` must be 0 with --dynamic=sgd."
         options.refuse(FLAGS.dynamic == "sgd" and decay, expected)
-    check_pattern("dynamic_weights", FLAGS.dynamic_weights)
 
 
 def _pairs():
@@ -94,16 +88,11 @@ def build_evaluator(model, tokenizer, settings, config, workdir, stop):
         pairs[0][1],
         batch_size=settings["batch_size"],
         segment_length=settings["segment_length"],
-        weights=FLAGS.dynamic_weights,
         stop=stop,
     )
     if len(pairs) > 1:
         _search(evaluator, segments("valid"), pairs, tokenizer)
-    found = {
-        "rule": FLAGS.dynamic,
-        "learning_rate": evaluator.learning_rate,
-        "weights": FLAGS.dynamic_weights,
-    }
+    found = {"rule": FLAGS.dynamic, "learning_rate": evaluator.learning_rate}
     if is_rms:
         found["decay"] = evaluator.decay
         found["segments"] = FLAGS.dynamic_segments
@@ -144,11 +133,7 @@ def _segments(config, tokenizer, settings, split):
 
 def _mean_square(model, workdir, train, settings):
     """Collects the statistics, or reads those of the same settings."""
-    facts = {
-        **settings,
-        "dynamic_segments": FLAGS.dynamic_segments,
-        "dynamic_weights": FLAGS.dynamic_weights,
-    }
+    facts = {**settings, "dynamic_segments": FLAGS.dynamic_segments}
     # The length of the scored text does not matter.
     facts.pop("max_eval_tokens")
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
@@ -157,10 +142,7 @@ def _mean_square(model, workdir, train, settings):
     if not path or not tf.io.gfile.exists(path):
         print(f"Collecting statistics of {FLAGS.dynamic_segments} segments.")
         mean_square = collect_mean_square(
-            model,
-            train,
-            min(FLAGS.dynamic_segments, len(train)),
-            weights=FLAGS.dynamic_weights,
+            model, train, min(FLAGS.dynamic_segments, len(train))
         )
         if not path:
             return mean_square
@@ -168,9 +150,7 @@ def _mean_square(model, workdir, train, settings):
             write_safetensors(mean_square, unfinished)
     print(f"Statistics of gradients: {name}")
     try:
-        return checked_mean_square(
-            read_safetensors(path), model, FLAGS.dynamic_weights
-        )
+        return checked_mean_square(read_safetensors(path), model)
     except ValueError as error:
         raise ValueError(
             f"{path} is damaged, or of another model. Remove it: the same "

@@ -24,7 +24,6 @@ def export(
     memory_length=None,
     max_segment_length=None,
     num_slots=8,
-    weights_dtype="float32",
     settings=None,
     assets=None,
     max_batch_size=MAX_BATCH_SIZE,
@@ -116,8 +115,6 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
             `clamp_length` needs).
         num_slots: Integer; 0 omits `step` and `reset`, and so does a
             `tokenizer`.
-        weights_dtype: String. `"bfloat16"` stores float32 weights in half the
-            space. Every call then first converts them to float32.
         settings: Optional dictionary of JSON values, added to the description
             of the model in `assets/settings.json`. It must not contain a key
             that the export writes itself.
@@ -161,7 +158,6 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
         model,
         memory_length,
         max_segment_length,
-        weights_dtype,
         max_batch_size,
         max_generate_length,
     )
@@ -186,6 +182,5 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
         {**served.settings, **own},
         settings,
         assets,
-        defaults=SAMPLING,
-        weights=served.stored_weights,
+        SAMPLING,
     )

@@ -33,16 +33,16 @@ def check_path(path):
 
 
 def write_saved_model(
-    path, endpoints, tracked, settings, more_settings, assets, **options
+    path, endpoints, tracked, settings, more_settings, assets, defaults=()
 ):
     """Writes a SavedModel, with `settings.json` and files in `assets/`."""
     # `endpoints` maps the name of a signature to a function and its input
     # specs; the first is also `serving_default`. `tracked` are the variables,
-    # tables and other resources that the functions use. For `options` see
+    # tables and other resources that the functions use. For `defaults` see
     # `traced`.
     # Not `keras.export.ExportArchive`, which traces each function once more.
     signatures = {
-        name: traced(*endpoint, settings["max_batch_size"], **options)
+        name: traced(*endpoint, settings["max_batch_size"], defaults)
         for name, endpoint in endpoints.items()
     }
     module = tf.Module()

@@ -6,7 +6,6 @@ check holds; otherwise the graph raises `InvalidArgumentError`.
 
 import inspect
 
-import keras
 import tensorflow as tf
 
 from txl_keras.checks import checked
@@ -23,12 +22,9 @@ def check_not_empty(name, lengths):
     )
 
 
-def traced(function, specs, max_batch_size, defaults=None, weights=()):
-    """Makes a `tf.function` that checks the ranks and rows of its inputs.
-
-    Its arguments have the names of `specs`, and `defaults` by their names.
-    `weights` are pairs of a Keras variable and the variable to read instead.
-    """
+def traced(function, specs, max_batch_size, defaults=()):
+    """Makes a `tf.function` that checks the ranks and rows of its inputs."""
+    # Its arguments have the names of `specs`, and `defaults` by their names.
     # The default of a signature must be a tensor.
     arguments = inspect.Signature(
         [
@@ -36,7 +32,7 @@ def traced(function, specs, max_batch_size, defaults=None, weights=()):
                 spec.name,
                 inspect.Parameter.POSITIONAL_OR_KEYWORD,
                 default=tf.constant(defaults[spec.name])
-                if spec.name in (defaults or ())
+                if spec.name in defaults
                 else inspect.Parameter.empty,
             )
             for spec in specs
@@ -55,10 +51,7 @@ def traced(function, specs, max_batch_size, defaults=None, weights=()):
                     "Received the shape:",
                     tf.shape(inputs[i]),
                 )
-        # Converted outside of any loop, and so only once per call.
-        values = [(w, tf.cast(stored, w.dtype)) for w, stored in weights]
-        with keras.StatelessScope(values):
-            return function(*inputs)
+        return function(*inputs)
 
     call.__signature__ = arguments
     return tf.function(call, specs, autograph=False)

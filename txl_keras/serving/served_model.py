@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import checked
@@ -42,7 +41,6 @@ class ServedModel:
         model,
         memory_length=None,
         max_segment_length=None,
-        weights_dtype="float32",
         max_batch_size=MAX_BATCH_SIZE,
         max_generate_length=MAX_GENERATE_LENGTH,
     ):
@@ -60,7 +58,6 @@ class ServedModel:
         if max_segment_length is None:
             max_segment_length = min(_SEGMENT_LENGTH, longest)
         check_integer("max_segment_length", max_segment_length, 1, longest)
-        check_one_of("weights_dtype", weights_dtype, ("float32", "bfloat16"))
         largest = np.iinfo(np.int32).max
         check_integer("max_batch_size", max_batch_size, 1, largest)
         check_integer("max_generate_length", max_generate_length, 1, largest)
@@ -70,16 +67,8 @@ class ServedModel:
         self.max_generate_length = max_generate_length
         num_distances = self._past_length + max_segment_length
         self._positions = tf.nest.map_structure(
-            lambda value: _variable(value, weights_dtype),
-            backbone.project_positions(num_distances),
+            _variable, backbone.project_positions(num_distances)
         )
-        # Pairs of a weight and its copy in fewer bytes.
-        self.stored_weights = []
-        if weights_dtype != "float32":
-            self.stored_weights = [
-                (weight, _variable(weight, weights_dtype))
-                for weight in self._used_weights()
-            ]
         self._compresses = backbone.num_pending is not None
         empty = backbone.empty_projected_memory(memory_length)
         self._initial = {
@@ -99,7 +88,6 @@ class ServedModel:
             "memory_length": memory_length,
             **{f"{name}_shape": shape for name, shape in shapes if shape},
             "max_segment_length": max_segment_length,
-            "weights_dtype": weights_dtype,
             "max_batch_size": max_batch_size,
             "max_generate_length": max_generate_length,
         }
@@ -107,30 +95,28 @@ class ServedModel:
     @property
     def variables(self):
         """Returns all variables that signatures read."""
-        weights = [stored for _, stored in self.stored_weights]
         return [
-            *(weights or [weight.value for weight in self._used_weights()]),
+            *self._used_weights(),
             *tf.nest.flatten(self._positions),
             *self._initial.values(),
         ]
 
     def _used_weights(self):
-        """Returns the weights that a call reads: all but those of positions."""
+        """Returns the variables that a call reads: not those of positions."""
         project = tf.function(self.backbone.project_positions, autograph=False)
         variables = project.get_concrete_function(1).variables
         not_read = {id(variable) for variable in variables}
-        return [w for w in self.model.weights if id(w.value) not in not_read]
+        weights = [weight.value for weight in self.model.weights]
+        return [value for value in weights if id(value) not in not_read]
 
     def positions(self, max_length):
         """Returns projected positions for segments of up to `max_length`."""
         # They are sorted by descending distance, so the nearest are last.
         start = -(self._past_length + max_length)
-
-        def nearest(positions):
-            positions = tf.convert_to_tensor(positions)[:, start:]
-            return tf.cast(positions, self.backbone.compute_dtype)
-
-        return tf.nest.map_structure(nearest, self._positions)
+        return tf.nest.map_structure(
+            lambda positions: tf.convert_to_tensor(positions)[:, start:],
+            self._positions,
+        )
 
     def read(self, ids, memory, positions=None):
         """Returns a segment's hidden states `(B, T, D)`, L keys, L values."""
@@ -379,9 +365,5 @@ def _spec(name, *shape, dtype=tf.int32):
     return tf.TensorSpec(shape, dtype, name)
 
 
-def _variable(value, dtype=None):
-    """Stores a value, in `dtype` unless it is a vector, and so small."""
-    value = tf.convert_to_tensor(value)
-    if dtype and value.shape.rank > 1:
-        value = tf.cast(value, dtype)
+def _variable(value):
     return tf.Variable(value, trainable=False)

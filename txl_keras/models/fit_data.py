@@ -168,12 +168,6 @@ def _arrays(batch):
     return arrays if isinstance(batch, dict) else tuple(arrays.values())
 
 
-def as_array(x):
-    """Returns arrays of other libraries, and variables, as NumPy's."""
-    is_array = hasattr(x, "__array__") and not isinstance(x, tf.Tensor)
-    return np.asarray(x) if is_array else x
-
-
 def check_arrays(x, y, batch_size, vocabulary_size):
     """Checks arrays for mistakes that Keras would not report."""
     if not isinstance(x, (np.ndarray, tf.Tensor)):
@@ -233,12 +227,11 @@ def _begin_cold(step, batch):
     return {**batch, "reset": reset}
 
 
-def as_texts(x):
-    """Returns a string or a list of them for tensors, arrays and datasets.
-
-    Returns all other data as it is.
-    """
+def as_data(x):
+    """Returns strings as one or a list of them, and arrays as NumPy's."""
     is_dataset = isinstance(x, tf.data.Dataset)
+    if hasattr(x, "__array__") and not isinstance(x, (tf.Tensor, np.generic)):
+        x = np.asarray(x)  # an array of another library, or a variable
     dtype = getattr(x.element_spec if is_dataset else x, "dtype", None)
     # NumPy's arrays of strings, of bytes and of objects.
     if dtype != tf.string and getattr(dtype, "kind", None) not in (*"USO",):

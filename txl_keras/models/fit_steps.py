@@ -11,7 +11,6 @@ import random
 import keras
 import tensorflow as tf
 
-from txl_keras import keras_internals
 from txl_keras.data.step_batches import distribute_rows
 from txl_keras.models.fit_data import complete_batch
 from txl_keras.training.compilation import compile_layers
@@ -276,7 +275,9 @@ class FitSteps(keras.callbacks.Callback):
         share = batch["num_targets"] / self._strategy.num_replicas_in_sync
         total = tf.reduce_sum(tf.math.multiply_no_nan(nll, weights))
         loss = tf.math.divide_no_nan(total, share)
-        keras_internals.update_loss(self.model, loss, share)
+        for metric in self.model.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss, sample_weight=share)
         return self.model.get_metrics_result()
 
 

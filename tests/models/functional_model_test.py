@@ -104,5 +104,5 @@ def test_memory_can_be_inputs_and_outputs(tmp_path):
     expected, _ = backbone(ids[:, 8:], memory=new)
     answer = tf.nest.flatten(backbone.initial_memory(3))
     for part in (ids[:, :8], ids[:, 8:]):
-        states, *answer = serve([part, *answer])
+        states, *answer = serve([tf.constant(part), *answer])
     np.testing.assert_allclose(states, expected, atol=1e-6)

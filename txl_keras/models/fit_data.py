@@ -212,6 +212,8 @@ def split(x, y, weights, share):
             "samples of it for both parts. Received: validation_split="
             f"{share}, x={shown(x)}"
         )
+    if y is not None:
+        check_shape("y", np.asarray(y), (num_samples, *np.shape(y)[1:]))
     return [
         tuple(part if part is None else part[rows] for part in (x, y, weights))
         for rows in (slice(at), slice(at, None))
@@ -267,7 +269,7 @@ def is_text(x):
 def text_segments(ids, batch_size, segment_length, is_training):
     """Returns `Segments` of the ids of texts that each begin cold."""
     if batch_size is None:  # as in Keras, if there is a segment for each row
-        num_segments = sum(map(len, ids)) // segment_length
+        num_segments = (sum(map(len, ids)) - 1) // segment_length
         batch_size = min(_BATCH_SIZE, max(1, num_segments))
     options = {}
     if len(ids) > 1:

@@ -120,7 +120,6 @@ class FitSteps(keras.callbacks.Callback):
             if not self.progress.has_resets:
                 self.trainer.memory.reset_state()
         self.progress.done = 0
-        self._first_step = int(self.trainer.step.numpy())
 
     def begin_test(self, data, arguments):
         """Returns arguments for Keras's `evaluate`, if it is not of `fit`."""
@@ -146,9 +145,9 @@ class FitSteps(keras.callbacks.Callback):
                 progress.batches_to_drop -= 1
             results = self._run(self.trainer.train, iterator, num_steps)
         except tf.errors.OutOfRangeError as error:
-            # Without `steps_per_epoch` this is how an epoch ends.
-            is_first = int(self.trainer.step.numpy()) == self._first_step
-            if progress.num_steps is None and not is_first:
+            # Without `steps_per_epoch` this is how an epoch ends, but not
+            # where it begins.
+            if progress.num_steps is None and progress.done > num_steps:
                 raise
             raise ValueError(
                 "`x` must have batches for every epoch, and as many as "

@@ -99,10 +99,10 @@ def test_memory_can_be_inputs_and_outputs(tmp_path):
         tf.nest.flatten(backbone(segment, memory=memory)),
     )
     model.export(tmp_path / "model", verbose=False)
-    serve = tf.saved_model.load(tmp_path / "model").serve
+    loaded = tf.saved_model.load(tmp_path / "model")
     expected, new = backbone(ids[:, :8])
     expected, _ = backbone(ids[:, 8:], memory=new)
     answer = tf.nest.flatten(backbone.initial_memory(3))
     for part in (ids[:, :8], ids[:, 8:]):
-        states, *answer = serve([tf.constant(part), *answer])
+        states, *answer = loaded.serve([tf.constant(part), *answer])
     np.testing.assert_allclose(states, expected, atol=1e-6)

@@ -92,16 +92,17 @@ def check_one_of(name, value, known):
 
 
 def check_dtype_policy(policy):
-    """Checks that a policy has float32 weights and a known compute dtype."""
-    if policy.variable_dtype != "float32" or policy.compute_dtype not in (
-        "float32",
-        "bfloat16",
-        "float16",
+    """Checks that the dtypes of a policy are those that models support."""
+    dtypes = policy.variable_dtype, policy.compute_dtype
+    if dtypes not in (
+        ("float32", "float32"),
+        ("float32", "bfloat16"),
+        ("float32", "float16"),
+        ("bfloat16", "bfloat16"),
     ):
         raise ValueError(
-            "`dtype` must be a policy with float32 weights: 'float32', "
-            "'mixed_bfloat16' or 'mixed_float16'. Received: "
-            f"dtype={policy.name!r}"
+            "`dtype` must be 'float32', 'mixed_bfloat16', 'mixed_float16' or "
+            f"'bfloat16'. Received: dtype={policy.name!r}"
         )
     if policy.quantization_mode is not None:
         raise ValueError(

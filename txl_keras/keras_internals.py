@@ -16,11 +16,6 @@ def layers_of(model):
     return list(model._flatten_layers())
 
 
-def update_loss(model, loss, weight):
-    """Adds the loss of a batch to the mean that Keras reports."""
-    model._loss_tracker.update_state(loss, sample_weight=weight)
-
-
 def num_batches(optimizer):
     """Returns the variable that counts batches; `iterations` are updates."""
     return optimizer._iterations
@@ -29,11 +24,6 @@ def num_batches(optimizer):
 def gradient_sums(optimizer):
     """Returns the variables for `gradient_accumulation_steps`."""
     return optimizer._accumulated_gradients
-
-
-def is_validation(arguments):
-    """Returns whether `fit` of Keras has called `evaluate` to validate."""
-    return bool(arguments.get("_use_cached_eval_dataset"))
 
 
 class ModelAsLayer:
@@ -84,12 +74,15 @@ _LOOPS = {
 
 def check_batches(batch_size=None, remedy=""):
     """Checks the batches of the `fit`, `evaluate` or `predict` that runs."""
-    # Layers and callbacks have no access to these settings, so they are read
-    # from the stack frame of the loop.
+    # Keras gives layers and callbacks no access to these settings, so they are
+    # read from the stack frame of the loop: a model that trains on shuffled
+    # segments would learn without an error, but less. If Keras renames what is
+    # read here, nothing is checked.
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code in _LOOPS:
-            adapter = frame.f_locals["epoch_iterator"].data_adapter
+            iterator = frame.f_locals.get("epoch_iterator")
+            adapter = getattr(iterator, "data_adapter", None)
             # Adapters of arrays have `_shuffle`, those of `PyDataset` have
             # `shuffle`, and those of `tf.data.Dataset` have neither.
             shuffle = getattr(adapter, "_shuffle", False)
@@ -101,7 +94,8 @@ def check_batches(batch_size=None, remedy=""):
                     "Then pass `shuffle=False` and `batch_size` to `fit`. "
                     "Received: shuffle=True, which is the default of Keras"
                 )
-            if batch_size is not None and adapter.has_partial_batch:
+            is_partial = getattr(adapter, "has_partial_batch", False)
+            if batch_size is not None and is_partial:
                 raise ValueError(
                     "The number of samples must be a multiple of `batch_size`. "
                     f"{remedy} Received: a last batch of "

@@ -331,11 +331,19 @@ def test_data_of_unknown_length_begins_again_in_later_epochs(
         model.fit(data, epochs=3, callbacks=[*callbacks], verbose=0)
         return model.get_weights()
 
+    def interrupt(epoch, logs):
+        raise KeyboardInterrupt
+
     weights = fit(rewind())
-    backup = BackupAndRestore(tmp_path / "backup", save_freq=2)
-    with pytest.raises(KeyboardInterrupt):
-        fit(rewind(), backup, Interrupt(3))
-    assert_same(fit(rewind_other(), backup), weights)
+    for save_freq, interruption in (
+        (2, Interrupt(3)),
+        # After the last batch of an epoch, before its end.
+        (len(segments), keras.callbacks.LambdaCallback(on_epoch_end=interrupt)),
+    ):
+        backup = BackupAndRestore(tmp_path / "backup", save_freq)
+        with pytest.raises(KeyboardInterrupt):
+            fit(rewind(), backup, interruption)
+        assert_same(fit(rewind_other(), backup), weights)
 
 
 def test_callbacks_go_on_counting_after_an_interruption(

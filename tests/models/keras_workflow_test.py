@@ -13,10 +13,12 @@ from factories import assert_same
 from factories import random_ids
 from factories import rewinder
 from factories import rows_of
+from factories import small_backbone
 from factories import small_model as model_of
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import Segments
+from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLCausalLM
 
 B, T, BATCHES = 3, 7, 4
@@ -97,6 +99,31 @@ def test_fit_learns_a_text_that_repeats(policy, model):
     prediction = model.predict(x, batch_size=B, verbose=0)
     assert (prediction.argmax(-1) == y).mean() > 0.95
     assert {w.dtype for w in model.weights} == {"float32"}
+
+
+def test_weights_may_be_bfloat16_except_of_an_lstm(tmp_path):
+    with pytest.raises(ValueError, match="`dtype` must not be 'bfloat16' for"):
+        small_backbone("bfloat16", LSTMBackbone)
+    model, exact = (
+        small_model(dtype, cutoffs=(4,)) for dtype in ("bfloat16", "float32")
+    )
+    x, y = easy_text()
+    model.compile(keras.optimizers.SGD(0.5))
+    losses = model.fit(x, y, batch_size=B, epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0] - 0.1
+    assert {w.dtype for w in model.weights} == {"bfloat16"}
+    weights = model.get_weights()
+    exact.set_weights([w.astype("float32") for w in weights])
+    nll, _ = model.score(x, y)
+    np.testing.assert_allclose(nll, exact.score(x, y)[0], atol=0.1)
+    assert len(model.generate(x[0], max_new_tokens=3, seed=1)) == T + 3
+    model.save(tmp_path / "model.keras")
+    model.save_to_preset(tmp_path / "preset")
+    for loaded in (
+        keras.saving.load_model(tmp_path / "model.keras"),
+        TransformerXLCausalLM.from_preset(tmp_path / "preset"),
+    ):
+        assert_same(loaded.get_weights(), weights)
 
 
 def test_evaluate_reads_the_text_in_order_with_memory(model):

@@ -86,8 +86,8 @@ class RowDropout(ConfiguredLayer):
         check_seeds(dropout_seed, (batch_size,))
         return tf.cast(dropout_seed, tf.uint32)
 
-    def compute_output_shape(self, inputs_shape):
-        return inputs_shape
+    def compute_output_shape(self, input_shape):
+        return input_shape
 
 
 @fused

@@ -281,7 +281,7 @@ def _normalized_sum(norm, x, residual):
 
     # Variables are read here, outside of the custom gradient, so that the tape
     # sees them.
-    gamma, beta = map(tf.convert_to_tensor, (norm.gamma, norm.beta))
+    gamma, beta = (tf.cast(x, tf.float32) for x in (norm.gamma, norm.beta))
     return normalized(x, residual, gamma, beta)
 
 

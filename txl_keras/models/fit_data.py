@@ -163,12 +163,6 @@ def _arrays(batch):
     return arrays if isinstance(batch, dict) else tuple(arrays.values())
 
 
-def as_array(x):
-    """Returns arrays of other libraries, and variables, as NumPy's."""
-    is_array = hasattr(x, "__array__") and not isinstance(x, tf.Tensor)
-    return np.asarray(x) if is_array else x
-
-
 def check_arrays(x, y, batch_size, vocabulary_size):
     """Checks arrays for mistakes that Keras would not report."""
     if not isinstance(x, (np.ndarray, tf.Tensor)):
@@ -213,6 +207,8 @@ def split(x, y, weights, share):
             "samples of it for both parts. Received: validation_split="
             f"{share}, x={shown(x)}"
         )
+    if y is not None:
+        check_shape("y", np.asarray(y), (num_samples, *np.shape(y)[1:]))
     return [
         tuple(part if part is None else part[rows] for part in (x, y, weights))
         for rows in (slice(at), slice(at, None))
@@ -228,12 +224,11 @@ def _begin_cold(step, batch):
     return {**batch, "reset": reset}
 
 
-def as_texts(x):
-    """Returns a string or a list of them for tensors, arrays and datasets.
-
-    Returns all other data as it is.
-    """
+def as_data(x):
+    """Returns strings as one or a list of them, and arrays as NumPy's."""
     is_dataset = isinstance(x, tf.data.Dataset)
+    if hasattr(x, "__array__") and not isinstance(x, (tf.Tensor, np.generic)):
+        x = np.asarray(x)  # an array of another library, or a variable
     dtype = getattr(x.element_spec if is_dataset else x, "dtype", None)
     # NumPy's arrays of strings, of bytes and of objects.
     if dtype != tf.string and getattr(dtype, "kind", None) not in (*"USO",):
@@ -269,7 +264,7 @@ def is_text(x):
 def text_segments(ids, batch_size, segment_length, is_training):
     """Returns `Segments` of the ids of texts that each begin cold."""
     if batch_size is None:  # as in Keras, if there is a segment for each row
-        num_segments = sum(map(len, ids)) // segment_length
+        num_segments = (sum(map(len, ids)) - 1) // segment_length
         batch_size = min(_BATCH_SIZE, max(1, num_segments))
     options = {}
     if len(ids) > 1:

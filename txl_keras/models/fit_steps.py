@@ -11,7 +11,6 @@ import random
 import keras
 import tensorflow as tf
 
-from txl_keras import keras_internals
 from txl_keras.data.step_batches import distribute_rows
 from txl_keras.models.fit_data import complete_batch
 from txl_keras.training.compilation import compile_layers
@@ -121,7 +120,6 @@ class FitSteps(keras.callbacks.Callback):
             if not self.progress.has_resets:
                 self.trainer.memory.reset_state()
         self.progress.done = 0
-        self._first_step = int(self.trainer.step.numpy())
 
     def begin_test(self, data, arguments):
         """Returns arguments for Keras's `evaluate`, if it is not of `fit`."""
@@ -147,9 +145,9 @@ class FitSteps(keras.callbacks.Callback):
                 progress.batches_to_drop -= 1
             results = self._run(self.trainer.train, iterator, num_steps)
         except tf.errors.OutOfRangeError as error:
-            # Without `steps_per_epoch` this is how an epoch ends.
-            is_first = int(self.trainer.step.numpy()) == self._first_step
-            if progress.num_steps is None and not is_first:
+            # Without `steps_per_epoch` this is how an epoch ends, but not
+            # where it begins.
+            if progress.num_steps is None and progress.done > num_steps:
                 raise
             raise ValueError(
                 "`x` must have batches for every epoch, and as many as "
@@ -274,7 +272,9 @@ class FitSteps(keras.callbacks.Callback):
         share = batch["num_targets"] / self._strategy.num_replicas_in_sync
         total = tf.reduce_sum(tf.math.multiply_no_nan(nll, weights))
         loss = tf.math.divide_no_nan(total, share)
-        keras_internals.update_loss(self.model, loss, share)
+        for metric in self.model.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss, sample_weight=share)
         return self.model.get_metrics_result()
 
 

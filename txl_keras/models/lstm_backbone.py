@@ -92,6 +92,12 @@ class LSTMBackbone(RecurrentBackbone):
             dropout,
             **kwargs,
         )
+        if self.variable_dtype == "bfloat16":
+            raise ValueError(
+                "`dtype` must not be 'bfloat16' for an LSTM, whose weights "
+                "Keras cannot initialize in it. Use 'mixed_bfloat16'. "
+                f"Received: dtype={self.dtype_policy.name!r}"
+            )
         self.token_embedding = self._embedding(
             cutoffs=cutoffs,
             embedding_dim=embedding_dim,

@@ -57,7 +57,8 @@ class PresetModel(keras.Model):
                 Face Hub, which requires huggingface_hub.
             load_weights: Boolean. If false, weights are newly initialized.
                 Those of a folder are needed all the same, for their sizes.
-            dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
+            dtype: Optional dtype policy: `"float32"`, `"mixed_bfloat16"`,
+                `"mixed_float16"`, or `"bfloat16"`, also of the weights.
             **overrides: Arguments of this class, or of the backbone, that
                 replace those of the preset. Those that weights depend on can
                 differ only where weights are newly initialized.

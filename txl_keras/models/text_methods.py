@@ -12,7 +12,7 @@ import tensorflow as tf
 from txl_keras import samplers
 from txl_keras.checks import check_list
 from txl_keras.checks import check_one_of
-from txl_keras.models.fit_data import as_texts
+from txl_keras.models.fit_data import as_data
 from txl_keras.models.generation.beam_search import BeamSearch
 from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.request import Request
@@ -111,7 +111,7 @@ class TextMethods:
         sampler = samplers.get(self.sampler if sampler is None else sampler)
         request = Request(
             self,
-            as_texts(prompts),
+            as_data(prompts),
             max_length,
             max_new_tokens,
             stop_token_ids,

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from txl_keras import keras_internals
 from txl_keras import metrics as token_metrics
 from txl_keras import samplers
 from txl_keras.callbacks import BackupAndRestore
@@ -23,8 +22,7 @@ from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
-from txl_keras.models.fit_data import as_array
-from txl_keras.models.fit_data import as_texts
+from txl_keras.models.fit_data import as_data
 from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import check_no_class_weight
 from txl_keras.models.fit_data import fit_data
@@ -359,16 +357,16 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         check_integer("epochs", epochs, 0)
         check_integer("initial_epoch", kwargs.get("initial_epoch", 0), 0)
         check_no_class_weight(kwargs.pop("class_weight", None))
-        x, validation = map(as_texts, (x, kwargs.pop("validation_data", None)))
+        x, y = as_data(x), as_data(y)
+        validation = as_data(kwargs.pop("validation_data", None))
         length = segment_length
         if is_text(validation) and not is_text(x):
             length = None  # meant for the validation text
-        x, y = self._prepare(x, y, batch_size, length, is_training=True)
-        weights = kwargs.pop("sample_weight", None)
+        parts = x, y, kwargs.pop("sample_weight", None)
         share = kwargs.pop("validation_split", None)
         if share and validation is None:
-            (x, y, weights), validation = split(x, y, weights, share)
-        data = self._batches(x, y, weights, batch_size)
+            parts, validation = split(*parts, share)
+        data = self._data(*parts, batch_size, length, is_training=True)
         batch_size = kwargs.pop("validation_batch_size", None) or batch_size
         if validation is not None:
             parts, length = (validation, None, None), segment_length
@@ -376,8 +374,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
                 parts = keras.utils.unpack_x_y_sample_weight(validation)
                 length = None
             try:
-                x, y = self._prepare(*parts[:2], batch_size, length)
-                validation = self._batches(x, y, parts[2], batch_size)
+                validation = self._data(*parts, batch_size, length)
             except ValueError as error:
                 raise ValueError(
                     "In `validation_data`, with `validation_batch_size` as "
@@ -421,10 +418,11 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         cold start; `score_texts` scores a text as a whole.
         """
         data = None
-        if not keras_internals.is_validation(kwargs):
-            x, y = self._prepare(as_texts(x), y, batch_size, segment_length)
+        # Within `fit` Keras passes its `CallbackList`, and what `fit` prepared.
+        callbacks = kwargs.get("callbacks")
+        if not isinstance(callbacks, keras.callbacks.CallbackList):
             weights = kwargs.pop("sample_weight", None)
-            x = data = self._batches(x, y, weights, batch_size)
+            x = data = self._data(x, y, weights, batch_size, segment_length)
         arguments = {"x": x, **kwargs}
         if self.fit_steps is not None:
             arguments = self.fit_steps.begin_test(data, arguments)
@@ -439,10 +437,10 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         of one per text. Each text is one row, in segments of `segment_length`
         as in `fit`. Pass all arguments after `batch_size` by name.
         """
-        x = as_texts(x)
+        x = as_data(x)
         if is_text(x) and batch_size is None:
             return self._predict_texts(x, segment_length, kwargs)
-        x, _ = self._prepare(x, None, batch_size, segment_length)
+        x, _ = self._segments(x, None, batch_size, segment_length)
         if isinstance(x, Segments):
             (x, _), batch_size = x.arrays(), x.batch_size
         self._inference_memory.reset_state()
@@ -466,10 +464,11 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
         return super().compute_loss(x, y, y_pred, *args, **kwargs)
 
-    def _prepare(
+    def _segments(
         self, x, y, batch_size, segment_length=None, is_training=False
     ):
         """Returns text as `Segments`, and arrays as NumPy's after checks."""
+        x, y = as_data(x), as_data(y)
         if is_text(x):
             length = segment_length or self._default_segment_length()
             ids = self._encode(x)
@@ -480,13 +479,13 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
                 "is in segments already. Received: "
                 f"segment_length={shown(segment_length)}, x={shown(x)}"
             )
-        x, y = as_array(x), as_array(y)
         targets = y if self.has_integer_targets() else None
         check_arrays(x, targets, batch_size, self.backbone.vocabulary_size)
         return x, y
 
-    def _batches(self, x, y, weights, batch_size):
+    def _data(self, x, y, weights, batch_size, *args, **kwargs):
         """Returns `FitData`, or with a loss of the user what Keras reads."""
+        x, y = self._segments(x, y, batch_size, *args, **kwargs)
         if self.fit_steps is None and isinstance(x, Segments):
             (x, y), batch_size = x.arrays(), x.batch_size
         x = in_batches(x, y, weights, batch_size)

@@ -429,7 +429,7 @@ class Trainer:
             tf.zeros(variable.shape) if gradient is None
             # Sparse gradients repeat the row of a repeated token, so that
             # their norm would be wrong.
-            else tf.convert_to_tensor(gradient)
+            else tf.cast(tf.convert_to_tensor(gradient), tf.float32)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]  # fmt: skip
 

@@ -51,13 +51,17 @@ def accumulate(optimizer, gradients):
     if not steps:
         return gradients, lambda is_finite: is_finite
     sums = keras_internals.gradient_sums(optimizer)
-    totals = [tf.add(*pair) for pair in zip(gradients, sums, strict=True)]
+    totals = [
+        gradient + tf.cast(total, gradient.dtype)
+        for gradient, total in zip(gradients, sums, strict=True)
+    ]
     count = tf.convert_to_tensor(keras_internals.num_batches(optimizer))
     is_last = (count + 1) % steps == 0
 
     def finish(is_finite):
         for variable, total in zip(sums, totals, strict=True):
             kept = tf.where(is_last, tf.zeros_like(total), total)
+            kept = tf.cast(kept, variable.dtype)
             variable.assign(tf.where(is_finite, kept, variable))
         return is_finite & is_last
 

@@ -189,7 +189,7 @@ class AdaptiveSoftmax(ClusteredLayer):
         if self.tie_projections[cluster]:
             projection = self.embedding.projection(cluster)
         parameters = tables[cluster], self.biases[cluster], projection
-        return [tf.convert_to_tensor(x) for x in parameters if x is not None]
+        return [tf.cast(x, tf.float32) for x in parameters if x is not None]
 
     def _head_logit_parts(self, hidden):
         """Returns lists of the head's logits without biases, and of biases."""
@@ -200,9 +200,8 @@ class AdaptiveSoftmax(ClusteredLayer):
         kernels, biases = [kernel], [bias]
         if self.embedding.cutoffs:
             # Two matmuls, because joining the kernels would copy the first.
-            kernels.append(self.cluster_kernel)
-            biases.append(self.cluster_bias)
-        biases = list(map(tf.convert_to_tensor, biases))
+            kernels.append(tf.cast(self.cluster_kernel, tf.float32))
+            biases.append(tf.cast(self.cluster_bias, tf.float32))
         parts = [tf.matmul(hidden, x, transpose_b=True) for x in kernels]
         return parts, biases
 

@@ -37,7 +37,7 @@ def main(_):
     workdir, output = Workdir(FLAGS.workdir), check_path("output", FLAGS.output)
     check_new("output", output)
     tokenizer = workdir.load_tokenizer()
-    model = workdir.build_model(tokenizer)
+    model, _ = workdir.load_model("latest", tokenizer)
     steps = average_weights(
         model, workdir.checkpoints, FLAGS.num_checkpoints, workdir.run_hash()
     )

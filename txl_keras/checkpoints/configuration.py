@@ -28,24 +28,23 @@ SIZES = {
     "d_inner": "intermediate_dim",
     "mem_len": "memory_length",
 }
-# Optional keys, with the defaults of the originals.
-_DEFAULTS = {
-    "d_embed": None,
-    "cutoffs": (),
-    "div_val": 1,
-    "same_length": False,
-    "clamp_len": -1,
-    "dropout": 0.0,
-    "dropatt": 0.0,
-}
-# Keys that not every original has, with the values for one without them.
-_OTHERS = {
+# Optional keys, with the values for an original that lacks the option.
+DEFAULTS = {
     "attn_type": 0,
+    "clamp_len": -1,
+    "cutoffs": (),
+    "d_embed": None,
+    "div_val": 1,
+    "dropatt": 0.0,
+    "dropout": 0.0,
     "ext_len": 0,
     "layer_norm_epsilon": 1e-5,
     "pre_lnorm": False,
     "proj_same_dim": True,
+    "proj_share_all_but_first": False,
+    "same_length": False,
     "sample_softmax": -1,
+    "tie_projs": None,
     "tie_weight": True,
     "untie_r": False,
 }
@@ -154,9 +153,9 @@ def sized_arguments(config):
 
 
 def read_config(
-    config, overrides, defaults, source="`config`", allowed=_OVERRIDES
+    config, overrides, source="`config`", defaults=(), allowed=_OVERRIDES
 ):
-    """Reads a dictionary or JSON file, checks it and adds `defaults`."""
+    """Reads a dictionary or JSON file, checks it and adds defaults."""
     if not isinstance(config, dict):
         source, config = str(config), read_json(config)
     config = {
@@ -172,7 +171,7 @@ def read_config(
             f"Only {allowed} can differ from the checkpoint, since weights "
             f"depend on the other arguments. Received: {unknown}"
         )
-    defaults = {**_DEFAULTS, **defaults}
+    defaults = {**DEFAULTS, **dict(defaults)}
     if "memory_length" in overrides:
         defaults["mem_len"] = overrides["memory_length"]
     missing = [key for key in SIZES if key not in {*config, *defaults}]
@@ -189,7 +188,7 @@ def read_config(
             stacklevel=3,
         )
     config = {key: config[key] for key in known & {*config}}
-    config = {**_OTHERS, **defaults, **config}
+    config = {**defaults, **config}
     _check_values(config, source)
     return config
 

@@ -1,9 +1,7 @@
 """Configurations of the original implementations, checked and converted."""
 
 import functools
-import inspect
 import math
-import types
 import warnings
 
 from txl_keras.checks import check_dropout
@@ -12,10 +10,9 @@ from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 from txl_keras.checks import shown
 from txl_keras.json_files import read_json
-from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
-from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
+from txl_keras.weights import build_in_graph
 from txl_keras.weights import build_undrawn
 
 # Keys that every configuration must have, and our arguments for them.
@@ -239,10 +236,7 @@ def _check_supported(config, naming, arguments):
 
 def plan_model(config, overrides, naming, tensors, dtype):
     """Plans a `TransformerXLCausalLM`; returns sizes and a way to build it."""
-    # A layout reads the sizes from `backbone` and `softmax`, as from a model.
-    parameters = inspect.signature(TransformerXLBackbone).parameters.values()
     arguments = {
-        **{p.name: p.default for p in parameters if p.default is not p.empty},
         **sized_arguments(config),
         "embedding_dim": config["d_embed"],
         "cutoffs": config["cutoffs"],
@@ -256,36 +250,26 @@ def plan_model(config, overrides, naming, tensors, dtype):
         "tie_attention_biases": not config["untie_r"],
         "layer_norm_epsilon": config["layer_norm_epsilon"],
         "cold_start": naming.cold_start,
+        # That of the backbone, which `build_undrawn` replaces for a while.
+        "initializer_stddev": 0.02,
         **overrides,
     }
     _check_supported(config, naming, arguments)
     arguments["attention_type"] = ATTENTION_TYPES[config["attn_type"]]
+    clusters = len(config["cutoffs"]) + 1
     tie_projections = config["tie_projs"]
     if tie_projections is None:
         shared = config["proj_share_all_but_first"]
-        tie_projections = [False] + [shared] * len(config["cutoffs"])
-    # These layers check their arguments; they are not built.
-    embedding = AdaptiveEmbedding(
-        config["n_token"],
-        config["d_model"],
-        cutoffs=config["cutoffs"],
-        embedding_dim=config["d_embed"],
-        div_val=config["div_val"],
-        project_same_dim=arguments["project_same_dim"],
-    )
+        tie_projections = [False] + [shared] * clusters
     # Clusters beyond `tie_projections` are not tied.
-    ties = [*map(bool, tie_projections), *[False] * embedding.num_clusters]
-    ties = {
-        "tie_embeddings": bool(config["tie_weight"]),
-        "tie_projections": ties[: embedding.num_clusters],
-    }
-    sizes = types.SimpleNamespace(
-        backbone=types.SimpleNamespace(**arguments),
-        softmax=AdaptiveSoftmax(embedding, **ties),
-    )
+    ties = [*map(bool, tie_projections), *[False] * clusters][:clusters]
 
-    def build():
-        backbone = TransformerXLBackbone(dtype=dtype, **arguments)
-        return TransformerXLCausalLM(backbone, **ties)
+    def build(**changes):
+        backbone = TransformerXLBackbone(dtype=dtype, **(arguments | changes))
+        tie_embeddings = bool(config["tie_weight"])
+        return TransformerXLCausalLM(backbone, tie_embeddings, ties)
 
+    # All layers have the sizes of one.
+    sizes = build_in_graph(lambda: build(num_layers=1))
+    sizes.backbone.num_layers = config["n_layer"]
     return sizes, functools.partial(build_undrawn, build, arguments)

@@ -16,7 +16,6 @@ import functools
 import inspect
 import json
 import os
-import random
 import re
 
 import numpy as np
@@ -52,6 +51,7 @@ from txl_keras.tensor_files import write_safetensors
 from txl_keras.training.checkpointing import check_shapes
 from txl_keras.training.checkpointing import first_not_finite
 from txl_keras.training.checkpointing import shapes_of
+from txl_keras.weights import build_in_graph
 from txl_keras.weights import to_tensor
 from txl_keras.weights import weights_by_name
 
@@ -77,8 +77,8 @@ _FIELDS = {
 _WEIGHT_DTYPES = ("float32", "bfloat16", "int8")
 _WEIGHTS = "model.safetensors"
 MAX_LENGTH = 1 << 20
-_LAYER = re.compile(r"(block|lstm|compression)_\d+/")
-_FIRST_LAYER = re.compile(r"(block|lstm|compression)_0/")
+_LAYER = re.compile(r"^(block|lstm|compression)_\d+/")
+_FIRST_LAYER = re.compile(r"^(block|lstm|compression)_0/")
 
 
 class ModelFolder:
@@ -118,12 +118,13 @@ class ModelFolder:
         )
         check_shapes(path, saved, shapes)
         for name, spec in expected.items():
-            if (name in tensors.int8) != (spec.dtype == tf.int8):
+            is_int8 = name in tensors.int8
+            if is_int8 != (spec.dtype == tf.int8):
+                kind = f"of floats, or of int8 beside {shown(name + '/scale')}"
                 raise ValueError(
-                    f"{path} is of another model: {shown(name)} must be of "
-                    f"{spec.dtype.name}, or, in place of floats, of int8 "
-                    f"beside {shown(name + '/scale')}. Received: "
-                    + ("int8 alone" if name in tensors.int8 else "floats")
+                    f"{path} is of another model: {shown(name)} must be "
+                    f"{kind if is_int8 else 'of int8'}. Received: "
+                    f"{'I8' if is_int8 else 'floats'}"
                 )
 
     def restore_weights(self, model):
@@ -274,31 +275,14 @@ def weight_specs(config, model_class, path, max_layers):
     one_layer = copy.deepcopy(config)
     backbone = backbone_config(one_layer)
     backbone["num_layers"] = 1
-
-    def of_all_layers(found):
-        return {
-            _FIRST_LAYER.sub(rf"\g<1>_{layer}/", name): value
-            for name, value in found.items()
-            for layer in range(sizes["num_layers"])
-        }
-
-    # Building draws random seeds, which would change later initial weights.
-    state = random.getstate()
     try:
         if "quantization" in backbone:
-            found = backbone["quantization"] = {
-                name: how
-                for name, how in backbone["quantization"].items()
-                if _FIRST_LAYER.match(name) or not _LAYER.match(name)
-            }
-            if of_all_layers(found) != sizes["quantization"]:
-                raise ValueError("All blocks must be quantized in the same way")
-        with tf.Graph().as_default():
-            weights = weights_by_name(model_class.from_config(one_layer))
-            specs = {
-                name: tf.TensorSpec(weight.shape, weight.dtype)
-                for name, weight in weights.items()
-            }
+            backbone["quantization"] = _of_one_layer(**sizes)
+        model = build_in_graph(lambda: model_class.from_config(one_layer))
+        specs = {
+            name: tf.TensorSpec(weight.shape, weight.dtype)
+            for name, weight in weights_by_name(model).items()
+        }
     except (
         *(AttributeError, KeyError, TypeError),
         *(ValueError, ArithmeticError),
@@ -307,13 +291,31 @@ def weight_specs(config, model_class, path, max_layers):
             f"The model in {path} does not describe a {model_class.__name__}: "
             f"{str(error)[-500:]}"
         ) from error
-    finally:
-        random.setstate(state)
-    return of_all_layers(specs)
+    return _of_all_layers(specs, sizes["num_layers"])
 
 
-def _is_quantized(config):
-    return "quantization" in {**config, **backbone_config(config)}
+def _of_one_layer(quantization, num_layers, **_):
+    """Returns what a config says of quantized layers, of one block alone."""
+    first, others = (
+        {name: how for name, how in quantization.items() if keep(name)}
+        for keep in (_FIRST_LAYER.match, lambda name: not _LAYER.match(name))
+    )
+    # The first comparison limits the cost of the second.
+    if (
+        len(first) * num_layers + len(others) != len(quantization)
+        or {**_of_all_layers(first, num_layers), **others} != quantization
+    ):
+        raise ValueError("All blocks must be quantized in the same way")
+    return {**first, **others}
+
+
+def _of_all_layers(first, num_layers):
+    """Repeats under all names what the first block has."""
+    return {
+        _FIRST_LAYER.sub(rf"\g<1>_{layer}/", name): value
+        for name, value in first.items()
+        for layer in range(num_layers)
+    }
 
 
 def backbone_config(config):
@@ -337,7 +339,8 @@ def save_preset(model, folder, training, dtype):
     tokenizer = getattr(model, "tokenizer", None)
     config = model.get_config()
     config.pop("tokenizer", None)
-    if dtype != "float32" and _is_quantized(config):
+    is_quantized = "quantization" in {**config, **backbone_config(config)}
+    if is_quantized and dtype != "float32":
         raise ValueError(
             "`dtype` must be 'float32' for a quantized model, whose int8 "
             f"kernels are saved as they are. Received: dtype={dtype!r}"

@@ -274,7 +274,7 @@ def _quantize_layers(model, quantized):
     layers = _layers(model)
     for path, how in quantized.items():
         layer = layers.get(path)
-        if not hasattr(layer, "quantized_build"):
+        if getattr(layer, "kernel", None) is None:
             raise ValueError(
                 "`quantization` must have the paths of layers with kernels. "
                 f"Received: {shown(path)}"

@@ -46,7 +46,7 @@ class Tensors(collections.abc.Mapping):
 
     def read_int8(self, name):
         """Returns one of the arrays named in `int8`."""
-        return self._load(name)
+        return self._load(name, True)
 
     def __contains__(self, name):
         # The inherited method would read the tensor.
@@ -86,7 +86,7 @@ def read_safetensors(path):
             ) from error
         num_bytes = os.path.getsize(local)
 
-    def load(name):
+    def load(name, may_be_int8=False):
         if name in scales:
             scale = file.get_tensor(scales[name])
             if not (np.isfinite(scale) & (scale > 0)).all():
@@ -95,7 +95,7 @@ def read_safetensors(path):
                     "positive finite numbers"
                 )
             return file.get_tensor(name) * scale
-        if dtypes[name] not in (*_FLOATS, "I8"):
+        if dtypes[name] not in _FLOATS and not may_be_int8:
             raise ValueError(
                 f"{path} is damaged: {shown(name)} must be of floats of 16 to "
                 f"64 bits, or of int8 beside {shown(name + _SCALE)}. Received: "

@@ -4,6 +4,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import pathlib
 import pickle
 import shutil
 import sys
@@ -35,6 +36,7 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
+from txl_keras.models import upload_preset
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.training.checkpointing import copies
 from txl_keras.weights import weights_by_name
@@ -677,6 +679,18 @@ class Hub(types.ModuleType):
         super().__init__("huggingface_hub")
         self.folder, self.cache, self.calls = folder, cache, []
 
+    def create_repo(self, repo_id, exist_ok):
+        assert exist_ok
+        self.calls.append(f"create {repo_id}")
+
+    def upload_folder(self, *, repo_id, folder_path, allow_patterns):
+        self.calls.append(f"upload {repo_id}")
+        self.folder.mkdir()
+        for name in allow_patterns:
+            path = pathlib.Path(folder_path) / name
+            if path.exists():
+                shutil.copy(path, self.folder)
+
     def snapshot_download(self, repo_id, allow_patterns):
         self.calls.append(repo_id)
         snapshot = self.cache / "snapshots" / "0a1b"
@@ -730,6 +744,27 @@ def test_weights_of_pytorch_are_downloaded_if_there_are_no_others(
     with pytest.raises(ValueError, match="pytorch_model.bin cannot be read"):
         TransformerXLCausalLM.from_preset("hf://transfo-xl/transfo-xl-wt103")
     assert len(calls.calls) == 2
+
+
+def test_a_preset_is_uploaded_and_found_by_others(hub, folder, saved, tmp_path):
+    (folder / "notes.txt").write_text("mine")
+    (folder / "README.md").write_text("A card")
+    calls = hub(tmp_path / "there")
+    upload_preset("hf://me/mine", folder)
+    assert calls.calls == ["create me/mine", "upload me/mine"]
+    names = ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(os.listdir(tmp_path / "there")) == names
+    shutil.rmtree(tmp_path / "there")
+    model, _ = saved["causal_lm"]
+    model.push_to_hub("me/mine", {"corpus": "tiny"}, dtype="bfloat16")
+    loaded = TransformerXLCausalLM.from_preset("hf://me/mine")
+    assert loaded.tokenizer
+    with pytest.raises(ValueError, match="`uri` must be 'hf://owner/name'"):
+        model.push_to_hub("mine")
+    with pytest.raises(ValueError, match="`uri` must be .*kaggle"):
+        upload_preset("kaggle://me/mine", folder)
+    with pytest.raises(ValueError, match="`preset` must be a folder that"):
+        upload_preset("hf://me/mine", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", "a", "a/b/c", "../b", "a/..", "a/b?c"])

@@ -16,6 +16,22 @@ def layers_of(model):
     return list(model._flatten_layers())
 
 
+def make_quantized(layer, mode, config):
+    """Gives a layer the zeros of a quantized kernel in place of its own."""
+    # As `quantize` of the layer does, which computes values: a graph, and a
+    # file whose values are loaded next, need none.
+    name, shape = mode, layer.kernel.shape
+    if mode == "int4":
+        name += f"/{getattr(config, 'block_size', None) or -1}"
+    layer.quantization_config = config
+    layer._tracker.unlock()
+    if mode != "float8":
+        del layer._kernel
+    layer.quantized_build(shape, mode, config)
+    layer._tracker.lock()
+    layer.dtype_policy = f"{name}_from_{layer.dtype_policy.name}"
+
+
 def num_batches(optimizer):
     """Returns the variable that counts batches; `iterations` are updates."""
     return optimizer._iterations

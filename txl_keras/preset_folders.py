@@ -16,6 +16,8 @@ from txl_keras.json_files import read_json
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
+from txl_keras.models.hub import VOCABULARIES
+from txl_keras.models.hub import download
 from txl_keras.models.model_folder import CLASSES
 from txl_keras.models.model_folder import ModelFolder
 from txl_keras.models.model_folder import backbone_config
@@ -24,14 +26,6 @@ from txl_keras.models.presets import default_backbone
 from txl_keras.models.presets import split_overrides
 from txl_keras.weights import build_undrawn
 
-# Symbols of a Hugging Face `transfo-xl`, in its order of preference.
-_VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
-# What is downloaded: PyTorch's file only if there is no other.
-_DOWNLOADED = (
-    "config.json", "tokenizer.json", "model*.safetensors",
-    "model.safetensors.index.json", *_VOCABULARIES,
-)  # fmt: skip
-_DOWNLOADED_ELSE = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 # Names of files and folders that may be read.
 _READ = re.compile(r".*\.(json|safetensors|bin|pkl|txt)|model")
 
@@ -42,7 +36,7 @@ def load_folder(
     """Loads the model of a local or remote folder."""
     # Files of the package may be links, as some installers make them.
     if folder not in model_class.trained_presets.values():
-        _check_links(folder)
+        check_links(folder)
     path = os.path.join(folder, "config.json")
     content = read_json(path)
     if "flags" in content:  # of a run
@@ -63,8 +57,10 @@ def load_folder(
             "with `flags`; or of Hugging Face, with `model_type`. Received: "
             f"{shown(sorted(content))}"
         )
-    stored = ModelFolder(folder)
-    return _load(model_class, stored, load_weights, dtype, dict(overrides))
+    model, _ = load_stored(
+        model_class, ModelFolder(folder), load_weights, dtype, overrides
+    )
+    return model
 
 
 def find_folder(preset, model_class):
@@ -75,7 +71,7 @@ def find_folder(preset, model_class):
     if folder in model_class.trained_presets:
         return model_class.trained_presets[folder]
     if folder.startswith("hf://"):
-        folder = _download(folder)
+        folder = download(folder)
     if not folder or not tf.io.gfile.isdir(folder):
         sizes, trained = [*model_class.presets], [*model_class.trained_presets]
         named = f"a trained model, one of {trained}, " if trained else ""
@@ -87,31 +83,7 @@ def find_folder(preset, model_class):
     return folder
 
 
-def _download(preset):
-    """Returns the local copy of the files of a Hub repository."""
-    repository = preset.removeprefix("hf://")
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repository):
-        raise ValueError(
-            "`preset` must be 'hf://owner/name' for a repository of the "
-            f"Hugging Face Hub. Received: preset={preset!r}"
-        )
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ImportError(
-            f"Reading {preset} requires huggingface_hub. Run "
-            "`pip install huggingface_hub`."
-        ) from error
-    for patterns in (_DOWNLOADED, _DOWNLOADED + _DOWNLOADED_ELSE):
-        folder = huggingface_hub.snapshot_download(
-            repository, allow_patterns=[*patterns]
-        )
-        if any("safetensors" in name for name in os.listdir(folder)):
-            break
-    return folder
-
-
-def _check_links(folder):
+def check_links(folder):
     """Raises `ValueError` if a file to read is a link out of the folder."""
     if is_remote(folder):
         return
@@ -133,8 +105,11 @@ def _check_links(folder):
                 )
 
 
-def _load(model_class, stored, load_weights, dtype, overrides):
-    """Builds a model of a class from a `ModelFolder`."""
+def load_stored(
+    model_class, stored, load_weights=True, dtype=None, overrides=()
+):
+    """Returns the model of a `ModelFolder` or `Workdir`, and its step."""
+    overrides, step = dict(overrides), None
     stored_class = CLASSES[stored.class_name]
     is_same = issubclass(model_class, stored_class)
     build_class = model_class if is_same else stored_class
@@ -151,6 +126,9 @@ def _load(model_class, stored, load_weights, dtype, overrides):
     changed.update(sizes)
     if is_same:
         config.update(own)
+    if not load_weights:  # new weights are not quantized
+        config.pop("quantization", None)
+        changed.pop("quantization", None)
     if dtype is not None:
         config["dtype"] = changed["dtype"] = dtype
     config.pop("tokenizer", None)
@@ -158,7 +136,7 @@ def _load(model_class, stored, load_weights, dtype, overrides):
     model = build_undrawn(build, changed) if load_weights else build()
     if load_weights:
         try:
-            stored.restore_weights(model)
+            step = stored.restore_weights(model)
         except ValueError as error:
             if not sizes and not (is_same and own.keys() - {"tokenizer"}):
                 raise
@@ -167,7 +145,7 @@ def _load(model_class, stored, load_weights, dtype, overrides):
                 "of the preset, unless load_weights=False. Received: "
                 f"{sorted(overrides)}. {error}"
             ) from error
-    return _as_class(model_class, model, own, stored.load_tokenizer)
+    return _as_class(model_class, model, own, stored.load_tokenizer), step
 
 
 def _check_gives(model_class, built_class, backbone_class, folder):
@@ -224,7 +202,7 @@ def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
     size = backbone.vocabulary_size
 
     def load():
-        names = (os.path.join(folder, name) for name in _VOCABULARIES)
+        names = (os.path.join(folder, name) for name in VOCABULARIES)
         for path in filter(os.path.isfile, names):
             symbols = load_vocabulary(path, size)
             line_end = "<eos>" if "<eos>" in symbols else None

@@ -27,9 +27,11 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 class Tensors(collections.abc.Mapping):
     """Maps the names of a file's tensors to arrays, read on every access."""
 
-    def __init__(self, shapes, load, num_bytes):
+    def __init__(self, shapes, load, num_bytes, int8=()):
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self.num_bytes = num_bytes
+        # Names of int8 tensors without scales, which only `read_int8` reads.
+        self.int8 = frozenset(int8)
         self._load = load
 
     def __getitem__(self, name):
@@ -41,6 +43,10 @@ class Tensors(collections.abc.Mapping):
                 f"Received: {dtype.name}"
             )
         return array
+
+    def read_int8(self, name):
+        """Returns one of the arrays named in `int8`."""
+        return self._load(name, True)
 
     def __contains__(self, name):
         # The inherited method would read the tensor.
@@ -80,7 +86,7 @@ def read_safetensors(path):
             ) from error
         num_bytes = os.path.getsize(local)
 
-    def load(name):
+    def load(name, may_be_int8=False):
         if name in scales:
             scale = file.get_tensor(scales[name])
             if not (np.isfinite(scale) & (scale > 0)).all():
@@ -89,7 +95,7 @@ def read_safetensors(path):
                     "positive finite numbers"
                 )
             return file.get_tensor(name) * scale
-        if dtypes[name] not in _FLOATS:
+        if dtypes[name] not in _FLOATS and not may_be_int8:
             raise ValueError(
                 f"{path} is damaged: {shown(name)} must be of floats of 16 to "
                 f"64 bits, or of int8 beside {shown(name + _SCALE)}. Received: "
@@ -102,6 +108,7 @@ def read_safetensors(path):
         {name: shape for name, shape in shapes.items() if name not in hidden},
         load,
         num_bytes,
+        [n for n, dtype in dtypes.items() if dtype == "I8" and n not in scales],
     )
 
 

@@ -1,6 +1,7 @@
 """Helpers to name the weights of a model and to create them without copies."""
 
 import math
+import random
 
 import keras
 import numpy as np
@@ -31,6 +32,17 @@ class UntouchedZeros(keras.initializers.Initializer):
         if dtype != tf.float32 or not tf.executing_eagerly():
             return tf.zeros(shape, dtype)
         return _share(_aligned(shape, np.zeros))
+
+
+def build_in_graph(build):
+    """Builds a model that allocates no weights, to read their shapes."""
+    # Building draws random seeds, which would change later initial weights.
+    state = random.getstate()
+    try:
+        with tf.Graph().as_default():
+            return build()
+    finally:
+        random.setstate(state)
 
 
 def build_undrawn(build, config):

@@ -39,19 +39,18 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.model_folder import CLASSES
 from txl_keras.models.model_folder import MAX_LENGTH
 from txl_keras.models.model_folder import ModelFolder
-from txl_keras.models.model_folder import backbone_config
 from txl_keras.models.model_folder import check_class_name
 from txl_keras.models.model_folder import check_limit
 from txl_keras.models.model_folder import check_model_config
 from txl_keras.models.model_folder import read_tokenizer
-from txl_keras.models.model_folder import warn_of_memory_source
-from txl_keras.models.model_folder import weight_shapes
+from txl_keras.models.model_folder import weight_specs
 from txl_keras.models.model_folder import write_model
-from txl_keras.models.presets import split_overrides
 from txl_keras.output_folders import replaced_when_complete
-from txl_keras.preset_folders import load_folder
+from txl_keras.preset_folders import check_links
+from txl_keras.preset_folders import load_stored
 from txl_keras.training.checkpointing import check_saved_shapes
 from txl_keras.training.checkpointing import restore_weights
+from txl_keras.training.checkpointing import shapes_of
 
 _MAX_METRICS_BYTES = 64 << 20
 _BEST_FIELDS = {
@@ -126,13 +125,18 @@ class Workdir:
         check_limit("flags.segment_length", length, MAX_LENGTH, path)
         return {**config, "corpus": config.get("corpus") or {}}
 
+    @property
+    def class_name(self):
+        """The name of the class of the run's model."""
+        return self.read_config()["class_name"]
+
     def run_hash(self):
         """Returns a 64-bit integer that identifies the run's configuration."""
         return _hash_of(self.read_config())
 
     def check_model_class(self):
         """Raises `ValueError` unless the model is a `TransformerXLCausalLM`."""
-        received = self.read_config()["class_name"]
+        received = self.class_name
         if received != "TransformerXLCausalLM":
             raise ValueError(
                 "`workdir` must be that of a TransformerXLCausalLM. Received: "
@@ -191,8 +195,12 @@ class Workdir:
         run, path = self.read_config(), self.file("config.json")
         model_class = CLASSES[run["class_name"]]
         config = check_model_config(run, model_class, path)
-        shapes = functools.partial(weight_shapes, config, model_class, path)
-        check_saved_shapes(self.checkpoints, shapes)
+        check_saved_shapes(
+            self.checkpoints,
+            lambda limit: shapes_of(
+                weight_specs(config, model_class, path, limit)
+            ),
+        )
         return config
 
     def restore_weights(self, model, checkpoint="latest"):
@@ -200,8 +208,7 @@ class Workdir:
         folder = self._folder(checkpoint)
         if folder is None:
             return restore_weights(model, self.checkpoints, self.run_hash())
-        folder.restore_weights(model)
-        return folder.training.get("step") or 0
+        return folder.restore_weights(model)
 
     def load_model(self, checkpoint="latest", tokenizer=None, **overrides):
         """Returns the run's language model and the step of its weights."""
@@ -210,26 +217,11 @@ class Workdir:
         self.check_model_class()
         folder = self._folder(checkpoint)
         if folder:
-            if tokenizer is not None:
-                overrides["tokenizer"] = tokenizer
-            model = load_folder(
-                TransformerXLCausalLM, folder.path, overrides=overrides
-            )
-            return model, folder.training.get("step") or 0
-        model = self.build_model(tokenizer, **overrides)
-        return model, self.restore_weights(model, checkpoint)
-
-    def build_model(self, tokenizer=None, **overrides):
-        """Builds the language model of the newest checkpoint."""
-        self.check_model_class()
-        config = self.read_model_config()
-        backbone_class = CLASSES[config["backbone"]["class_name"]]
-        split_overrides(TransformerXLCausalLM, overrides, backbone_class)
-        warn_of_memory_source(backbone_config(config), overrides)
-        backbone_config(config).update(overrides)
-        model = TransformerXLCausalLM.from_config(config)
-        model.tokenizer = tokenizer
-        return model
+            check_links(folder.path)
+        if tokenizer is not None or not folder:
+            overrides["tokenizer"] = tokenizer
+        stored = folder or self
+        return load_stored(TransformerXLCausalLM, stored, overrides=overrides)
 
     def load_tokenizer(self):
         """Loads the tokenizer of the run, unless it has changed since."""

@@ -194,8 +194,12 @@ def test_int8_with_lora_is_loaded_as_it_was(
         weight.assign(np.zeros(weight.shape))
     model.load_weights(tmp_path / "all.weights.h5")
     np.testing.assert_array_equal(model.score(ids, ids)[0], expected)
-    with pytest.raises(ValueError, match="A preset must hold float32"):
-        model.save_to_preset(tmp_path / "preset")
+    model.save_to_preset(tmp_path / "preset")
+    loaded = type(model).from_preset(tmp_path / "preset")
+    np.testing.assert_array_equal(loaded.score(ids, ids)[0], expected)
+    assert {w.path for w in lora_weights(loaded)} == {
+        w.path for w in loaded.trainable_weights
+    }
 
 
 def test_a_classifier_trains_its_head_too():

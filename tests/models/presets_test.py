@@ -12,7 +12,7 @@ from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
-from txl_keras.models.model_folder import weight_shapes
+from txl_keras.models.model_folder import weight_specs
 from txl_keras.models.presets import PRESETS
 
 _NUM_WEIGHTS = {
@@ -63,10 +63,11 @@ def test_presets_have_the_published_number_of_weights(name, changes, expected):
         "config": config,
     }
     # In a graph, which allocates no weights.
-    shapes = weight_shapes(
+    specs = weight_specs(
         {**own, "backbone": backbone}, TransformerXLCausalLM, name, 99
     )
-    assert sum(map(math.prod, shapes.values())) == expected
+    numbers = [math.prod(spec.shape) for spec in specs.values()]
+    assert sum(numbers) == expected
 
 
 def test_a_model_has_the_weights_that_its_sizes_say():

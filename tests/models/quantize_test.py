@@ -1,5 +1,8 @@
 """`quantize` of models: every way to compute a model sees the int8 kernels."""
 
+import json
+import shutil
+
 import keras
 import numpy as np
 import pytest
@@ -8,10 +11,15 @@ from factories import random_ids
 from factories import small_model
 from model_checks import check_every_way
 from model_checks import scored
+from safetensors.numpy import load_file
+from safetensors.numpy import save_file
 
+from txl_keras.keras_internals import layers_of
 from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
+from txl_keras.weights import weights_by_name
 
 B, T = 3, 5
 # Keras warns of each kind of layer that stays float.
@@ -123,3 +131,137 @@ def test_a_classifier_is_quantized_with_its_head(tmp_path):
     np.testing.assert_allclose(
         loaded((ids, np.array([T, 2, 3]))), expected, atol=1e-6
     )
+
+
+# --------------------------------- Presets ---------------------------------
+
+KERNEL = "block_0/attention/query/kernel"
+PATH = "quantization.block_0/attention/query"
+
+
+@pytest.fixture(scope="module")
+def int8_folder(tmp_path_factory):
+    model = quantized(num_layers=2)
+    folder = tmp_path_factory.mktemp("int8")
+    model.save_to_preset(folder)
+    return model, folder
+
+
+@pytest.fixture
+def folder(int8_folder, tmp_path):
+    shutil.copytree(int8_folder[1], tmp_path / "preset")
+    return tmp_path / "preset"
+
+
+@pytest.mark.parametrize(
+    "mode, make",
+    [
+        ("int8", TransformerXLBackbone),
+        ("int8", XLNetBackbone),
+        ("int4", TransformerXLBackbone),
+        ("float8", TransformerXLBackbone),
+    ],
+)
+def test_a_preset_holds_the_kernels_as_they_are(mode, make, tmp_path):
+    model = small_model(make=make, num_layers=2)
+    model.quantize(mode)
+    ids = random_ids(B, T)
+    expected, _ = model.score(ids, ids)
+    for _ in range(2):
+        model.save_to_preset(tmp_path)
+        loaded = type(model).from_preset(tmp_path)
+        file = load_file(tmp_path / "model.safetensors")
+        for name, weight in weights_by_name(model).items():
+            assert file[name].dtype == weight.dtype
+            np.testing.assert_array_equal(file[name], weight)
+        np.testing.assert_array_equal(loaded.score(ids, ids)[0], expected)
+        assert loaded.get_config() == model.get_config()
+        model = loaded
+
+
+def test_a_quantized_preset_gives_other_models(tmp_path):
+    model = small_model(num_layers=1)
+    config = keras.quantizers.Int8QuantizationConfig(activation_quantizer=None)
+    model.quantize(config=config, filters="query|key")
+    ids = random_ids(B, T)
+    expected = model.backbone(ids)[0]
+    model.save_to_preset(tmp_path)
+    loaded = TransformerXLBackbone.from_preset(tmp_path)
+    np.testing.assert_array_equal(loaded(ids)[0], expected)
+    new = TransformerXLBackbone.from_preset(tmp_path, load_weights=False)
+    assert {w.dtype for w in new.weights} == {"float32"}
+    classifier = TransformerXLTextClassifier.from_preset(
+        tmp_path, num_classes=3
+    )
+    classifier.quantize("int8", filters="logits")
+    lengths = np.array([T, 2, 3])
+    expected = classifier((ids, lengths))
+    classifier.save_to_preset(tmp_path)
+    loaded = TransformerXLTextClassifier.from_preset(tmp_path)
+    assert loaded.logits.quantization_mode == "int8"
+    np.testing.assert_array_equal(loaded((ids, lengths)), expected)
+
+
+def test_only_float_models_are_rounded_by_saving(int8_folder, tmp_path):
+    model, _ = int8_folder
+    for dtype in ("bfloat16", "int8"):
+        with pytest.raises(ValueError, match="`dtype` must be 'float32'"):
+            model.save_to_preset(tmp_path, dtype=dtype)
+    model = small_model(num_layers=2)
+    layers = {layer.path: layer for layer in layers_of(model.backbone)}
+    layers[f"{model.backbone.name}/block_1/attention/query"].quantize("int8")
+    with pytest.raises(ValueError, match="blocks must be quantized in the sa"):
+        model.save_to_preset(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        # Kernels of floats or of other sizes than in the file.
+        ({"quantization": ...}, "of another model: .*kernel_scale is not in"),
+        ({"intermediate_dim": 10**9}, "of another model: .*kernel is .8, 12"),
+        ({"num_layers": 1}, "blocks must be quantized in the same way"),
+        # What the file may ask for.
+        ({"quantization": 3}, "config.json does not describe"),
+        ({"quantization": {"token_embedding": {}}}, "paths of layers"),
+        ({f"{PATH}.mode": "gptq"}, "must be one of .*'int4', .*'gptq'"),
+        ({f"{PATH}.mode": "int4"}, "of another model"),
+        ({f"{PATH}.config.class_name": "Lambda"}, "must be one of .*'Lambda'"),
+        (
+            {f"{PATH}.config.config.activation_quantizer.class_name": "GPTQ"},
+            "must be one of .*'GPTQ'",
+        ),
+        ({f"{PATH}.config.config": {"x": 1}}, "unexpected keyword"),
+        ({f"{PATH}.lora": [10**9, 1.0]}, "of another model: .* is missing"),
+        ({f"{PATH}.lora": "x"}, "config.json does not describe"),
+    ],
+    ids=str,
+)
+def test_a_quantized_preset_by_a_stranger_is_refused(fields, message, folder):
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    config = content["config"]["backbone"]["config"]
+    for field, value in fields.items():
+        *parents, last = field.split(".")
+        # All blocks in the same way.
+        for block in (0, 1) if parents else (None,):
+            parent = config
+            for name in parents:
+                parent = parent[name.replace("block_0", f"block_{block}")]
+            parent[last] = value
+            if value is ...:
+                del parent[last]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message) as error:
+        TransformerXLCausalLM.from_preset(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_floats_in_place_of_a_quantized_kernel_are_refused(folder):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors[KERNEL] = tensors[KERNEL].astype("float32")
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match=f"{KERNEL}' must be of int8.*floats"):
+        TransformerXLCausalLM.from_preset(folder)

@@ -1,9 +1,7 @@
 """Configurations of the original implementations, checked and converted."""
 
 import functools
-import inspect
 import math
-import types
 import warnings
 
 from txl_keras.checks import check_dropout
@@ -12,10 +10,9 @@ from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 from txl_keras.checks import shown
 from txl_keras.json_files import read_json
-from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
-from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
+from txl_keras.weights import build_in_graph
 from txl_keras.weights import build_undrawn
 
 # Keys that every configuration must have, and our arguments for them.
@@ -28,24 +25,23 @@ SIZES = {
     "d_inner": "intermediate_dim",
     "mem_len": "memory_length",
 }
-# Optional keys, with the defaults of the originals.
-_DEFAULTS = {
-    "d_embed": None,
-    "cutoffs": (),
-    "div_val": 1,
-    "same_length": False,
-    "clamp_len": -1,
-    "dropout": 0.0,
-    "dropatt": 0.0,
-}
-# Keys that not every original has, with the values for one without them.
-_OTHERS = {
+# Optional keys, with the values for an original that lacks the option.
+DEFAULTS = {
     "attn_type": 0,
+    "clamp_len": -1,
+    "cutoffs": (),
+    "d_embed": None,
+    "div_val": 1,
+    "dropatt": 0.0,
+    "dropout": 0.0,
     "ext_len": 0,
     "layer_norm_epsilon": 1e-5,
     "pre_lnorm": False,
     "proj_same_dim": True,
+    "proj_share_all_but_first": False,
+    "same_length": False,
     "sample_softmax": -1,
+    "tie_projs": None,
     "tie_weight": True,
     "untie_r": False,
 }
@@ -154,9 +150,9 @@ def sized_arguments(config):
 
 
 def read_config(
-    config, overrides, defaults, source="`config`", allowed=_OVERRIDES
+    config, overrides, source="`config`", defaults=(), allowed=_OVERRIDES
 ):
-    """Reads a dictionary or JSON file, checks it and adds `defaults`."""
+    """Reads a dictionary or JSON file, checks it and adds defaults."""
     if not isinstance(config, dict):
         source, config = str(config), read_json(config)
     config = {
@@ -172,7 +168,7 @@ def read_config(
             f"Only {allowed} can differ from the checkpoint, since weights "
             f"depend on the other arguments. Received: {unknown}"
         )
-    defaults = {**_DEFAULTS, **defaults}
+    defaults = {**DEFAULTS, **dict(defaults)}
     if "memory_length" in overrides:
         defaults["mem_len"] = overrides["memory_length"]
     missing = [key for key in SIZES if key not in {*config, *defaults}]
@@ -189,7 +185,7 @@ def read_config(
             stacklevel=3,
         )
     config = {key: config[key] for key in known & {*config}}
-    config = {**_OTHERS, **defaults, **config}
+    config = {**defaults, **config}
     _check_values(config, source)
     return config
 
@@ -240,10 +236,7 @@ def _check_supported(config, naming, arguments):
 
 def plan_model(config, overrides, naming, tensors, dtype):
     """Plans a `TransformerXLCausalLM`; returns sizes and a way to build it."""
-    # A layout reads the sizes from `backbone` and `softmax`, as from a model.
-    parameters = inspect.signature(TransformerXLBackbone).parameters.values()
     arguments = {
-        **{p.name: p.default for p in parameters if p.default is not p.empty},
         **sized_arguments(config),
         "embedding_dim": config["d_embed"],
         "cutoffs": config["cutoffs"],
@@ -257,36 +250,26 @@ def plan_model(config, overrides, naming, tensors, dtype):
         "tie_attention_biases": not config["untie_r"],
         "layer_norm_epsilon": config["layer_norm_epsilon"],
         "cold_start": naming.cold_start,
+        # That of the backbone, which `build_undrawn` replaces for a while.
+        "initializer_stddev": 0.02,
         **overrides,
     }
     _check_supported(config, naming, arguments)
     arguments["attention_type"] = ATTENTION_TYPES[config["attn_type"]]
+    clusters = len(config["cutoffs"]) + 1
     tie_projections = config["tie_projs"]
     if tie_projections is None:
         shared = config["proj_share_all_but_first"]
-        tie_projections = [False] + [shared] * len(config["cutoffs"])
-    # These layers check their arguments; they are not built.
-    embedding = AdaptiveEmbedding(
-        config["n_token"],
-        config["d_model"],
-        cutoffs=config["cutoffs"],
-        embedding_dim=config["d_embed"],
-        div_val=config["div_val"],
-        project_same_dim=arguments["project_same_dim"],
-    )
+        tie_projections = [False] + [shared] * clusters
     # Clusters beyond `tie_projections` are not tied.
-    ties = [*map(bool, tie_projections), *[False] * embedding.num_clusters]
-    ties = {
-        "tie_embeddings": bool(config["tie_weight"]),
-        "tie_projections": ties[: embedding.num_clusters],
-    }
-    sizes = types.SimpleNamespace(
-        backbone=types.SimpleNamespace(**arguments),
-        softmax=AdaptiveSoftmax(embedding, **ties),
-    )
+    ties = [*map(bool, tie_projections), *[False] * clusters][:clusters]
 
-    def build():
-        backbone = TransformerXLBackbone(dtype=dtype, **arguments)
-        return TransformerXLCausalLM(backbone, **ties)
+    def build(**changes):
+        backbone = TransformerXLBackbone(dtype=dtype, **(arguments | changes))
+        tie_embeddings = bool(config["tie_weight"])
+        return TransformerXLCausalLM(backbone, tie_embeddings, ties)
 
+    # All layers have the sizes of one.
+    sizes = build_in_graph(lambda: build(num_layers=1))
+    sizes.backbone.num_layers = config["n_layer"]
     return sizes, functools.partial(build_undrawn, build, arguments)

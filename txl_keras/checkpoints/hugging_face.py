@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 
+from txl_keras.checkpoints.configuration import DEFAULTS
 from txl_keras.checkpoints.configuration import SIZES
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.configuration import read_config
@@ -23,19 +24,14 @@ from txl_keras.tensor_files import write_safetensors
 
 # Default values of the library for missing keys of a configuration.
 _DEFAULTS = {
-    "attn_type": 0,
     "clamp_len": 1000,
     "cutoffs": (20000, 40000, 200000),
     "d_embed": 1024,
     "div_val": 4,
     "dropout": 0.1,
-    "layer_norm_epsilon": 1e-5,
     "mem_len": 1600,
-    "pre_lnorm": False,
     "proj_share_all_but_first": True,
     "same_length": True,
-    "sample_softmax": -1,
-    "tie_projs": None,
     "tie_word_embeddings": True,
     "untie_r": True,
 }
@@ -85,9 +81,9 @@ def load_hugging_face(folder, dtype=None, **overrides):
     ```
     """
     folder = pathlib.Path(folder)
-    known = {*SIZES, *_DEFAULTS, "dropatt"}
+    known = {*SIZES, *DEFAULTS, *_DEFAULTS}
     config, path = folder_config(folder, "transfo-xl", known)
-    config = read_config(config, overrides, _DEFAULTS, path)
+    config = read_config(config, overrides, path, _DEFAULTS)
     config["tie_weight"] = config["tie_word_embeddings"]
     tensors = folder_tensors(folder)
     raise_found(

@@ -125,7 +125,7 @@ def _read_config(folder, overrides):
     kind = config.pop("attn_type", "bi")
     if config.get("mem_len", 0) is None:
         config["mem_len"] = 0
-    config = read_config(config, overrides, _DEFAULTS, path, _OVERRIDES)
+    config = read_config(config, overrides, path, _DEFAULTS, _OVERRIDES)
     activation = config["ff_activation"]
     problems = {
         "bi_data=True: rows cannot be read backwards": config["bi_data"],

@@ -7,15 +7,6 @@ from txl_keras.checkpoints.transformer_xl_layout import NVIDIA
 from txl_keras.checkpoints.transformer_xl_layout import ORIGINAL
 from txl_keras.checkpoints.transformer_xl_layout import load_model
 
-_DEFAULTS = {
-    "attn_type": 0,
-    "ext_len": 0,
-    "pre_lnorm": False,
-    "sample_softmax": -1,
-    "tie_projs": (),
-    "tie_weight": True,
-}
-
 
 def load_pytorch(path, config=None, dtype=None, **overrides):
     """Loads a checkpoint of the original PyTorch code or of NVIDIA's.
@@ -65,7 +56,7 @@ def load_pytorch(path, config=None, dtype=None, **overrides):
 def from_tensors(tensors, config, source, dtype=None, overrides=None):
     """Builds the model of `Tensors`: see `load_pytorch`."""
     overrides = overrides or {}
-    config = read_config(config, overrides, _DEFAULTS)
+    config = read_config(config, overrides)
     # NVIDIA's code names tensors differently, and with `same_length` counts
     # keys as the TensorFlow code does.
     is_nvidia = "crit.out_layers_biases.0" in tensors

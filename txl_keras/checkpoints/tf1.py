@@ -17,12 +17,6 @@ from txl_keras.weights import weights_by_name
 
 # Variables of a training checkpoint besides the weights.
 _NOT_WEIGHTS = re.compile(r"(.*/)?(Adam(_1)?|beta[12]_power(_1)?|global_step)$")
-_DEFAULTS = {
-    "tie_projs": None,
-    "proj_share_all_but_first": False,
-    "proj_same_dim": True,
-    "untie_r": False,
-}
 
 
 def load_tf1(prefix, config, dtype=None, **overrides):
@@ -94,7 +88,7 @@ def load_tf1_mean_square(prefix, config):
 
 def _load(prefix, config, dtype, overrides, slot=""):
     """Builds a model of the weights, or of what Adam keeps of each."""
-    config = read_config(config, overrides, _DEFAULTS)
+    config = read_config(config, overrides)
     if not config["cutoffs"]:
         config["tie_projs"] = [True]  # the original has no option for this
     config["layer_norm_epsilon"] = 1e-12

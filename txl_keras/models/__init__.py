@@ -1,5 +1,6 @@
 """Transformer-XL, XLNet and LSTM models, built from the layers."""
 
+from txl_keras.models.hub import upload_preset
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
@@ -20,4 +21,5 @@ __all__ = [
     "XLNetBackbone",
     "XLNetPermutationLM",
     "extend_vocabulary",
+    "upload_preset",
 ]

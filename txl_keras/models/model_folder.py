@@ -16,7 +16,6 @@ import functools
 import inspect
 import json
 import os
-import random
 import re
 
 import numpy as np
@@ -43,6 +42,7 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
+from txl_keras.models.hub import is_preset
 from txl_keras.models.presets import required_arguments
 from txl_keras.output_folders import check_replaceable
 from txl_keras.tensor_files import int8_with_scale
@@ -51,6 +51,7 @@ from txl_keras.tensor_files import write_safetensors
 from txl_keras.training.checkpointing import check_shapes
 from txl_keras.training.checkpointing import first_not_finite
 from txl_keras.training.checkpointing import shapes_of
+from txl_keras.weights import build_in_graph
 from txl_keras.weights import to_tensor
 from txl_keras.weights import weights_by_name
 
@@ -76,6 +77,8 @@ _FIELDS = {
 _WEIGHT_DTYPES = ("float32", "bfloat16", "int8")
 _WEIGHTS = "model.safetensors"
 MAX_LENGTH = 1 << 20
+_LAYER = re.compile(r"^(block|lstm|compression)_\d+/")
+_FIRST_LAYER = re.compile(r"^(block|lstm|compression)_0/")
 
 
 class ModelFolder:
@@ -103,20 +106,31 @@ class ModelFolder:
         path, limit = self._config_path, len(self._tensors)
         model_class = CLASSES[self.class_name]
         config = check_model_config(self._content, model_class, path, "config")
-        self._check_shapes(weight_shapes(config, model_class, path, limit))
+        self._check_weights(weight_specs(config, model_class, path, limit))
         return config
 
-    def _check_shapes(self, expected):
-        saved, expected = (
+    def _check_weights(self, expected):
+        """Compares the header of the file with the specs of a model."""
+        path, tensors = self._weights_path, self._tensors
+        saved, shapes = (
             {f"weights/{name}": shape for name, shape in shapes.items()}
-            for shapes in (self._tensors.shapes, expected)
+            for shapes in (tensors.shapes, shapes_of(expected))
         )
-        check_shapes(self._weights_path, saved, expected)
+        check_shapes(path, saved, shapes)
+        for name, spec in expected.items():
+            is_int8 = name in tensors.int8
+            if is_int8 != (spec.dtype == tf.int8):
+                kind = f"of floats, or of int8 beside {shown(name + '/scale')}"
+                raise ValueError(
+                    f"{path} is of another model: {shown(name)} must be "
+                    f"{kind if is_int8 else 'of int8'}. Received: "
+                    f"{'I8' if is_int8 else 'floats'}"
+                )
 
     def restore_weights(self, model):
-        """Loads the weights into a model of the same ones."""
+        """Loads the weights into a model; returns their step, 0 if unknown."""
         weights = weights_by_name(model)
-        self._check_shapes(shapes_of(weights))
+        self._check_weights(weights)
         received = file_digest(self._weights_path, "sha256")
         if received != self._content["weights"]:
             raise ValueError(
@@ -125,6 +139,9 @@ class ModelFolder:
                 "one preset, or save it again."
             )
         for name, weight in weights.items():
+            if name in self._tensors.int8:
+                weight.assign(self._tensors.read_int8(name))
+                continue
             # In float32, where large float64 values are infinite.
             value = to_tensor(self._tensors[name])
             if not np.isfinite(value).all():
@@ -132,6 +149,7 @@ class ModelFolder:
                     f"{self._weights_path} is damaged: {name} is not finite"
                 )
             weight.assign(tf.cast(value, weight.dtype))
+        return self.training.get("step") or 0
 
     def load_tokenizer(self):
         """Returns the tokenizer, or `None` if the model has none."""
@@ -206,7 +224,7 @@ def _arguments(content, model_class, field, path):
     check_fields(content, kinds, path)
     arguments = dict(functools.reduce(dict.get, field.split("."), content))
     parameters = inspect.signature(model_class).parameters
-    known = {*parameters, "name", "trainable", "dtype"}
+    known = {*parameters, "name", "trainable", "dtype", "quantization"}
     check_known(arguments, known, f"{path} is damaged: its field `{field}`")
     for name in sorted(required_arguments(model_class) - arguments.keys()):
         raise ValueError(f"{path} is damaged: it has no field `{field}.{name}`")
@@ -246,8 +264,8 @@ def warn_of_memory_source(trained, overrides):
         )
 
 
-def weight_shapes(config, model_class, path, max_layers):
-    """Returns the shapes of weights by name, without allocating the weights."""
+def weight_specs(config, model_class, path, max_layers):
+    """Returns the specs of weights by name, without allocating the weights."""
     sizes = backbone_config(config)
     for name, number in (
         ("num_layers", sizes["num_layers"]),
@@ -255,27 +273,48 @@ def weight_shapes(config, model_class, path, max_layers):
     ):
         check_limit(name, number, max_layers, path)
     one_layer = copy.deepcopy(config)
-    backbone_config(one_layer)["num_layers"] = 1
-    # Building draws random seeds, which would change later initial weights.
-    state = random.getstate()
+    backbone = backbone_config(one_layer)
+    backbone["num_layers"] = 1
     try:
-        with tf.Graph().as_default():
-            model = model_class.from_config(one_layer)
-            shapes = {
-                name: tuple(weight.shape)
-                for name, weight in weights_by_name(model).items()
-            }
-    except (TypeError, ValueError, ArithmeticError) as error:
+        if "quantization" in backbone:
+            backbone["quantization"] = _of_one_layer(**sizes)
+        model = build_in_graph(lambda: model_class.from_config(one_layer))
+        specs = {
+            name: tf.TensorSpec(weight.shape, weight.dtype)
+            for name, weight in weights_by_name(model).items()
+        }
+    except (
+        *(AttributeError, KeyError, TypeError),
+        *(ValueError, ArithmeticError),
+    ) as error:
         raise ValueError(
             f"The model in {path} does not describe a {model_class.__name__}: "
             f"{str(error)[-500:]}"
         ) from error
-    finally:
-        random.setstate(state)
+    return _of_all_layers(specs, sizes["num_layers"])
+
+
+def _of_one_layer(quantization, num_layers, **_):
+    """Returns what a config says of quantized layers, of one block alone."""
+    first, others = (
+        {name: how for name, how in quantization.items() if keep(name)}
+        for keep in (_FIRST_LAYER.match, lambda name: not _LAYER.match(name))
+    )
+    # The first comparison limits the cost of the second.
+    if (
+        len(first) * num_layers + len(others) != len(quantization)
+        or {**_of_all_layers(first, num_layers), **others} != quantization
+    ):
+        raise ValueError("All blocks must be quantized in the same way")
+    return {**first, **others}
+
+
+def _of_all_layers(first, num_layers):
+    """Repeats under all names what the first block has."""
     return {
-        re.sub(r"^(block|lstm|compression)_0/", rf"\g<1>_{layer}/", name): shape
-        for name, shape in shapes.items()
-        for layer in range(sizes["num_layers"])
+        _FIRST_LAYER.sub(rf"\g<1>_{layer}/", name): value
+        for name, value in first.items()
+        for layer in range(num_layers)
     }
 
 
@@ -300,11 +339,11 @@ def save_preset(model, folder, training, dtype):
     tokenizer = getattr(model, "tokenizer", None)
     config = model.get_config()
     config.pop("tokenizer", None)
-    if "quantization" in {**config, **backbone_config(config)}:
+    is_quantized = "quantization" in {**config, **backbone_config(config)}
+    if is_quantized and dtype != "float32":
         raise ValueError(
-            "A preset must hold float32 weights: save the model before "
-            "`quantize`, and quantize what `from_preset` returns. Received: a "
-            f"quantized {name}"
+            "`dtype` must be 'float32' for a quantized model, whose int8 "
+            f"kernels are saved as they are. Received: dtype={dtype!r}"
         )
     content = {
         "class_name": name,
@@ -313,9 +352,9 @@ def save_preset(model, folder, training, dtype):
         "tokenizer": tokenizer and tokenizer_hash(tokenizer),
     }
     weights = _merged_weights(model)
-    _check_loads(type(model), content, shapes_of(weights))
+    _check_loads(type(model), content, weights)
     weights = {name: weight.numpy() for name, weight in weights.items()}
-    check_replaceable("folder", folder, "a preset", lambda _: _is_ours(folder))
+    check_replaceable("folder", folder, "a preset", lambda _: is_preset(folder))
     write_tokenizer = tokenizer and functools.partial(save_tokenizer, tokenizer)
     write_model(folder, content, weights, write_tokenizer, dtype)
 
@@ -384,7 +423,8 @@ def _check_loads(model_class, content, received):
     content = json.loads(json.dumps(content))
     source = "the preset to be saved"
     config = check_model_config(content, model_class, source, "config")
-    expected = weight_shapes(config, model_class, source, len(received))
+    expected = weight_specs(config, model_class, source, len(received))
+    received, expected = shapes_of(received), shapes_of(expected)
     different = sorted({*received.items()} ^ {*expected.items()})
     if different:
         raise ValueError(
@@ -398,7 +438,9 @@ def _merged_weights(model):
     """Returns the weights by name, with those of LoRA merged into kernels."""
     weights = weights_by_name(model)
     for layer in layers_of(model):
-        if hasattr(layer, "lora_kernel_a"):
+        # An int8 kernel cannot hold the matrices: they stay beside it.
+        is_quantized = getattr(layer, "quantization_mode", None) is not None
+        if hasattr(layer, "lora_kernel_a") and not is_quantized:
             name = layer._kernel.path.split("/", 1)[1]
             weights[name] = layer.kernel
             for part in (layer.lora_kernel_a, layer.lora_kernel_b):
@@ -416,13 +458,3 @@ def _with_int8_matrices(weights):
         else:
             stored |= int8_with_scale(name, weight)
     return stored
-
-
-def _is_ours(folder):
-    """Returns whether a folder that is not empty has the files of a preset."""
-    path = os.path.join(folder, "config.json")
-    try:
-        # A run has a class, too, but no hash of weights.
-        return {"class_name", "weights"} <= read_json(path).keys()
-    except (FileNotFoundError, ValueError):
-        return False

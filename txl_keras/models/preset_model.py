@@ -1,18 +1,33 @@
 """The base classes of models that presets and folders describe."""
 
+import tempfile
+
 import keras
 
 from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_model_name
+from txl_keras.checks import check_one_of
 from txl_keras.checks import check_vocabulary
+from txl_keras.checks import shown
 from txl_keras.data.tokenizers.building import deserialize_tokenizer
 from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.keras_internals import IntegerBatches
 from txl_keras.keras_internals import layers_of
+from txl_keras.keras_internals import make_quantized
 from txl_keras.layers.config import add_arguments
+from txl_keras.models.hub import upload_preset
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.presets import build_preset
+
+# What a config may name, of `keras.quantizers`.
+_MODES = ("int8", "int4", "float8")
+_QUANTIZERS = (
+    "AbsMaxQuantizer",
+    "Float8QuantizationConfig",
+    "Int4QuantizationConfig",
+    "Int8QuantizationConfig",
+)
 
 
 class PresetModel(keras.Model):
@@ -120,13 +135,25 @@ class PresetModel(keras.Model):
                 `"bfloat16"`, rounded, for half the size; or `"int8"`, for a
                 quarter: matrices are rounded to int8, with one scale per row
                 or per column, and other weights stay float32. All are loaded
-                as float32: to compute in int8, call `quantize("int8")`.
+                as float32. The kernels of a model after `quantize("int8")` are
+                saved and loaded as they are, and `dtype` must be "float32".
 
         Example: see `from_preset`.
         """
         from txl_keras.models.model_folder import save_preset
 
         save_preset(self, folder, training, dtype)
+
+    def push_to_hub(self, repo_id, training=None, dtype="float32"):
+        """Uploads the model to the Hugging Face Hub, as a preset.
+
+        Args:
+            repo_id: String, `"owner/name"`; see `upload_preset`.
+            training, dtype: See `save_to_preset`.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_to_preset(folder, training, dtype)
+            upload_preset(f"hf://{repo_id}", folder)
 
     def quantize(self, mode=None, config=None, **kwargs):
         """Quantizes the kernels, as `keras.Model.quantize` does.
@@ -244,14 +271,34 @@ def _quantization_config(model):
 
 
 def _quantize_layers(model, quantized):
-    """Quantizes the layers of a new model as its config says."""
+    """Gives a new model the variables of the quantized layers in its config."""
     layers = _layers(model)
     for path, how in quantized.items():
-        config = keras.saving.deserialize_keras_object(how["config"])
-        layers[path].quantize(how["mode"], config=config)
+        layer = layers.get(path)
+        if getattr(layer, "kernel", None) is None:
+            raise ValueError(
+                "`quantization` must have the paths of layers with kernels. "
+                f"Received: {shown(path)}"
+            )
+        mode = check_one_of("quantization", how["mode"], _MODES)
+        make_quantized(layer, mode, _quantizer(how["config"]))
         if how["lora"] is not None:
             rank, alpha = how["lora"]
-            layers[path].enable_lora(rank, lora_alpha=alpha)
+            layer.enable_lora(rank, lora_alpha=alpha)
+
+
+def _quantizer(config):
+    """Returns a Keras object of a config that names only `_QUANTIZERS`."""
+    if config is None:
+        return None
+    name = check_one_of("quantization", config["class_name"], _QUANTIZERS)
+    parts = {
+        key: _quantizer(value) if key.endswith("_quantizer")
+        else tuple(value) if isinstance(value, list)
+        else value
+        for key, value in config["config"].items()
+    }  # fmt: skip
+    return getattr(keras.quantizers, name)(**parts)
 
 
 def _layers(model):

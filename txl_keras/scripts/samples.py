@@ -14,7 +14,6 @@ from txl_keras.data.corpora.files import write_text
 from txl_keras.evaluation.surprise import SurpriseReader
 from txl_keras.evaluation.surprise import fill_page
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models.generation.generator import Generator
 from txl_keras.samplers.sampler import Sampler
 from txl_keras.training.stopping import StopRequest
 from txl_keras.workdir import Workdir
@@ -47,7 +46,7 @@ class Samples:
     def __post_init__(self):
         self._are_shown = self.max_tokens > 0
         self.prompt = functools.cache(self.prompt)
-        self._copy = self._generator = self._reader = None
+        self._copy = self._reader = None
         self._start, self._seconds = time.monotonic(), 0.0
 
     def show(self, step, progress, tensorboard):
@@ -84,15 +83,15 @@ class Samples:
 
     def _tokens(self, max_tokens, seed):
         model = self._current_model()
-        if self._generator is None:
-            self._generator = Generator(
-                model,
-                Sampler(temperature=0.8, top_p=0.95),
-                self.workdir.generation_memory_length(model.backbone),
-            )
-        seed %= np.iinfo(np.int32).max - 1
-        for token in self._generator([self.prompt()], max_tokens, seed):
-            yield int(token[0])
+        for (token,) in model.generate(
+            self.prompt(),
+            max_new_tokens=max_tokens,
+            sampler=Sampler(temperature=0.8, top_p=0.95),
+            seed=seed % (np.iinfo(np.int32).max - 1),
+            stream=True,
+            memory_length=self.workdir.generation_memory_length(model.backbone),
+        ):
+            yield int(token)
 
     def write_page(self, step, tensorboard):
         """Writes surprise.html, unless the text is too short or not wanted."""

@@ -51,16 +51,17 @@ from absl import flags
 from txl_keras.data import Segments
 from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.openvino_decoder import WEIGHTS
+from txl_keras.models.generation.request import Request
 from txl_keras.models.segment_reader import compile_segments
+from txl_keras.samplers import Sampler
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.options import FLAGS
-from txl_keras.serving import Generator
-from txl_keras.serving import Sampler
 from txl_keras.training.compilation import compile_layers
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
@@ -249,10 +250,13 @@ def _generation(model, peer):
         f"openvino {weights}": ("openvino", weights)
         for weights in FLAGS.openvino_weights
     }
+    request = Request(model, start, max_new_tokens=count)
     contenders = {}
     for name, engine in engines.items():
         write = Generator(model, Sampler(temperature=0), None, *engine)
-        contenders[name] = lambda write=write: _time_items(write(start, count))
+        contenders[name] = lambda write=write: _time_items(
+            write(request.continuations())
+        )
     contenders |= {
         "training path": _training_path_writer(model),
         "bandwidth": functools.partial(

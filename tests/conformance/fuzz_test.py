@@ -74,18 +74,6 @@ CALLS = {
             ]
         },
     ),
-    "Generator": (
-        lambda model, **arguments: list(serving.Generator(model)(**arguments)),
-        {"prompts": PROMPTS, "max_tokens": 2, "seed": 1},
-        {
-            "prompts": [
-                *WRONG_IDS,
-                *([[0.5]], [["a"]], [[np.nan]], [[2**40]], [[True]]),
-            ],
-            "max_tokens": [*integers(0), None],
-            "seed": [*integers(0), None, 2**31],
-        },
-    ),
     "generate": (
         lambda model, **arguments: model.generate(**arguments),
         {"prompts": PROMPTS, "max_new_tokens": 2, "seed": 1},
@@ -93,6 +81,7 @@ CALLS = {
             "prompts": [
                 *WRONG_IDS,
                 *([0.5], ["a"], [[1], 2], [2, [1]], [["a"], [1]], {1: 2}),
+                *([[0.5]], [["a"]], [[np.nan]], [[2**40]], [[True]]),
             ],
             "max_length": integers(),
             "max_new_tokens": integers(0),

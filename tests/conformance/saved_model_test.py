@@ -14,8 +14,6 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.serving import Generator
-from txl_keras.serving import Sampler
 from txl_keras.serving import export
 
 V, M = 29, 7
@@ -170,11 +168,14 @@ def test_tensorflow_alone_takes_text(tmp_path):
     np.testing.assert_allclose(
         answers["nll"], [np.nansum(nll) for _, nll in scores], rtol=1e-5
     )
-    write = Generator(model, Sampler(temperature=0), memory_length=20)
-    ids = [ByteTokenizer().encode(text) for text in texts]
-    np.testing.assert_array_equal(
-        answers["ids"], np.stack(list(write(ids, 4)), axis=1)
+    expected = model.generate(
+        [ByteTokenizer().encode(text) for text in texts],
+        max_new_tokens=4,
+        sampler="greedy",
+        memory_length=20,
+        strip_prompt=True,
     )
+    np.testing.assert_array_equal(answers["ids"], expected)
 
 
 OPENVINO = """

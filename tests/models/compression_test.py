@@ -24,7 +24,6 @@ from txl_keras.layers.memory.memory_stack import initial_memory
 from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.samplers import Sampler
-from txl_keras.serving import Generator
 from txl_keras.training import Trainer
 
 KINDS = ("mean_pool", "max_pool", "conv", "dilated_conv", "most_used")
@@ -409,8 +408,12 @@ def test_generation_compresses_what_it_writes():
     varied = {"tie_embeddings": False, "initializer_stddev": 1.0}
     model = small_model(**CONV, **varied)
     prompts = [random_ids(23).tolist(), random_ids(6, seed=1).tolist()]
-    write = Generator(model, Sampler(top_k=1))
-    written = np.stack(list(write(prompts, 12)), axis=1)
+    written = model.generate(
+        prompts,
+        max_new_tokens=12,
+        sampler=Sampler(top_k=1),
+        strip_prompt=True,
+    )
     for prompt, ids in zip(prompts, written, strict=True):
         _, memory = model.log_probs(np.array([prompt[:-1]]))
         text = [*prompt, *ids]

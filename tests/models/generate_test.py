@@ -18,7 +18,6 @@ from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.samplers import BeamSampler
 from txl_keras.samplers import Sampler
-from txl_keras.serving import Generator
 
 TOKENIZER = CharacterTokenizer("abcdef\n é")
 BACKBONES = {
@@ -282,15 +281,116 @@ def test_absolute_positions_and_no_memory_need_a_window():
     by_default = model.generate([1, 2], **options)
     whole = model.generate([1, 2], memory_length=7, **options)
     np.testing.assert_array_equal(by_default, whole)
-    sampler = Sampler(temperature=0)
-    written = [token[0] for token in Generator(model, sampler)([[1, 2]], 9)]
-    np.testing.assert_array_equal(written, whole[2:])
     with pytest.raises(ValueError, match="at most 7. Received: memory_length"):
         model.generate([1, 2], memory_length=8)
     for config in ({}, {"attention_type": "vaswani"}):
         model = varied_model(memory_length=0, **config)
         with pytest.raises(ValueError, match="`memory_length` must be given"):
             model.generate([1, 2])
+
+
+CONTINUED = {
+    "relative": {"memory_length": 40},
+    "lstm": {"make": LSTMBackbone},
+    "compressive": {
+        "memory_length": 40, "compression": "conv", "compression_rate": 3,
+        "compressed_length": 4,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTINUED)
+@pytest.mark.parametrize("sampler", ["greedy", "beam"])
+def test_a_text_is_continued_without_reading_it_again(name, sampler):
+    seed_weights(4)
+    model = varied_model(**CONTINUED[name])
+    options = {"max_new_tokens": 4, "sampler": sampler}
+    first, memory = model.generate(
+        [[1, 2, 3], [4]], return_memory=True, stop_token_ids=[0], **options
+    )
+    # Rows end where their texts end, and the last token was read.
+    for row, text in enumerate(first):
+        _, expected = model.log_probs(text[None])
+        for found, state in zip(memory.states, expected.states, strict=True):
+            np.testing.assert_allclose(found[row], state[0], atol=1e-5)
+    second, last = model.generate(
+        [[5, 6], [7, 0, 1]], memory=memory, return_memory=True, **options
+    )
+    whole, expected = model.generate(
+        list(map(np.append, first, [[5, 6], [7, 0, 1]])),
+        return_memory=True,
+        **options,
+    )
+    for text, before, expected_text in zip(second, first, whole, strict=True):
+        np.testing.assert_array_equal(np.append(before, text), expected_text)
+    for found, state in zip(last.states, expected.states, strict=True):
+        np.testing.assert_allclose(found, state, atol=1e-5)
+
+
+def test_text_is_continued_from_a_stop_and_from_a_scored_text(model):
+    options = {"max_new_tokens": 30, "sampler": "greedy", "memory_length": 99}
+    whole = model.generate("fed", **options)
+    stop = whole[9:12]
+    first, memory = model.generate(
+        "fed", stop=stop, return_memory=True, **options
+    )
+    assert first == whole[: whole.index(stop, 3)]
+    ids = TOKENIZER.encode(first)[None]
+    _, scored = model.score(ids, ids, model.initial_memory(1, 99))
+    for before in (memory, scored):
+        rest = model.generate(whole[len(first)], memory=before, **options)
+        assert (first + rest).startswith(whole)
+
+
+def test_other_memories_are_refused(model):
+    memory = model.initial_memory(2, 20)
+    for arguments, message in (
+        ({"prompts": ["a"]}, r"`memory.states\[0\]` must have .*\(1,"),
+        ({}, "20 entries$"),
+        ({"memory_length": 21}, "must have 21 entries.*memory_length=21.*: 20"),
+    ):
+        arguments = {"prompts": ["a", "b"], "memory": memory, **arguments}
+        with pytest.raises(ValueError, match=message):
+            model.generate(**arguments)
+    absolute = varied_model(**BACKBONES["vaswani"])
+    for arguments in ({"return_memory": True}, {"memory": memory}):
+        with pytest.raises(ValueError, match="must be None.*'vaswani'"):
+            absolute.generate([1], memory_length=4, **arguments)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_several_sequences_and_their_log_probabilities(name):
+    seed_weights(4)
+    model = varied_model(cutoffs=(3, 6), **BACKBONES[name])
+    options = {"max_new_tokens": 5, "seed": 3, "stop_token_ids": [8]}
+    if name != "lstm":
+        options["memory_length"] = 20
+    prompts = [[1, 2, 3], [4]]
+    texts, log_probs = model.generate(
+        prompts, num_return_sequences=3, return_log_probs=True, **options
+    )
+    assert len(texts) == 6 and len({tuple(text) for text in texts}) == 6
+    # As without log-probabilities, and as if each prompt were given 3 times.
+    repeated = model.generate([p for p in prompts for _ in range(3)], **options)
+    assert_same(repeated, texts)
+    for i, (text, found) in enumerate(zip(texts, log_probs, strict=True)):
+        length = len(prompts[i // 3])
+        np.testing.assert_array_equal(text[:length], prompts[i // 3])
+        assert found.dtype == np.float32
+        expected = []
+        for end in range(length, len(text)):
+            every, _ = model.log_probs(text[None, :end])
+            expected.append(every[0, -1, text[end]])
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    # Of the model itself, whatever the sampler does.
+    text, found = model.generate(
+        [1, 2, 3],
+        sampler=Sampler(0.1, top_k=3, repetition_penalty=2.0),
+        return_log_probs=True,
+        **options,
+    )
+    every, _ = model.log_probs(text[None, :3])
+    np.testing.assert_allclose(found[0], every[0, -1, text[3]], atol=1e-5)
 
 
 def test_unknown_words_are_named():
@@ -331,9 +431,15 @@ def test_unknown_words_are_named():
         ({"prompts": [[1, [2]]]}, r"`prompts\[0\]` must be a sequence"),
         ({"prompts": [1], "stop": ["a"]}, "`stop` must be empty for prompts"),
         ({"sampler": "best"}, "`sampler` must be one of.*'best'"),
-        ({"seed": -1}, "seed=-1"),
+        *(({"seed": seed}, f"seed={seed}") for seed in (-1, 2**63, 0.5)),
         ({"sampler": "beam", "seed": -1}, "seed=-1"),
         ({"memory_length": -1}, "memory_length=-1"),
+        ({"num_return_sequences": 0}, "num_return_sequences=0"),
+        ({"sampler": "beam", "num_return_sequences": 2}, "the best text only"),
+        ({"sampler": "beam", "return_log_probs": True}, "the best text only"),
+        ({"return_log_probs": True}, "False with `stream`.*log_probs=True"),
+        ({"return_memory": True}, "False with `stream`.*memory=True"),
+        ({"memory": [1]}, "`memory` must be a Memory"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused_before_any_work(model, arguments, message):

@@ -479,6 +479,57 @@ def test_names_are_those_of_keras_hub():
     assert samplers.get(sampler) is sampler
 
 
+HUB_SAMPLERS = [
+    ("GreedySampler", {}, Sampler(temperature=0)),
+    ("RandomSampler", {"temperature": 0.7}, Sampler(0.7)),
+    ("TopKSampler", {"k": 3}, Sampler(top_k=3)),
+    (
+        "TopPSampler",
+        {"p": 0.4, "k": 7, "temperature": 0.5},
+        Sampler(0.5, top_k=7, top_p=0.4),
+    ),
+    ("BeamSampler", {"num_beams": 3}, BeamSampler(3)),
+    ("ContrastiveSampler", {"k": 4}, "TopPSampler or BeamSampler of `keras_"),
+    ("TopKSampler", {"k": 3, "seed": 2}, "Pass `seed` to `generate`.*seed=2"),
+    ("BeamSampler", {"temperature": 0.5}, "temperature=1 .*temperature=0.5"),
+    ("BeamSampler", {"return_all_beams": True}, "return_all_beams=True"),
+]
+
+
+def check_sampler_of_keras_hub(sampler, expected):
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=expected):
+            samplers.get(sampler)
+        return
+    assert samplers.get(sampler) == expected
+
+
+@pytest.mark.parametrize(("name", "config", "expected"), HUB_SAMPLERS)
+def test_samplers_of_keras_hub_are_translated(name, config, expected):
+    keras_hub = pytest.importorskip("keras_hub")
+    sampler = getattr(keras_hub.samplers, name)(**config)
+    check_sampler_of_keras_hub(sampler, expected)
+
+
+@pytest.mark.parametrize(("name", "config", "expected"), HUB_SAMPLERS)
+def test_so_are_objects_that_look_like_them(name, config, expected):
+    defaults = {
+        "GreedySampler": {},
+        "RandomSampler": {"seed": None},
+        "TopKSampler": {"k": 5, "seed": None},
+        "TopPSampler": {"p": 0.1, "k": None, "seed": None},
+        "BeamSampler": {"num_beams": 5, "return_all_beams": False},
+        "ContrastiveSampler": {"k": 5, "alpha": 0.6},
+    }[name]
+    config = {"temperature": 1.0, **defaults, **config}
+    attributes = {
+        "__module__": "keras_hub.src.samplers.of_a_kind",
+        "get_config": lambda self: dict(config),
+    }
+    sampler = type(name, (), attributes)()
+    check_sampler_of_keras_hub(sampler, expected)
+
+
 @pytest.mark.parametrize("sampler", ["top-k", "GREEDY", None, 3, Sampler, {}])
 def test_what_is_no_sampler_is_refused(sampler):
     with pytest.raises(ValueError, match="`sampler` must be one of random, "):

@@ -6,7 +6,6 @@ import tensorflow as tf
 from factories import random_ids
 from factories import small_model
 
-from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
 
@@ -75,8 +74,13 @@ def test_slots_keep_the_memory(model, served):
 
 def test_the_generator_writes_the_same(model, served):
     prompts = [random_ids(23), random_ids(6, seed=1)]
-    write = Generator(model, Sampler(top_k=1))
-    expected = np.stack(list(write(prompts, 12)), axis=1)
+    expected = model.generate(
+        prompts,
+        max_new_tokens=12,
+        sampler=Sampler(top_k=1),
+        seed=0,
+        strip_prompt=True,
+    )
     ids = np.zeros((2, 23), "int32")
     ids[0], ids[1, :6] = prompts
     memory = served.signatures["initial_memory"](batch_size=tf.constant(2))

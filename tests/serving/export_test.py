@@ -13,7 +13,6 @@ from factories import seed_weights
 from factories import small_backbone
 
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
 from txl_keras.serving.export_folders import check_path
@@ -241,8 +240,13 @@ def test_what_is_written_is_the_most_likely_after_all_that_was_read(
 def test_the_generator_writes_the_same(model, served, sampling):
     prompts = [[3, 1, 4, 1, 5, 9, 2], [6], [5, 3]]
     written, _ = write(served, prompts, 15, start(served, 3), 8, **sampling)
-    generator = Generator(model, Sampler(**sampling))
-    expected = np.stack(list(generator(prompts, 15, seed=8)), axis=1)
+    expected = model.generate(
+        prompts,
+        max_new_tokens=15,
+        sampler=Sampler(**sampling),
+        seed=8,
+        strip_prompt=True,
+    )
     np.testing.assert_array_equal(written, expected)
 
 

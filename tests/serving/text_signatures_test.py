@@ -4,7 +4,6 @@ import tensorflow as tf
 from factories import small_model
 
 from txl_keras.data.tokenizers import CharacterTokenizer
-from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving.graph_checks import traced
 from txl_keras.serving.graph_tokenizers import GraphTokenizer
@@ -72,9 +71,13 @@ def test_text_is_that_of_the_generator(model, generate_text, settings):
         seed=tf.constant(4),
         **{name: tf.constant(value) for name, value in settings.items()},
     )
-    write = Generator(model, Sampler(**settings))
-    ids = [TOKENIZER.encode(prompt) for prompt in prompts]
-    expected = np.stack(list(write(ids, 9, seed=4)), axis=1)
+    expected = model.generate(
+        [TOKENIZER.encode(prompt) for prompt in prompts],
+        max_new_tokens=9,
+        sampler=Sampler(**settings),
+        seed=4,
+        strip_prompt=True,
+    )
     np.testing.assert_array_equal(written["ids"], expected)
     for text, row in zip(written["text"].numpy(), expected, strict=True):
         assert text == TOKENIZER.decode_bytes(row)

@@ -22,8 +22,9 @@ from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import use
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models.generation.generator import Generator
+from txl_keras.samplers import Sampler
 from txl_keras.scripts import compiling
-from txl_keras.serving import Generator
 from txl_keras.tpu import compiling as tpu_compile
 from txl_keras.tpu import slices as tpu_types
 from txl_keras.tpu.compiling import check_compiler
@@ -100,7 +101,7 @@ def evaluation_step(model):
 
 
 def generation_step(model):
-    return Generator(model).replica_step()
+    return Generator(model, Sampler()).replica_step()
 
 
 # --- What is traced

@@ -145,10 +145,11 @@ class Playground:
         for name, variable in self._settings.items():
             value = numbers[name]
             variable.assign(NO_EFFECT[name] if value is None else value)
-        streams = [
-            request.parts(request.continue_with(self._generator(length)))
-            for length in lengths
-        ]
+        streams = []
+        for length in lengths:
+            rows = request.continuations()
+            steps = self._generator(length)(rows, request.seed)
+            streams.append(request.parts(rows, steps))
         for parts in itertools.zip_longest(*streams, fillvalue=""):
             yield {"texts": list(parts)}
 

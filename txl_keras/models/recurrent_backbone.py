@@ -304,13 +304,13 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
     def _begin_memory(self, memory, batch_size, reset):
         if memory is None:
             memory = self.initial_memory(batch_size)
-        memory = self._check_memory(memory, batch_size)
+        memory = self.check_memory(memory, batch_size)
         reset = check_mask("reset", reset, (batch_size,))
         if reset is not None:
             memory = memory.reset_rows(reset, self.cold_start)
         return memory
 
-    def _check_memory(self, memory, batch_size):
+    def check_memory(self, memory, batch_size):
         """Checks a memory and casts its `valid_length` to int32."""
         are_fields = isinstance(memory, list) and len(memory) == len(
             Memory._fields

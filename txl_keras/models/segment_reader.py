@@ -97,14 +97,23 @@ class SegmentReader:
             for variable in tf.nest.flatten(vars(self._holder))
         )
 
-    def begin(self):
-        """Resets all rows and projects positions with the current weights."""
+    def begin(self, memory=None):
+        """Projects positions, and a memory, with the current weights.
+
+        Args:
+            memory: Optional `Memory` of B rows and M entries, as
+                `backbone.initial_memory` and calls of the backbone return; by
+                default all rows are reset.
+        """
         assign_variables(self._holder.positions, self._project_positions())
-        memory = tf.nest.map_structure(
-            lambda variable, row: tf.broadcast_to(row, variable.shape),
-            self._holder.memory,
-            self._empty_row(),
-        )
+        if memory is not None:
+            memory = self._backbone.project_memory(memory)
+        else:
+            memory = tf.nest.map_structure(
+                lambda variable, row: tf.broadcast_to(row, variable.shape),
+                self._holder.memory,
+                self._empty_row(),
+            )
         assign_variables(self._holder.memory, memory)
 
     def _empty_row(self):

@@ -47,15 +47,23 @@ class TextMethods:
         memory_length=None,
         engine="tensorflow",
         weights="float32",
+        memory=None,
+        num_return_sequences=1,
+        return_log_probs=False,
+        return_memory=False,
     ):
         """Continues prompts of text or token ids.
 
-        Keys and values of the last tokens are cached, so time per token is
-        constant (see `Generator`). The rows of a batch do not affect each
-        other. What is compiled is kept for the next call with as many prompts,
-        an equal sampler, and the same memory length, engine and dtype of
-        weights. The weights of a call are those at its start; finish a stream
-        before they change.
+        Keys, values and positions are projected once per token and cached, so
+        time and space per token are constant. Prompts may be longer than
+        memory; they are read in segments of 128 tokens. A model with absolute
+        positions (see `attention_type`) has no memory: for every new token it
+        reads the last M tokens again.
+
+        The rows of a batch do not affect each other. What is compiled is kept
+        for the next call with as many rows, an equal sampler, and the same
+        memory length, engine and dtype of weights. The weights of a call are
+        those at its start; finish a stream before they change.
 
         Args:
             prompts: String, or a list, a tensor or a dataset of strings, for a
@@ -78,17 +86,40 @@ class TextMethods:
                 reproducible. `BeamSampler` does not draw.
             stream: Boolean. Returns an iterator of what follows the prompts,
                 as soon as it is certain. With `BeamSampler` that is at the end.
-            memory_length: Optional integer `M`, see `Generator`. By default
-                the model's own, or its number of positions. A model with
+            memory_length: Optional integer `M`; by default the model's own, or
+                its number of positions, which M must not exceed. A model with
                 neither needs it: pass the segment length of training.
-            engine, weights: See `Generator`. A `BeamSampler` needs TensorFlow.
+            engine: String, what decodes token by token: `"tensorflow"`, or
+                `"openvino"`, which is faster on CPUs. It needs the package
+                openvino and a model with relative attention. TensorFlow reads
+                the prompts and samples in either case. A `BeamSampler` needs
+                TensorFlow.
+            weights: String, the dtype of the weights of OpenVINO: `"float32"`,
+                `"bfloat16"`, or `"int8"`, rounded with one scale per output.
+            memory: Optional `Memory` of M entries and one row per prompt,
+                which the prompts continue: that of `return_memory`, or of
+                `score` and `log_probs`. Text then continues a line. A
+                repetition penalty does not count its tokens.
+            num_return_sequences: Integer `n`, the continuations of each
+                prompt. The first n rows are those of the first prompt. Not for
+                `BeamSampler`.
+            return_log_probs: Boolean. Also returns the log-probability of
+                every generated token, before the sampler changes them. Not for
+                `BeamSampler` and `stream`.
+            return_memory: Boolean. Also returns the `Memory` after the texts
+                that are returned, their last tokens included. They are read
+                once more for it. Not for `stream`.
 
         Returns:
             A string, or an int32 array, of prompt and continuation; for a batch
-            a list of them. With `stream`, an iterator of parts of what
-            `strip_prompt` would return: joined (`"".join`, `np.concatenate`)
-            they are the same. The parts of a batch come in lists of one per
-            row.
+            or several sequences a list of them. With `stream`, an iterator of
+            parts of what `strip_prompt` would return: joined (`"".join`,
+            `np.concatenate`) they are the same. The parts of a batch come in
+            lists of one per row.
+
+            With `return_log_probs` or `return_memory` a tuple: the above, then
+            a float32 array per row, without the token of `stop_token_ids` that
+            ended it but with those of `stop`, then a `Memory`.
 
         Raises:
             ImportError: If `engine` is not installed.
@@ -106,6 +137,15 @@ class TextMethods:
         for part in model.generate("import ", max_new_tokens=4, stream=True):
             print(part, end="")
         ids = model.generate([[5, 6, 7], [8]], max_length=9, sampler="greedy")
+
+        several, log_probs = model.generate(
+            "class A", max_new_tokens=4, num_return_sequences=3,
+            return_log_probs=True,
+        )
+        text, memory = model.generate(
+            "Hello", max_new_tokens=4, return_memory=True
+        )
+        text = model.generate(" and", max_new_tokens=4, memory=memory)
         ```
         """
         sampler = samplers.get(self.sampler if sampler is None else sampler)
@@ -117,26 +157,57 @@ class TextMethods:
             stop_token_ids,
             stop,
             seed,
+            num_return_sequences,
+            begins_line=memory is None,
         )
-        if isinstance(sampler, samplers.BeamSampler):
-            if (engine, weights) != ("tensorflow", "float32"):
-                raise ValueError(
-                    "`engine` must be 'tensorflow' and `weights` 'float32' "
-                    "with a BeamSampler, which reorders the memory. Received: "
-                    f"engine={engine!r}, weights={weights!r}"
-                )
-            size = len(request.ids)
-            search = self._keep(
-                BeamSearch, sampler.num_beams, memory_length, size
+        is_beam = isinstance(sampler, samplers.BeamSampler)
+        if is_beam and (engine, weights) != ("tensorflow", "float32"):
+            raise ValueError(
+                "`engine` must be 'tensorflow' and `weights` 'float32' with a "
+                "BeamSampler, which reorders the memory. Received: "
+                f"engine={engine!r}, weights={weights!r}"
             )
-            steps = search(request.ids, request.continuations())
-        else:
-            steps = request.continue_with(
-                self._keep(Generator, sampler, memory_length, engine, weights)
+        if is_beam and (num_return_sequences > 1 or return_log_probs):
+            raise ValueError(
+                "`num_return_sequences` must be 1 and `return_log_probs` False "
+                "with a BeamSampler, which returns the best text only. "
+                f"Received: num_return_sequences={num_return_sequences}, "
+                f"return_log_probs={return_log_probs}"
             )
+        if stream and (return_memory or return_log_probs):
+            raise ValueError(
+                "`return_memory` and `return_log_probs` must be False with "
+                "`stream`, which returns parts of the text only. Received: "
+                f"return_memory={return_memory}, "
+                f"return_log_probs={return_log_probs}"
+            )
+        generator = self._keep(
+            BeamSearch if is_beam else Generator,
+            sampler,
+            memory_length,
+            engine,
+            weights,
+        )
+        if memory is not None or return_memory:
+            memory = generator.initial_memory(memory, len(request.ids))
+            memory = tf.nest.map_structure(
+                lambda state: tf.repeat(state, num_return_sequences, axis=0),
+                memory,
+            )
+        rows = request.continuations()
+        steps = generator(rows, request.seed, memory, bool(return_log_probs))
         if stream:
-            return request.parts(steps)
-        return request.result(steps, strip_prompt)
+            return request.parts(rows, steps)
+        for _ in steps:
+            pass
+        results = [request.result(rows, strip_prompt)]
+        if return_log_probs:
+            found = [np.array(row.log_probs, np.float32) for row in rows]
+            results.append(request.as_given(found))
+        if return_memory:
+            texts = [row.tokens(self.tokenizer) for row in rows]
+            results.append(generator.memory_after(texts, memory))
+        return results[0] if len(results) == 1 else tuple(results)
 
     def score_texts(
         self,
@@ -193,7 +264,8 @@ class TextMethods:
                 "`contexts` must be as many as `texts`. Received: "
                 f"{len(contexts)} contexts, {len(texts)} texts"
             )
-        ids = encode_texts(self, "texts", texts, contexts)
+        begins_line = [not c or c[-1:] in ("\n", b"\n") for c in contexts]
+        ids = encode_texts(self, "texts", texts, begins_line)
         scorer = self._scorer(ids, batch_size, segment_length, memory_length)
         whole = map(np.append, before, ids)
         found = scorer.read(scorer.nll, [(w[:-1], w[1:]) for w in whole])

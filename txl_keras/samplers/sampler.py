@@ -331,7 +331,7 @@ class BeamSampler:
 
 
 def get(sampler):
-    """Returns a sampler by its name.
+    """Returns a sampler by its name, or for one of KerasHub.
 
     The names and their parameters are those of `keras_hub.samplers`:
 
@@ -341,9 +341,13 @@ def get(sampler):
     - `"top_p"`: `Sampler(top_p=0.1)`
     - `"beam"`: `BeamSampler(num_beams=5)`
 
+    A `GreedySampler`, `RandomSampler`, `TopKSampler`, `TopPSampler` or
+    `BeamSampler` of KerasHub becomes one with the same parameters. With both
+    `k` and `p`, probabilities are normalized between the two filters.
+
     Args:
-        sampler: One of these names, or a `Sampler` or `BeamSampler`, which is
-            returned as it is.
+        sampler: One of these names; one of these objects of KerasHub; or a
+            `Sampler` or `BeamSampler`, which is returned as it is.
 
     Returns:
         A `Sampler` or a `BeamSampler`.
@@ -362,14 +366,42 @@ def get(sampler):
     }
     if isinstance(sampler, str) and sampler in named:
         return named[sampler]
+    if type(sampler).__module__.partition(".")[0] == "keras_hub":
+        sampler = _from_keras_hub(sampler)
     if not isinstance(sampler, (Sampler, BeamSampler)):
         raise ValueError(
-            f"`sampler` must be one of {', '.join(named)}, or a Sampler or "
-            "BeamSampler of `txl_keras.samplers`. Received: "
-            f"sampler={shown(sampler)}"
+            f"`sampler` must be one of {', '.join(named)}; a Sampler or "
+            "BeamSampler of `txl_keras.samplers`; or a GreedySampler, "
+            "RandomSampler, TopKSampler, TopPSampler or BeamSampler of "
+            f"`keras_hub.samplers`. Received: sampler={shown(sampler)}"
         )
     sampler.get_config()  # raises an error for tensors now, not in `save`
     return sampler
+
+
+def _from_keras_hub(sampler):
+    """Returns the sampler with the parameters of one of KerasHub, or that."""
+    name, config = type(sampler).__name__, sampler.get_config()
+    temperature = config.pop("temperature")
+    if name == "GreedySampler":
+        return Sampler(temperature=0)
+    if name == "BeamSampler":
+        if temperature != 1 or config["return_all_beams"]:
+            raise ValueError(
+                "`sampler` must have temperature=1 and return_all_beams=False "
+                "if it is a BeamSampler, which returns the most likely text. "
+                f"Received: temperature={temperature}, "
+                f"return_all_beams={config['return_all_beams']}"
+            )
+        return BeamSampler(config["num_beams"])
+    if name not in ("RandomSampler", "TopKSampler", "TopPSampler"):
+        return sampler
+    if config["seed"] is not None:
+        raise ValueError(
+            "`sampler` must have no seed. Pass `seed` to `generate`. Received: "
+            f"a {name} with seed={config['seed']}"
+        )
+    return Sampler(temperature, config.get("k"), config.get("p"))
 
 
 def _in_range(name, value):

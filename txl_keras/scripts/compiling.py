@@ -17,13 +17,14 @@ from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import use
+from txl_keras.models.generation.generator import Generator
+from txl_keras.samplers import Sampler
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.data_flags import check_writable
 from txl_keras.scripts.options import FLAGS
-from txl_keras.serving import Generator
 from txl_keras.tpu.compiling import check_compiler
 from txl_keras.tpu.compiling import compile_hlo
 from txl_keras.tpu.compiling import lower
@@ -190,7 +191,7 @@ def _lower_steps(folder, rows, eval_rows):
     }
     if "generation" in FLAGS.compile_steps:
         most = backbone.memory_length or backbone.max_segment_length or 0
-        generator = Generator(model, memory_length=most)
+        generator = Generator(model, Sampler(), most)
         common |= {"segment_length": 1, "num_replicas": 1}
         weights = {"weights": parts["weights"]}
         step = Step(**common, name="generation", rows=1, parts=weights)

@@ -11,7 +11,6 @@ from absl import logging
 from txl_keras.data.corpora.files import write_text
 from txl_keras.evaluation.surprise import SurpriseReader
 from txl_keras.evaluation.surprise import fill_page
-from txl_keras.models.generation.generator import Generator
 from txl_keras.samplers.sampler import Sampler
 
 # Of the time of a run. A sample compiles and costs seconds at first.
@@ -37,7 +36,7 @@ class Samples:
 
     def __post_init__(self):
         self._are_shown = self.max_tokens > 0
-        self._copy = self._generator = self._reader = None
+        self._copy = self._reader = None
         self._start, self._seconds = time.monotonic(), 0.0
 
     def show(self, loop, step):
@@ -79,15 +78,15 @@ class Samples:
 
     def _tokens(self, loop, max_tokens, seed):
         model = self._current_model(loop)
-        if self._generator is None:
-            self._generator = Generator(
-                model,
-                Sampler(temperature=0.8, top_p=0.95),
-                loop.workdir.generation_memory_length(model.backbone),
-            )
-        seed %= np.iinfo(np.int32).max - 1
-        for token in self._generator([self.prompt], max_tokens, seed):
-            yield int(token[0])
+        for (token,) in model.generate(
+            self.prompt,
+            max_new_tokens=max_tokens,
+            sampler=Sampler(temperature=0.8, top_p=0.95),
+            seed=seed % (np.iinfo(np.int32).max - 1),
+            stream=True,
+            memory_length=loop.workdir.generation_memory_length(model.backbone),
+        ):
+            yield int(token)
 
     def _write_page(self, loop, step):
         """Writes surprise.html, unless the text is too short or not wanted."""

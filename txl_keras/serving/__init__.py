@@ -1,6 +1,5 @@
 """Export as a SavedModel, and what a server needs to generate text."""
 
-from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.text_stream import TextStream
 from txl_keras.samplers.sampler import Sampler
 from txl_keras.serving.export import export
@@ -8,7 +7,6 @@ from txl_keras.serving.export_classifier import export_classifier
 from txl_keras.serving.export_openvino import export_openvino
 
 __all__ = [
-    "Generator",
     "Sampler",
     "TextStream",
     "export",

@@ -1,13 +1,10 @@
-import functools
-
 import numpy as np
 import pytest
 from factories import V
 from factories import seed_weights
 from factories import small_model
 
-from txl_keras.serving import Generator
-from txl_keras.serving import Sampler
+from txl_keras.samplers import Sampler
 
 # Untied and with large weights, one block does not repeat a token.
 VARIED = {
@@ -20,20 +17,19 @@ VARIED = {
 @pytest.fixture(scope="module")
 def model():
     seed_weights(4)
-    yield small_model(num_layers=1, **VARIED)
-    generator_of.cache_clear()
-
-
-@functools.cache
-def generator_of(model, memory_length, **sampler):
-    """Returns one generator per argument: each compiles steps of its own."""
-    return Generator(model, Sampler(**sampler), memory_length)
+    return small_model(num_layers=1, **VARIED)
 
 
 def write(model, prompt, max_tokens, seed=0, memory_length=None, **sampler):
-    generator = generator_of(model, memory_length, **sampler)
-    tokens = generator(prompt, max_tokens, seed)
-    return np.stack(list(tokens), axis=1)  # [B, max_tokens]
+    rows = model.generate(
+        prompt,
+        max_new_tokens=max_tokens,
+        seed=seed,
+        sampler=Sampler(**sampler),
+        memory_length=memory_length,
+        strip_prompt=True,
+    )
+    return np.array(rows)  # [B, max_tokens]
 
 
 ABSOLUTE = {"memory_length": 0, "max_positions": 4, "tie_embeddings": False}
@@ -90,13 +86,14 @@ def test_a_row_is_written_as_if_it_were_alone(model):
 
 @pytest.mark.large
 def test_texts_may_be_written_at_the_same_time(model):
-    generator = Generator(model)
-    prompts, both = ([[1, 2, 3]], [[8]]), [[], []]
-    for tokens in zip(*(generator(p, 6, 1) for p in prompts), strict=True):
-        for written, token in zip(both, tokens, strict=True):
-            written.append(int(token[0]))
+    prompts, both = ([1, 2, 3], [8]), [[], []]
+    options = {"max_new_tokens": 6, "seed": 1, "stream": True}
+    streams = [model.generate(prompt, **options) for prompt in prompts]
+    for parts in zip(*streams, strict=True):
+        for written, part in zip(both, parts, strict=True):
+            written += part.tolist()
     for prompt, written in zip(prompts, both, strict=True):
-        np.testing.assert_array_equal(write(model, prompt, 6, 1)[0], written)
+        np.testing.assert_array_equal(write(model, [prompt], 6, 1)[0], written)
 
 
 def test_a_penalty_spares_what_was_read_and_written(model):
@@ -114,23 +111,5 @@ def test_a_model_of_nan_writes_nothing():
 def test_a_seed_writes_the_same_text_and_another_another(model):
     first = write(model, [[2], [2]], 30, seed=1)
     assert (first[0] != first[1]).any()  # each row is a draw of its own
-    generator_of.cache_clear()  # another generator writes it, too
     np.testing.assert_array_equal(first, write(model, [[2], [2]], 30, seed=1))
     assert (first != write(model, [[2], [2]], 30, seed=3)).any()
-
-
-@pytest.mark.parametrize(
-    ("prompt", "max_tokens", "seed", "message"),
-    [
-        ([], 1, 0, "at least one row"),
-        ([[1], []], 1, 0, r"prompts\[1\].*shape \(0,\)"),
-        ([1, 2], 1, 0, r"prompts\[0\].*shape \(\)"),
-        ([[1, 9]], 1, 0, r"\[0, 9\).*from 1 to 9"),
-        ([[1]], -1, 0, "max_tokens=-1"),
-        *(([[1]], 1, seed, f"seed={seed}") for seed in (-1, 2**63, 0.5)),
-    ],
-)
-def test_bad_arguments_are_refused(model, prompt, max_tokens, seed, message):
-    # Before the first token is asked for.
-    with pytest.raises(ValueError, match=message):
-        Generator(model)(prompt, max_tokens, seed)

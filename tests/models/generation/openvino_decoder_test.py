@@ -19,7 +19,6 @@ from txl_keras.models.generation.openvino_decoder import OpenVinoDecoder
 from txl_keras.models.generation.openvino_graph import openvino_core
 from txl_keras.samplers import BeamSampler
 from txl_keras.samplers import Sampler
-from txl_keras.serving import Generator
 
 B, M, V = 3, 7, 600
 CONFIGS = {
@@ -162,33 +161,36 @@ def test_generator_and_generate_write_what_tensorflow_writes():
     model = model_of({"vocabulary_size": 11})
     prompts = [[3, 1, 4], [1]]
     sampler = Sampler(temperature=0, repetition_penalty=1.2)
-    generators = [
-        Generator(model, sampler, M, engine)
-        for engine in ("tensorflow", "openvino")
-    ]
+    # Each keeps what it compiled.
+    models = [model, model_of({"vocabulary_size": 11})]
 
-    def written(write):
-        return np.stack(list(write(prompts, 12)), axis=1)
+    def written(engine):
+        rows, log_probs, memory = models[engine == "openvino"].generate(
+            prompts,
+            max_new_tokens=12,
+            strip_prompt=True,
+            sampler=sampler,
+            memory_length=M,
+            engine=engine,
+            num_return_sequences=2,
+            return_log_probs=True,
+            return_memory=True,
+        )
+        return np.array(rows), log_probs, memory.states
 
-    first = written(generators[0])
-    np.testing.assert_array_equal(written(generators[1]), first)
-    rows = model.generate(
-        prompts,
-        max_new_tokens=12,
-        strip_prompt=True,
-        sampler=sampler,
-        memory_length=M,
-        engine="openvino",
-    )
-    np.testing.assert_array_equal(rows, first)
+    first = 0
     # New weights are used in the next call.
-    for factor in (-1.0, 0.5):
-        for weight in model.weights:
-            weight.assign(factor * weight)
-        second = written(generators[0])
-        assert (second != first).any()
-        np.testing.assert_array_equal(written(generators[1]), second)
-        first = second
+    for factor in (1.0, -1.0, 0.5):
+        weights = [factor * weight for weight in model.get_weights()]
+        for either in models:
+            either.set_weights(weights)
+        rows, *others = written("tensorflow")
+        assert (rows != first).any()
+        found, *others_found = written("openvino")
+        np.testing.assert_array_equal(found, rows)
+        for a, b in zip(others_found, others, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-4)
+        first = rows
 
 
 @pytest.mark.parametrize(
@@ -215,17 +217,19 @@ def test_models_that_only_tensorflow_decodes_are_refused(config, part):
     with pytest.raises(
         ValueError, match=f"Received: engine='openvino'.*{part}"
     ):
-        Generator(model, None, config.get("memory_length"), "openvino")
+        model.generate(
+            [1], memory_length=config.get("memory_length"), engine="openvino"
+        )
 
 
 def test_bad_engines_are_refused(monkeypatch):
     model = small_model(num_layers=1)
     with pytest.raises(ValueError, match="engine='onnx'"):
-        Generator(model, engine="onnx")
+        model.generate([1], engine="onnx")
     with pytest.raises(ValueError, match="weights='int4'"):
-        Generator(model, engine="openvino", weights="int4")
+        model.generate([1], engine="openvino", weights="int4")
     with pytest.raises(ValueError, match="engine='openvino', or.*'int8'$"):
-        Generator(model, weights="int8")
+        model.generate([1], weights="int8")
     with pytest.raises(ValueError, match="with a BeamSampler"):
         model.generate([1], sampler=BeamSampler(2), engine="openvino")
     with pytest.raises(ValueError, match="with a BeamSampler.*'int8'$"):
@@ -235,7 +239,7 @@ def test_bad_engines_are_refused(monkeypatch):
         with pytest.raises(
             ImportError, match=r"2026\.4 or newer is needed: pip"
         ):
-            Generator(model, engine="openvino")
+            model.generate([1], engine="openvino")
     model.backbone.enable_lora(rank=2)
     with pytest.raises(ValueError, match="a model with LoRA or weights"):
-        Generator(model, engine="openvino")
+        model.generate([1], engine="openvino")

@@ -1,116 +1,79 @@
-"""Autoregressive text generation.
+"""Text generation, one token at a time.
 
-Letters: `B` batch, `P` prompt, `T` segment, `M` memory, `V` vocabulary.
+Letters: `B` rows, `M` memory, `D` hidden size, `V` vocabulary.
 """
+
+import contextlib
 
 import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.checks import shown
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.models.generation.openvino_decoder import OpenVinoDecoder
+from txl_keras.models.generation.openvino_decoder import OpenVinoReader
 from txl_keras.models.generation.openvino_decoder import check_engine
+from txl_keras.models.generation.token_reader import PROMPT_SEGMENT
 from txl_keras.models.generation.token_reader import TokenReader
-from txl_keras.models.generation.token_reader import check_prompts
-from txl_keras.models.generation.token_reader import token_reader
-from txl_keras.samplers.sampler import Sampler
+from txl_keras.models.generation.token_reader import WindowReader
 
 
 class Generator:
-    """Generates text in constant time and space per token.
+    """Continues prompts with tokens that a `Sampler` draws."""
 
-    Keys, values and positions are projected only once (see `SegmentReader`).
-    Prompts may be longer than memory; they are read in segments of 128 tokens.
-
-    Args:
-        model: `TransformerXLCausalLM`.
-        sampler: `Sampler` whose parameters are numbers; by default one that
-            draws from the unchanged distribution of the model.
-        memory_length: Optional integer `M`; by default the model's own, or its
-            number of positions. A model with neither needs it. A model with
-            absolute positions (see `attention_type`) has no memory:
-            for every new token it reads the last M tokens again, and M must
-            not exceed its number of positions.
-        engine: String, what decodes token by token: `"tensorflow"`, or
-            `"openvino"`, which is faster on CPUs. It needs the package
-            openvino and a model with relative attention. TensorFlow reads the
-            prompts and samples in either case.
-        weights: String, the dtype of the weights of OpenVINO: `"float32"`,
-            `"bfloat16"`, or `"int8"`, rounded with one scale per output.
-
-    Raises:
-        ImportError: If `engine` is `"openvino"`, which is not installed.
-
-    Example:
-
-    ```python
-    from txl_keras.models import TransformerXLCausalLM
-    from txl_keras.serving import Generator, Sampler
-
-    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
-    write = Generator(model, Sampler(top_k=10), memory_length=32)
-    for tokens in write([[5, 6, 7], [8]], max_tokens=4, seed=1):
-        print(tokens)  # int32 array of shape (2,), one token per row
-    ```
-    """
+    # What it compiles, and the caches, are kept for calls with as many rows.
 
     def __init__(
         self,
         model,
-        sampler=None,
+        sampler,
         memory_length=None,
         engine="tensorflow",
         weights="float32",
     ):
         self._model = model
-        self._sampler = Sampler() if sampler is None else sampler
-        if not isinstance(self._sampler, Sampler):
-            raise ValueError(
-                "`sampler` must be a Sampler of `txl_keras.samplers`; "
-                "`model.generate` also takes names and a BeamSampler. "
-                f"Received: sampler={shown(sampler)}"
-            )
+        self._sampler = sampler
         self._memory_length = generation_memory_length(
             model.backbone, memory_length
         )
         check_engine(engine, weights, model, self._memory_length)
         self._weights = None if engine == "tensorflow" else weights
         self._reader = None
-        self._num_weights = len(model.weights)
+        self._remember = tf.function(
+            lambda ids, memory: model.backbone(ids, memory=memory)[1],
+            reduce_retracing=True,
+            autograph=False,
+        )
 
-    def __call__(self, prompts, max_tokens, seed=0):
-        """Returns an iterator over the tokens that follow the prompts.
-
-        The rows do not affect each other. Arguments are checked at once, not
-        when the first token is requested.
-
-        Args:
-            prompts: Integer array of shape `(B, P)`, or a list of B sequences
-                of at least one token id, which may differ in length.
-            max_tokens: Integer, the number of tokens to generate per row.
-            seed: Integer. Row r draws with `seed + r`. The same seed gives the
-                same text.
-
-        Returns:
-            Iterator over `max_tokens` int32 arrays of shape `(B,)`.
-
-        Raises:
-            FloatingPointError: If the model returns NaN. The iterator raises
-                it.
-        """
-        if len(self._model.weights) != self._num_weights:
-            # The compiled functions would go on with the old kernels.
-            raise ValueError(
-                "`model` must have the weights that it had when the Generator "
-                "was created. Create a new one after `quantize` and "
-                f"`enable_lora`. Received: {len(self._model.weights)} weights, "
-                f"{self._num_weights} before"
-            )
-        prompts = check_prompts(prompts, self._model.backbone.vocabulary_size)
-        check_integer("max_tokens", max_tokens, 0)
-        check_integer("seed", seed, 0, np.iinfo(np.int32).max - len(prompts))
-        return self._tokens(prompts, max_tokens, row_seeds(seed, len(prompts)))
+    def __call__(self, rows, seed=0, memory=None, with_log_probs=False):
+        """Adds tokens to each `Continuation`, and yields after each of them."""
+        prompts = [row.prompt for row in rows]
+        seeds, seen = row_seeds(seed, len(rows)), self._seen(prompts)
+        # The first step reads the last token of each prompt.
+        token = tf.constant([prompt[-1] for prompt in prompts])
+        with self._reading(prompts, memory) as reader:
+            position = 0
+            while not all(row.is_ended for row in rows):
+                draw = [seeds, tf.constant(position), seen]
+                if with_log_probs:
+                    # Left out otherwise: tf.function takes 0.3 ms for it.
+                    draw.append(True)
+                token, log_probs = reader(token, *draw)
+                if seen is not None:
+                    seen |= tf.one_hot(token, seen.shape[1], True, False)
+                found = token.numpy()
+                if found.min() < 0:
+                    raise FloatingPointError(
+                        f"Token {position} after the prompt of row "
+                        f"{found.argmin()} cannot be drawn, because the model "
+                        "returned NaN. Check that its weights are finite."
+                    )
+                values = (
+                    log_probs.numpy() if with_log_probs else [0.0] * len(rows)
+                )
+                for row, *new in zip(rows, found, values, strict=True):
+                    row.add(*new)
+                position += 1
+                yield
 
     def replica_step(self, num_rows=1):
         """Returns the function that generates one token per row.
@@ -125,44 +88,82 @@ class Generator:
         """
         rows = np.zeros((num_rows, 1), "int32")
         reader = self._make_reader(num_rows)
+        draw = row_seeds(0, num_rows), tf.constant(0), self._seen(rows)
         if not self._model.backbone.remembers:
-            return reader.predict, (tf.repeat(rows, reader.length, axis=1),)
-        seeds, position = row_seeds(0, num_rows), tf.constant(0)
-        token = tf.constant(rows[:, 0])
-        return reader, (token, seeds, position, self._seen(rows))
+            window = tf.repeat(rows, reader.length, axis=1)
+            return reader.read, (window, *draw)
+        return reader, (tf.constant(rows[:, 0]), *draw)
 
-    def _make_reader(self, num_rows):
-        settings = (self._model, num_rows, self._memory_length, self._sampler)
-        if self._weights is None:
-            return token_reader(*settings)
-        return _OpenVinoReader(*settings, self._weights)
+    def initial_memory(self, memory, num_rows):
+        """Returns the `Memory` to begin with, after checks of a given one."""
+        backbone, length = self._model.backbone, self._memory_length
+        if not backbone.remembers:
+            raise ValueError(
+                "`memory` must be None and `return_memory` False for a model "
+                "with absolute positions, which has no memory. Received: "
+                f"attention_type={backbone.attention_type!r}"
+            )
+        if memory is None:
+            return backbone.initial_memory(num_rows, length)
+        memory = backbone.check_memory(memory, num_rows)
+        expected = backbone.past_length(length)
+        if memory.length != expected:
+            raise ValueError(
+                f"`memory` must have {expected} entries per row with "
+                f"memory_length={length}. Pass the `memory_length` of the call "
+                f"that returned it. Received: {memory.length} entries"
+            )
+        return memory
 
-    def _tokens(self, prompts, max_tokens, seeds):
-        """Yields the tokens of a call."""
+    def memory_after(self, texts, memory):
+        """Returns the `Memory` after ids of each row, which follow `memory`."""
+        found = []
+        # One by one: they differ in length, and an LSTM takes no padding.
+        for i, ids in enumerate(texts):
+            row = tf.nest.map_structure(lambda x, i=i: x[i : i + 1], memory)
+            for start in range(0, len(ids), PROMPT_SEGMENT):
+                part = ids[start : start + PROMPT_SEGMENT]
+                row = self._remember(tf.constant(part[None]), row)
+            found.append(row)
+        return tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), *found)
+
+    @contextlib.contextmanager
+    def _reading(self, prompts, memory):
+        """Lends a reader after all tokens of prompts but the last."""
         # Taken out, so that an iterator started meanwhile creates its own
         # reader and memory.
         reader, self._reader = self._reader, None
         if reader is None or reader.num_rows != len(prompts):
             reader = self._make_reader(len(prompts))
         try:
-            # The first step reads the last token of each prompt.
-            reader.begin(prompts)
-            token = tf.constant([prompt[-1] for prompt in prompts])
-            seen = self._seen(prompts)
-            for position in range(max_tokens):
-                token = reader(token, seeds, tf.constant(position), seen)
-                if seen is not None:
-                    seen |= tf.one_hot(token, seen.shape[1], True, False)
-                found = token.numpy()
-                if found.min() < 0:
-                    raise FloatingPointError(
-                        f"Token {position} after the prompt of row "
-                        f"{found.argmin()} cannot be drawn, because the model "
-                        "returned NaN. Check that its weights are finite."
-                    )
-                yield found
+            reader.begin(prompts, memory)
+            yield reader
         finally:
             self._reader = reader
+
+    def _make_reader(self, num_rows):
+        settings = self._model, num_rows, self._memory_length
+        if self._weights is not None:
+            return OpenVinoReader(*settings, self._draw_from, self._weights)
+        remembers = self._model.backbone.remembers
+        reader = TokenReader if remembers else WindowReader
+        return reader(*settings, self._answer)
+
+    def _answer(self, hidden, seeds, position, seen, with_log_probs=False):
+        """Returns the next tokens `(B,)` and their log-probabilities."""
+        softmax = self._model.softmax
+        token = softmax.sample(
+            hidden, self._sampler, fold_in(seeds, position), seen
+        )
+        if not with_log_probs:
+            return token, None
+        return token, _values_at(token, softmax.log_probs(hidden))
+
+    def _draw_from(
+        self, log_probs, seeds, position, seen, with_log_probs=False
+    ):
+        token = self._sampler(log_probs, fold_in(seeds, position), seen)
+        return token, _values_at(token, log_probs) if with_log_probs else None
 
     def _seen(self, texts):
         """Returns the tokens to penalize `(B, V)`, or None if none are."""
@@ -173,6 +174,11 @@ class Generator:
         for row, text in zip(seen, texts, strict=True):
             row[text] = True
         return tf.constant(seen)
+
+
+def _values_at(token, log_probs):
+    # -1, for NaN, is checked by the caller.
+    return tf.gather(log_probs, tf.maximum(token, 0), batch_dims=1)
 
 
 def generation_memory_length(backbone, memory_length):
@@ -198,34 +204,3 @@ def row_seeds(seed, num_rows):
     """Returns one seed per row, uint32 `(B,)`; row r depends on `seed + r`."""
     rows = tf.cast(seed + tf.range(num_rows), tf.uint32)
     return fold_in(rows, 0)
-
-
-class _OpenVinoReader(TokenReader):
-    """Reads one token per row by OpenVINO, after prompts by TensorFlow."""
-
-    def __init__(self, model, num_rows, memory_length, sampler, weights):
-        super().__init__(model, num_rows, memory_length, sampler)
-        self._settings = model, num_rows, memory_length, weights
-        self._decoder = self._hashes = None
-        self._draw = tf.function(
-            lambda log_probs, seeds, position, seen: sampler(
-                log_probs, fold_in(seeds, position), seen
-            ),
-            jit_compile=True,
-            autograph=False,
-        )
-
-    def begin(self, prompts):
-        super().begin(prompts)
-        hashes = [
-            tf.fingerprint(tf.reshape(weight.value, (1, -1))).numpy().tobytes()
-            for weight in self._model.weights
-        ]
-        if hashes != self._hashes:
-            # The graph has the values of the weights.
-            self._decoder = OpenVinoDecoder(*self._settings)
-            self._hashes = hashes
-        self._decoder.begin(self._reader.memory())
-
-    def __call__(self, token, *draw):
-        return self._draw(tf.constant(self._decoder(token.numpy())), *draw)

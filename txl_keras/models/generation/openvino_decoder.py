@@ -8,6 +8,7 @@ layers.
 """
 
 import numpy as np
+import tensorflow as tf
 
 from txl_keras.checks import check_one_of
 from txl_keras.models.generation.openvino_graph import WEIGHTS
@@ -15,6 +16,7 @@ from txl_keras.models.generation.openvino_graph import OpenVinoGraph
 from txl_keras.models.generation.openvino_graph import import_openvino
 from txl_keras.models.generation.openvino_graph import openvino_core
 from txl_keras.models.generation.openvino_graph import unsupported_parts
+from txl_keras.models.generation.token_reader import TokenReader
 
 ENGINES = ("tensorflow", "openvino")
 
@@ -134,3 +136,31 @@ class OpenVinoDecoder:
         self._slot[:] = (self._slot + 1) % length
         np.minimum(self._valid_length + 1, length, out=self._valid_length)
         return log_probs
+
+
+class OpenVinoReader(TokenReader):
+    """Reads one token per row by OpenVINO, after prompts by TensorFlow.
+
+    A call returns `answer(log_probs, *args)` for log-probabilities `(B, V)`.
+    """
+
+    def __init__(self, model, num_rows, memory_length, answer, weights):
+        super().__init__(model, num_rows, memory_length, answer)
+        self._settings = model, num_rows, memory_length, weights
+        self._decoder = self._hashes = None
+        self._draw = tf.function(answer, jit_compile=True, autograph=False)
+
+    def begin(self, prompts, memory=None):
+        super().begin(prompts, memory)
+        hashes = [
+            tf.fingerprint(tf.reshape(weight.value, (1, -1))).numpy().tobytes()
+            for weight in self._settings[0].weights
+        ]
+        if hashes != self._hashes:
+            # The graph has the values of the weights.
+            self._decoder = OpenVinoDecoder(*self._settings)
+            self._hashes = hashes
+        self._decoder.begin(self._reader.memory())
+
+    def __call__(self, token, *args):
+        return self._draw(tf.constant(self._decoder(token.numpy())), *args)

@@ -13,7 +13,6 @@ from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.models.generation.text_stream import TextStream
 from txl_keras.models.generation.text_stream import check_stop
-from txl_keras.models.generation.token_reader import check_prompts
 
 # New tokens if neither `max_length` nor `max_new_tokens` is given.
 _DEFAULT_NEW_TOKENS = 256
@@ -31,13 +30,15 @@ class Request:
         stop_token_ids=(),
         stop=(),
         seed=None,
+        num_return_sequences=1,
+        begins_line=True,
     ):
         vocabulary_size = model.backbone.vocabulary_size
-        self._tokenizer = None
-        self._is_single = isinstance(prompts, (str, bytes))
-        if self._is_single:
+        is_single = isinstance(prompts, (str, bytes))
+        if is_single:
             prompts = [prompts]
         check_list("prompts", prompts)
+        self._tokenizer = None
         if any(isinstance(prompt, (str, bytes)) for prompt in prompts):
             self._tokenizer = model.tokenizer
             for i, prompt in enumerate(prompts):
@@ -47,12 +48,13 @@ class Request:
                         "ids; turn bytes into a string with `.decode()`. "
                         f"Received: prompts[{i}]={shown(prompt)}"
                     )
-            self.ids = encode_texts(model, "prompts", prompts)
+            begins_line = [begins_line] * len(prompts)
+            self.ids = encode_texts(model, "prompts", prompts, begins_line)
             _warn_of_unknown_words(model.tokenizer, prompts, self.ids)
         else:
-            self._is_single = len(prompts) > 0 and _is_scalar(prompts[0])
-            rows = [prompts] if self._is_single else prompts
-            self.ids = check_prompts(rows, vocabulary_size)
+            is_single = len(prompts) > 0 and _is_scalar(prompts[0])
+            prompts = [prompts] if is_single else prompts
+            self.ids = prompts = check_prompts(prompts, vocabulary_size)
         self._prompts = prompts
         lengths = [len(ids) for ids in self.ids]
         self._num_new = _num_new_tokens(lengths, max_length, max_new_tokens)
@@ -69,91 +71,100 @@ class Request:
                 "`stop` must be empty for prompts of token ids. Use "
                 f"`stop_token_ids`, or prompts of text. Received: stop={stop!r}"
             )
-        limit = np.iinfo(np.int32).max - len(self.ids)
+        self._count = check_integer(
+            "num_return_sequences", num_return_sequences, 1
+        )
+        self._is_single = is_single and self._count == 1
+        limit = np.iinfo(np.int32).max - len(self.ids) * self._count
         if seed is None:
             seed = random.randrange(limit)
-        self._seed = check_integer("seed", seed, 0, limit)
+        self.seed = check_integer("seed", seed, 0, limit)
 
     def continuations(self):
-        """Returns a new `Continuation` for each prompt."""
+        """Returns new ones, `num_return_sequences` for each prompt."""
         stream = None
         if self._tokenizer is not None:
             stream = TextStream(self._tokenizer.decode_bytes, self._stop)
         return [
-            Continuation(copy.copy(stream), num_new, self._stop_token_ids)
-            for num_new in self._num_new
+            Continuation(
+                prompt, num_new, self._stop_token_ids, copy.copy(stream)
+            )
+            for prompt, num_new in zip(self.ids, self._num_new, strict=True)
+            for _ in range(self._count)
         ]
 
-    def continue_with(self, generator):
-        """Yields the continuations after each step of a `Generator`."""
-        continuations = self.continuations()
-        yield continuations
-        for row_tokens in generator(self.ids, max(self._num_new), self._seed):
-            for row, token in zip(continuations, row_tokens, strict=True):
-                row.add(token)
-            yield continuations
-            if all(row.is_ended for row in continuations):
-                return
-
-    def parts(self, steps):
+    def parts(self, rows, steps):
         """Yields what is new in each of the steps, if anything is."""
-        for continuations in steps:
-            rows = [row.take() for row in continuations]
-            if any(len(row) for row in rows):
-                yield self._as_given(rows)
+        for _ in steps:
+            parts = [row.take() for row in rows]
+            if any(len(part) for part in parts):
+                yield self.as_given(parts)
 
-    def result(self, steps, strip_prompt):
-        """Returns text or ids as they are after the last of the steps."""
-        *_, continuations = steps
-        rows = [row.take() for row in continuations]
+    def result(self, rows, strip_prompt):
+        """Returns text or ids of ended continuations."""
+        results = [row.take() for row in rows]
         if not strip_prompt:
-            is_text = self._tokenizer is not None
-            before = self._prompts if is_text else self.ids
-            join = str.__add__ if is_text else np.append
-            rows = list(map(join, before, rows))
-        return self._as_given(rows)
+            join = np.append if self._tokenizer is None else str.__add__
+            before = [p for p in self._prompts for _ in range(self._count)]
+            results = list(map(join, before, results))
+        return self.as_given(results)
 
-    def _as_given(self, rows):
-        return rows[0] if self._is_single else rows
+    def as_given(self, values):
+        """Returns values of rows as prompts were given: all, or of the one."""
+        return values[0] if self._is_single else values
 
 
 class Continuation:
-    """Collects the tokens after one prompt until something ends them."""
+    """Collects the tokens after a prompt until something ends them."""
 
-    def __init__(self, stream, max_tokens, stop_token_ids):
-        self._stream = stream  # a `TextStream`, or None to collect ids
-        self._num_left = max_tokens
-        self._stop_token_ids = stop_token_ids
-        self._pieces = []
+    def __init__(self, prompt, max_tokens, stop_token_ids, stream):
+        self.prompt = prompt
+        self.log_probs = []
         self.is_ended = max_tokens == 0
+        self._max_tokens = max_tokens
+        self._stop_token_ids = stop_token_ids
+        self._stream = stream  # a `TextStream`, or None to collect ids
+        self._ids, self._pieces = [], []
+        self._num_taken = 0
 
     def copy(self):
         """Returns a continuation that is independent of this one."""
         other = copy.copy(self)
         other._stream = copy.copy(self._stream)
-        other._pieces = list(self._pieces)
+        other._ids, other._pieces = [*self._ids], [*self._pieces]
         return other
 
-    def add(self, token):
+    def add(self, token, log_prob=0.0):
         """Adds a token; ignores it after the end."""
         if self.is_ended:
             return
         token, stream = int(token), self._stream
-        self._num_left -= 1
         is_stop = token in self._stop_token_ids
         if not is_stop:
-            self._pieces.append(stream.add(token) if stream else token)
-        is_stop |= stream is not None and stream.is_stopped
-        self.is_ended = is_stop or self._num_left == 0
+            self._ids.append(token)
+            self.log_probs.append(log_prob)
+            if stream:
+                self._pieces.append(stream.add(token))
+                is_stop = stream.is_stopped
+        self.is_ended = is_stop or len(self._ids) == self._max_tokens
         if self.is_ended and stream:
             self._pieces.append(stream.finish())
 
     def take(self):
         """Returns what is certain and was not taken yet: text or int32 ids."""
-        pieces, self._pieces = self._pieces, []
+        parts = self._ids if self._stream is None else self._pieces
+        new, self._num_taken = parts[self._num_taken :], len(parts)
         if self._stream is None:
-            return np.array(pieces, np.int32)
-        return "".join(pieces)
+            return np.array(new, np.int32)
+        return "".join(new)
+
+    def tokens(self, tokenizer):
+        """Returns the ids of prompt and continuation, int32 `(P,)`."""
+        ids = self._ids
+        if self._stream and self._stream.is_stopped:
+            # A stop string may begin inside of a token.
+            ids = tokenizer.encode("".join(self._pieces), begins_line=False)
+        return np.append(self.prompt, ids).astype(np.int32)
 
 
 def check_has_tokenizer(model, name):
@@ -170,8 +181,11 @@ def _is_scalar(value):
     return getattr(value, "ndim", int(hasattr(value, "__len__"))) == 0
 
 
-def encode_texts(model, name, texts, contexts=None):
-    """Returns the ids of texts, int32 `(P,)`, which may follow contexts."""
+def encode_texts(model, name, texts, begins_line=None):
+    """Returns the ids of texts, int32 `(P,)`.
+
+    `begins_line` are booleans, false for texts that continue a line.
+    """
     check_has_tokenizer(model, name)
     check_list(name, texts)
     rows = []
@@ -179,10 +193,9 @@ def encode_texts(model, name, texts, contexts=None):
         received = f"Received: {name}[{i}]={shown(text)}"
         if not isinstance(text, (str, bytes)):
             raise ValueError(f"`{name}` must be a list of strings. {received}")
-        context = contexts[i] if contexts else ""
-        begins_line = not context or context[-1:] in ("\n", b"\n")
+        begins = begins_line is None or begins_line[i]
         try:
-            ids = model.tokenizer.encode(text, begins_line=begins_line)
+            ids = model.tokenizer.encode(text, begins_line=begins)
         except ValueError as error:
             raise ValueError(
                 f"`{name}` must consist of symbols of the model's vocabulary. "
@@ -192,6 +205,31 @@ def encode_texts(model, name, texts, contexts=None):
     if name != "contexts":
         check_no_empty_text(name, texts, rows)
     return rows
+
+
+def check_prompts(prompts, vocabulary_size):
+    """Returns prompts as int32 arrays; raises `ValueError` for bad ones."""
+    if not len(prompts):
+        raise ValueError(
+            "`prompts` must have at least one row. Received: no rows"
+        )
+    return [
+        _check_prompt(f"prompts[{row}]", prompt, vocabulary_size)
+        for row, prompt in enumerate(prompts)
+    ]
+
+
+def _check_prompt(name, prompt, vocabulary_size):
+    try:
+        ids = np.asarray(prompt)
+    except (ValueError, TypeError):  # rows of different lengths
+        ids = np.asarray(None)
+    if ids.ndim != 1 or not ids.size:
+        raise ValueError(
+            f"`{name}` must be a sequence of at least one token id. Received: "
+            f"shape {ids.shape}"
+        )
+    return check_token_ids(name, ids, vocabulary_size).astype("int32")
 
 
 def _warn_of_unknown_words(tokenizer, prompts, rows):

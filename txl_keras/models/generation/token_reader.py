@@ -1,16 +1,12 @@
 """Readers of prompts, and of one token per row after them.
 
-Letters: `B` rows, `T` segment, `M` memory, `V` vocabulary.
+Letters: `B` rows, `T` segment, `M` memory, `D` hidden size.
 """
 
 import functools
 
-import numpy as np
 import tensorflow as tf
 
-from txl_keras.checks import check_list
-from txl_keras.checks import check_token_ids
-from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.models.segment_reader import padded_segment
 
@@ -22,23 +18,15 @@ PROMPT_SEGMENT = 128
 _function = functools.partial(tf.function, autograph=False)
 
 
-def token_reader(model, num_rows, memory_length, sampler=None):
-    """Returns a reader of one token per row for a model."""
-    # A call takes tokens `(B,)` and returns the log-probabilities `(B, V)` of
-    # the next ones; with a sampler it also takes `seeds`, `position` and
-    # `seen`, and returns the next tokens `(B,)`.
-    remembers = model.backbone.remembers
-    reader = TokenReader if remembers else WindowReader
-    return reader(model, num_rows, memory_length, sampler)
-
-
 class TokenReader:
-    """Reads one token per row with memory, in compiled functions."""
+    """Reads one token per row with memory, in compiled functions.
 
-    def __init__(self, model, num_rows, memory_length, sampler=None):
+    A call returns `answer(hidden, *args)` for hidden states `(B, D)`.
+    """
+
+    def __init__(self, model, num_rows, memory_length, answer):
         self.num_rows = num_rows
-        self._model = model
-        self._sampler = sampler
+        self._answer = answer
         self._reader = SegmentReader(
             model.backbone, num_rows, PROMPT_SEGMENT, memory_length
         )
@@ -54,9 +42,9 @@ class TokenReader:
             ],
         )
 
-    def begin(self, prompts):
-        """Reads the prompts without their last tokens."""
-        self._reader.begin()
+    def begin(self, prompts, memory=None):
+        """Reads the prompts without their last tokens, after a `Memory`."""
+        self._reader.begin(memory)
         texts = [prompt[:-1] for prompt in prompts]
         longest = max(map(len, texts))
         for start in range(0, longest, PROMPT_SEGMENT):
@@ -70,32 +58,27 @@ class TokenReader:
         self._reader.remember(entries, lengths)
 
     @_function
-    def __call__(self, token, *draw):
-        result, entries = self._read(token, *draw)
+    def __call__(self, token, *args):
+        result, entries = self._read(token, *args)
         self._remember(entries)
         return result
 
-    def _read_token(self, token, *draw):
+    def _read_token(self, token, *args):
         hidden, entries = self._reader.read(token[:, None])
-        hidden, softmax = hidden[:, 0], self._model.softmax
-        if self._sampler is None:
-            return softmax.log_probs(hidden), entries
-        seeds, position, seen = draw
-        seeds = fold_in(seeds, position)
-        return softmax.sample(hidden, self._sampler, seeds, seen), entries
+        return self._answer(hidden[:, 0], *args), entries
 
 
 class WindowReader:
     """Reads the last tokens of each text again, for models without memory."""
 
-    def __init__(self, model, num_rows, memory_length, sampler=None):
+    def __init__(self, model, num_rows, memory_length, answer):
         self.num_rows = num_rows
         self.length = max(1, memory_length)
-        self._model = model
-        self._sampler = sampler
+        self._backbone = model.backbone
+        self._answer = _function(answer)
         self._texts = []
 
-    def begin(self, prompts):
+    def begin(self, prompts, memory=None):
         """Takes the prompts without their last tokens."""
         self._texts = [[*prompt[:-1]] for prompt in prompts]
 
@@ -103,43 +86,17 @@ class WindowReader:
         """Replaces the text of each row by that of another."""
         self._texts = [[*self._texts[row]] for row in rows.numpy()]
 
-    def __call__(self, token, *draw):
+    def __call__(self, token, *args):
         for text, new in zip(self._texts, token.numpy(), strict=True):
             text.append(new)
         windows = (tf.constant([t[-self.length :]]) for t in self._texts)
-        log_probs = tf.concat([*map(self.predict, windows)], axis=0)
-        if self._sampler is None:
-            return log_probs
-        seeds, position, seen = draw
-        return self._sampler(log_probs, fold_in(seeds, position), seen)
+        hidden = tf.concat([*map(self._last_hidden, windows)], axis=0)
+        return self._answer(hidden, *args)
 
-    @tf.function(reduce_retracing=True, autograph=False)
-    def predict(self, ids):
-        """Returns log-probabilities `(B, V)` of the tokens after `(B, T)`."""
-        return self._model.log_probs(ids)[0][:, -1]
+    def read(self, ids, *args):
+        """Returns the answer after windows `(B, T)` of equal length."""
+        return self._answer(self._last_hidden(ids), *args)
 
-
-def check_prompts(prompts, vocabulary_size):
-    """Returns prompts as int32 arrays; raises `ValueError` for bad ones."""
-    check_list("prompts", prompts)
-    if not len(prompts):
-        raise ValueError(
-            "`prompts` must have at least one row. Received: no rows"
-        )
-    return [
-        _check_prompt(f"prompts[{row}]", prompt, vocabulary_size)
-        for row, prompt in enumerate(prompts)
-    ]
-
-
-def _check_prompt(name, prompt, vocabulary_size):
-    try:
-        ids = np.asarray(prompt)
-    except (ValueError, TypeError):  # rows of different lengths
-        ids = np.asarray(None)
-    if ids.ndim != 1 or not ids.size:
-        raise ValueError(
-            f"`{name}` must be a sequence of at least one token id. Received: "
-            f"shape {ids.shape}"
-        )
-    return check_token_ids(name, ids, vocabulary_size).astype("int32")
+    @_function(reduce_retracing=True)
+    def _last_hidden(self, ids):
+        return self._backbone(ids)[0][:, -1]

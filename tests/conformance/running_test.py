@@ -121,7 +121,7 @@ def test_help_and_what_is_misspelled_need_no_tensorflow(arguments, printed):
 def test_each_command_has_a_help(arguments):
     done = run_txl(*arguments)
     assert done.returncode == 0
-    assert "Averages the latest" in done.stdout
+    assert "Averages the checkpoints" in done.stdout
     assert "--output" in done.stdout
 
 
@@ -155,7 +155,7 @@ def test_a_command_runs_without_stdout():
 
 def test_the_log_of_tensorflow_can_be_shown():
     done = run_txl("average", "--help", TF_CPP_MIN_LOG_LEVEL="0")
-    assert "Averages the latest" in done.stdout
+    assert "Averages the checkpoints" in done.stdout
     assert "This TensorFlow binary" in done.stderr
 
 

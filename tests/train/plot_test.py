@@ -137,11 +137,14 @@ def test_losses_by_position_are_those_of_reading(
         inputs, targets = ids[:, t : t + 5], ids[:, t + 1 : t + 6]
         of_segment, state = model.score(inputs, targets, state)
         nll.append(of_segment[0].numpy())
-    expected = np.mean(nll, axis=0)
-    np.testing.assert_allclose(of_model["nll"], expected, atol=1e-5)
-    assert of_model["num_tokens"] == [3] * 5
+    curve = {
+        name: [bucket[name] for bucket in of_model["positions"]]
+        for name in ("nll", "standard_error", "num_tokens")
+    }
+    np.testing.assert_allclose(curve["nll"], np.mean(nll, axis=0), atol=1e-5)
+    assert curve["num_tokens"] == [3] * 5
     np.testing.assert_allclose(
-        of_model["standard_error"], np.std(nll, axis=0) / 3**0.5, atol=1e-5
+        curve["standard_error"], np.std(nll, axis=0) / 3**0.5, atol=1e-5
     )
 
 

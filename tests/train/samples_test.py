@@ -157,13 +157,13 @@ def test_nothing_is_shown_if_not_wanted_or_stopped(make, shown, tmp_path):
 
 
 def test_samples_that_do_not_fit_into_memory_are_left_out(
-    make, shown, monkeypatch, caplog
+    make, model, shown, monkeypatch, caplog
 ):
     def fail(*_, **__):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM of 7 bytes")
 
     samples = make()
-    monkeypatch.setattr(type(samples.model), "generate", fail)
+    monkeypatch.setattr(type(model), "generate", fail)
     for step in (30, 60):
         samples(step, shown)
     assert caplog.text.count("--max_sample_tokens=0: OOM of 7 bytes") == 1

@@ -189,7 +189,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         ("tokenizer.json", "from_file.*expected"),
         ('{"model":' * 9999, "from_file.*recursion"),
         ({"model": {**bpe, "vocab": {}}}, "ids"),
-        ({"model": {**bpe, "vocab": {"a": 2**32 - 1}}}, "ids below"),
+        ({"model": {**bpe, "vocab": {"a": 2**32 - 1}}}, "ids must be below"),
         ({"model": bpe, "decoder": {"type": "CTC", **ctc}}, "CTC"),
     ):
         if isinstance(content, dict):

@@ -292,7 +292,7 @@ def test_recall(guide):
     ].values()
     assert min(with_memory[:3] + same_length[:3]) > 0.9
     # Chance is 0.25.
-    assert max(with_memory[4:] + same_length[3:] + without[1:]) < 0.4
+    assert max(with_memory[4:] + same_length[3:] + without[1:]) < 0.45
     assert lstm[4] > 0.5
 
 

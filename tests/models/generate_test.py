@@ -382,7 +382,8 @@ def test_several_sequences_and_their_log_probabilities(name):
         for end in range(length, len(text)):
             every, _ = model.log_probs(text[None, :end])
             expected.append(every[0, -1, text[end]])
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        # Large weights leave fewer digits.
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     # Of the model itself, whatever the sampler does.
     text, found = model.generate(
         [1, 2, 3],

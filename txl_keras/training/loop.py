@@ -117,13 +117,13 @@ class TrainingLoop:
         step = int(self.trainer.step.numpy())
         model, strategy = self.trainer.model, self.trainer.strategy
         sizes = self.trainer.batch_size, self.segments.segment_length
-        # That of steps of one second.
-        self._utilization = model_flops(
-            model, *sizes, training=True
-        ) / peak_flops(model.compute_dtype, strategy)
-        self.progress.update(step)
-        self.plan.count_seconds()
         with self.stop.deferred(), self._closing():
+            # That of steps of one second.
+            self._utilization = model_flops(
+                model, *sizes, training=True
+            ) / peak_flops(model.compute_dtype, strategy)
+            self.progress.update(step)
+            self.plan.count_seconds()
             # A run may have been stopped before this score.
             is_due = step > 0 and self._is_due(step, self.eval_every)
             if is_due and step not in self._scores():

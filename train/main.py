@@ -84,7 +84,7 @@ def main(_):
     # be installed after the strategy is created.
     with StopRequest() as stop:
         _check_devices(strategy)
-        workdir, asked = training_run.open_workdir(strategy)
+        workdir, new_length = training_run.open_workdir(strategy)
 
         # Text, tokenizer and segments.
         origin = _load_origin(workdir)
@@ -98,6 +98,7 @@ def main(_):
         build = functools.partial(
             training_flags.build_trainer, build_model, strategy, stop
         )
+        # This changes flags that `build` and what follows read.
         if FLAGS.minutes is not None and not workdir.is_claimed():
             run_length.choose(strategy, build, segments)
         valid = HeldOut(text, "valid", FLAGS.max_eval_tokens)
@@ -132,7 +133,7 @@ def main(_):
             workdir,
             text,
             _describe_step(trainer),
-            asked,
+            new_length,
             trainer=trainer,
             plan=plan,
             segments=segments,

@@ -90,7 +90,7 @@ training_flags.Training.define(
 def main(_):
     strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
     with StopRequest() as stop:
-        workdir, asked = training_run.open_workdir(strategy)
+        workdir, new_length = training_run.open_workdir(strategy)
 
         # Text, tokenizer and segments.
         text = data_flags.prepare_text()
@@ -127,7 +127,7 @@ def main(_):
             f"of each {segments.segment_length:,} tokens "
             f"{segments.num_targets:,} are predicted, "
             f"{FLAGS.batch_size * segments.num_targets:,} per step",
-            asked,
+            new_length,
             trainer=trainer,
             plan=plan,
             segments=segments,

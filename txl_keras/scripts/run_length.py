@@ -39,11 +39,15 @@ _TESTED_SHARE = 0.3
 
 
 def keep_plan(workdir):
-    """Sets the flags that a run chose at its start; returns others asked."""
+    """Sets the flags that a run recorded; returns a new length that is given.
+
+    `--max_steps`, `--minutes` and what `--minutes` chose come from config.json.
+    The new length, by the name of its flag, is for `extend`.
+    """
     if not workdir.is_claimed():
         return {}
     config = workdir.read_config()
-    kept, asked = config["flags"], {}
+    kept, new_length = config["flags"], {}
     if "max_steps" not in kept:
         return {}  # not trained here: `Workdir.claim` refuses it
     for name in ("max_steps", "minutes"):
@@ -51,17 +55,17 @@ def keep_plan(workdir):
             continue
         before = kept.get(name)
         if FLAGS[name].present and FLAGS[name].value != before:
-            asked[name] = FLAGS[name].value
+            new_length[name] = FLAGS[name].value
         FLAGS[name].value = before
     if "minutes" in FLAGS and FLAGS["minutes"].present:
-        asked.pop("max_steps", None)  # which --minutes replaces
+        new_length.pop("max_steps", None)  # which --minutes replaces
     if kept.get("minutes") is not None:
         for name in ("precision", "max_eval_tokens"):
             if not FLAGS[name].present:
                 FLAGS[name].value = kept[name]
         if FLAGS.dropout is None:
             FLAGS.dropout = config["model"]["backbone"]["config"]["dropout"]
-    return asked
+    return new_length
 
 
 def choose(strategy, build, segments):
@@ -116,29 +120,29 @@ def _has_bfloat16(strategy):
     return bool(gather_integers(strategy, is_fast).min())
 
 
-def extend(asked, trainer, plan, workdir):
-    """Gives a restored run the steps or minutes that `keep_plan` returned."""
+def extend(new_length, trainer, plan, workdir):
+    """Gives a restored run the new length that `keep_plan` returned."""
     step, last = int(trainer.step.numpy()), plan.last_step
     seconds = float(plan.variables["seconds"].numpy())
     budget = plan.variables["budget"]
     if step == 0 and "minutes" in FLAGS and FLAGS.minutes is not None:
         budget.assign(training_seconds(time.monotonic() - STARTED))
-    if "minutes" in asked:
-        time_asked = 60 * _TRAINING_SHARE * asked["minutes"]
+    if "minutes" in new_length:
+        time_asked = 60 * _TRAINING_SHARE * new_length["minutes"]
         if time_asked == float(budget.numpy()):
             return  # an earlier command asked for it
         if seconds >= time_asked:
             raise ValueError(
                 "`minutes` must be more than the run has trained, about "
                 f"{seconds / 60 / _TRAINING_SHARE:.2g}. Received: "
-                f"--minutes={asked['minutes']:g}"
+                f"--minutes={new_length['minutes']:g}"
             )
         budget.assign(time_asked)
         if seconds:
             # A first guess, which `Pace` improves.
             last = step + math.ceil((time_asked - seconds) * step / seconds)
-    elif "max_steps" in asked:
-        last = asked["max_steps"]
+    elif "max_steps" in new_length:
+        last = new_length["max_steps"]
         budget.assign(0.0)
     if last == plan.last_step:
         return

@@ -21,8 +21,7 @@ from txl_keras.workdir import Workdir
 
 
 def open_workdir(strategy):
-    """Checks all that needs no text; returns the `Workdir` of the flags."""
-    # Also what `run_length.keep_plan` returns.
+    """Checks all that needs no text; returns `Workdir` and `new_length`."""
     training_flags.check_workers(strategy)
     keras.utils.set_random_seed(FLAGS.seed)
     replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
@@ -34,7 +33,7 @@ def open_workdir(strategy):
     return workdir, run_length.keep_plan(workdir)
 
 
-def start(workdir, text, per_step, asked, trainer, plan, **settings):
+def start(workdir, text, per_step, new_length, trainer, plan, **settings):
     """Starts a run in a workdir or resumes it; returns its `TrainingLoop`."""
     # `text` is the result of `data_flags.prepare_text`, `per_step` describes a
     # step, and `settings` are further ones of the loop.
@@ -52,7 +51,7 @@ def start(workdir, text, per_step, asked, trainer, plan, **settings):
         **settings,
     )
     step = loop.restore()
-    run_length.extend(asked, trainer, plan, workdir)
+    run_length.extend(new_length, trainer, plan, workdir)
     log(strategy, f"{_describe(workdir, text, trainer)}; {per_step}")
     log(strategy, f"step {step} of {plan.last_step}")
     if loop.is_finished():

@@ -135,7 +135,8 @@ class Trainer:
         )
         compressing = {id(v) for v in model.backbone.compression_variables}
         self._compresses = bool(compressing)
-        # The gradients of each part have a norm of their own.
+        # The model's gradients (False) and those of the compression (True)
+        # have a norm each.
         self._parts = [id(v) in compressing for v in model.trainable_variables]
         self._rows = replica_batch_size(batch_size, strategy)
         for is_wrong, expected in (
@@ -264,7 +265,7 @@ class Trainer:
 
     @tf.autograph.experimental.do_not_convert
     def scored_step(self, batch, stop):
-        """Runs one step of one replica; returns results and nll `(b, T)`."""
+        """Runs one step of one replica; also returns nll `(b, T)`, if whole."""
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows
         losses, nll, gradients = self._compiled_gradients(
@@ -322,7 +323,9 @@ class Trainer:
             apply()
         else:
             tf.cond(is_applied, apply, lambda: None)
-        return {**results, "gradient_norm": norms[min(norms)]}, is_finite
+        # That of the compression only if nothing else is trained.
+        norm = norms.get(False, norms.get(True))
+        return {**results, "gradient_norm": norm}, is_finite
 
     @tf.autograph.experimental.do_not_convert
     def _gradients(self, batch, step, first_row):

@@ -18,7 +18,7 @@ def apply_gradients(optimizer, gradients, variables):
 
     Keras's `optimizer.apply` would sum the gradients over replicas a second
     time. Here all replicas get the same gradients, so their copies stay equal.
-    The caller, who knows which steps count, updates `optimizer.iterations`.
+    The caller, who knows which steps count, counts batches for `iterations`.
     """
     learning_rate = ops.convert_to_tensor(optimizer.learning_rate)
     for gradient, variable in zip(gradients, variables, strict=True):

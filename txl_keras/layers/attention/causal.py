@@ -21,7 +21,7 @@ from txl_keras.layers.compute import definition
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import finite_masked
-from txl_keras.layers.compute.problem import hidden_by_key
+from txl_keras.layers.compute.problem import move_nonfinite_to_keys
 from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.sublayers import project_heads
 
@@ -157,7 +157,7 @@ class CausalMultiHeadAttention(HeadsAttention):
             )
             parts = [memory_part, *parts]
         if attention_mask is not None:
-            parts = [hidden_by_key(*part) for part in parts]
+            parts = [move_nonfinite_to_keys(*part) for part in parts]
         of_keys = None
         if query_mask is not None or memory_mask is not None:
             of_keys = key_mask(memory, query, memory_mask, query_mask)
@@ -255,7 +255,7 @@ class CausalMultiHeadAttention(HeadsAttention):
         key, value = self.project(query)
         num_memory = past.keys.shape[2]
         # A causal mask hides padding, which follows what is real.
-        parts = [hidden_by_key(key, value)]
+        parts = [move_nonfinite_to_keys(key, value)]
         if num_memory:
             # Memory is in slot order; `order` below maps slots to the text.
             parts = [(past.keys, past.values), *parts]

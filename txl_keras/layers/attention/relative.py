@@ -26,10 +26,11 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
                 + v        . R_{i-j} W_k,R    (d) position bias
 
     The output is `softmax(A / sqrt(H)) E W_v W_o`. This layer makes the
-    projections, with q, u and v divided by `sqrt(H)`, and `compute.definition`
-    adds up the four terms. Terms (b) and (d) are computed once for each of the
-    S distances, then aligned with the keys as in appendix B: `relative_shift`
-    is the paper's way, and the module `layers.compute` lists the faster ones.
+    projections, with q, u and v divided by `sqrt(H)`, and `compute.attend`
+    computes the rest; `compute.definition` is the equation to read. Terms (b)
+    and (d) are computed once for each of the S distances, then aligned with the
+    keys as in appendix B: `relative_shift` is the paper's way, and the module
+    `layers.compute` lists the faster ones.
 
     Args:
         num_heads, key_dim, dropout, same_length, look_ahead,

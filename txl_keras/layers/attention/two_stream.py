@@ -21,7 +21,7 @@ from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import finite_masked
-from txl_keras.layers.compute.problem import hidden_by_key
+from txl_keras.layers.compute.problem import move_nonfinite_to_keys
 from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.sublayers import project_heads
 
@@ -173,7 +173,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
         memory = zero_masked(memory, memory_mask)
         context = ops.concatenate([memory, content], axis=1)  # [B, S, D]
         projected = project_heads(context, self._key_dense, self._value_dense)
-        keys = hidden_by_key(*projected)
+        keys = move_nonfinite_to_keys(*projected)
         positions = Positions(
             *self._project_encoding(position_encoding),
             self._scaled(self.positional_attention_bias),

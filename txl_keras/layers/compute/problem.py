@@ -39,7 +39,7 @@ def finite_masked(states, mask):
     return ops.where(mask[..., None] | ops.isfinite(states), states, 0)
 
 
-def hidden_by_key(keys, values):
+def move_nonfinite_to_keys(keys, values):
     """Moves NaN and infinity from values to their keys, for masks of pairs."""
     # The masked score of a key is replaced, and queries that may attend to it
     # still become NaN.

@@ -48,12 +48,12 @@ class Memory(
 
     @property
     def length(self):
-        """Returns the memory length M, an integer if it is static."""
+        """Returns the length of the states: M, or C + M with compression."""
         static = self.states[0].shape[1]
         return tf.shape(self.states[0])[1] if static is None else static
 
     def mask(self):
-        """Returns a boolean tensor `(B, M)`, true where an entry is real."""
+        """Returns a boolean tensor `(B, length)`, true for real entries."""
         return (
             tf.range(self.length)[None, :]
             >= self.length - self.valid_length[:, None]

@@ -266,14 +266,12 @@ class AdaptiveSoftmax(ClusteredLayer):
     def sample(self, hidden, sampler, seeds, seen=None):
         """Samples one word per row, and computes only the tails it needs.
 
-        A tail is skipped if the head's probabilities show that none of its
-        words can be drawn (see `Sampler.needed_tails`). The ids equal those of
-        `sampler(softmax.log_probs(hidden), seeds, seen)`.
-
-        A sampler that does not change the distribution draws from the head
-        first, then inside of a tail if that tail was drawn. These ids are
-        different, but have the same distribution. A tail that is needed for
-        one row is computed for all rows.
+        With filters, a tail is skipped if the head's probabilities show that
+        none of its words can be drawn (see `Sampler.needed_tails`), and the ids
+        equal `sampler(softmax.log_probs(hidden), seeds, seen)`. A sampler
+        without filters draws from the head first, then inside of a tail if that
+        tail was drawn: other ids of the same distribution. A tail that is
+        needed for one row is computed for all rows.
 
         Args:
             hidden: Tensor of shape `(B, D)`.

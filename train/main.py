@@ -180,6 +180,8 @@ class HeldOut:
     @functools.cached_property
     def facts(self):
         """Returns what `report` needs; compressing the text takes seconds."""
+        if not _has_bytes(self.tokenizer):
+            return None
         return report.measure_text(self.tokenizer, self.tokens)
 
     def score(self, nll):
@@ -217,10 +219,15 @@ def _build_model(text, config):
     return model
 
 
+def _has_bytes(tokenizer):
+    """Returns whether the tokens with a score are all of the text's bytes."""
+    # The first token of a document that resets memory has no score.
+    return tokenizer.is_lossless and not FLAGS.reset_documents
+
+
 def _bytes_per_token(text, valid):
     """Returns the means of train and valid, `None` if they are not known."""
-    # The first token of a document that resets memory has no score.
-    if not text.tokenizer.is_lossless or FLAGS.reset_documents:
+    if not _has_bytes(text.tokenizer):
         return None
     return {
         "train": mean_bytes(text.splits["train"]),

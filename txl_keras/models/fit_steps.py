@@ -44,21 +44,15 @@ class Progress:
         return num_steps - skipped
 
 
-class _FitTrainer(Trainer):
-    """Calls `train_step` of the model, maybe overridden, on every replica."""
-
-    def replica_step(self, batch, stop):
-        return self.step_of_model("train_step", batch, stop)
-
-
 class FitSteps(keras.callbacks.Callback):
     """Runs the steps of `Trainer` within Keras's `fit` and `evaluate`."""
 
     # Keras reads the data and runs the epochs, the callbacks and the progress
     # bar. Its own loop over several steps does not run on several replicas or
-    # workers, so `train` and `test` take its place: they call `train_step` and
-    # `test_step` of the model. Nothing here computes logits, which would be a
-    # tensor (B, T, V).
+    # workers, so `train` and `test` take its place. For each step and replica
+    # they call `_step_of_model`, it calls `train_step` or `test_step` of the
+    # model, and these, unless they are overridden, those below. Nothing here
+    # computes logits, which would be a tensor (B, T, V).
 
     def __init__(self, model, metrics, jit_compile):
         super().__init__()
@@ -115,7 +109,7 @@ class FitSteps(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         """Resets the memory of training where the text begins again."""
         if not self.progress.to_skip:
-            # That of a `train_step` of the user, and of the library's.
+            # That of calls in a `train_step` of the user, then the trainer's.
             self.model._training_memory.reset_state()
             if not self.progress.has_resets:
                 self.trainer.memory.reset_state()
@@ -186,6 +180,7 @@ class FitSteps(keras.callbacks.Callback):
         memory = stack.read(keras.ops.shape(batch["inputs"])[0])
         nll, memory = self._compiled_score(batch, memory)
         stack.write(memory)
+        # For `_logs` to see that not only a step of the user ran.
         return self._count(nll, batch, {"is_counted": 1.0})
 
     def _score(self, batch, memory):
@@ -225,15 +220,15 @@ class FitSteps(keras.callbacks.Callback):
             )
         if trainer and batch_size == trainer.batch_size:
             return
-        self.trainer = _FitTrainer(
+        self.trainer = Trainer(
             model,
             model.optimizer,
             self._strategy,
             batch_size,
             seed=self.seed,
             jit_compile=self.jit_compile,
+            step_function=functools.partial(self._step_of_model, "train_step"),
         )
-        self.trainer.step_of_model = self._step_of_model
         # Dropout is a function of the step.
         done = trainer.step if trainer else model.optimizer.iterations
         self.trainer.step.assign(tf.cast(done, tf.int64))

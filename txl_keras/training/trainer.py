@@ -74,6 +74,8 @@ class Trainer:
         stop: Optional `txl_keras.training.stopping.StopRequest`, whose signal
             ends `train` early.
         jit_compile: Boolean, whether XLA may compile the step.
+        step_function: Optional function with the arguments and results of
+            `replica_step`, in place of it.
 
     Attributes:
         step: int64 `tf.Variable`, the number of steps done.
@@ -121,6 +123,7 @@ class Trainer:
         attention_kernel=False,
         stop=None,
         jit_compile=True,
+        step_function=None,
     ):
         check_supported(optimizer)
         if clip_norm is None:
@@ -200,7 +203,7 @@ class Trainer:
             compile_layers, strategy=strategy, jit_compile=jit_compile
         )
         self._compiled_update = compile_function(self._update)
-        step = self.replica_step
+        step = step_function or self.replica_step
         if not on_cpu and strategy.num_replicas_in_sync == 1:
             # With several GPUs only the parts around the all-reduce can be
             # compiled: XLA has no collectives there.

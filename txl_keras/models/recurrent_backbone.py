@@ -252,11 +252,7 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
         )
 
     def past_length(self, memory_length=None):
-        """Returns how many entries before a segment its queries attend to.
-
-        They are those of a memory of `memory_length`, by default
-        `self.memory_length`.
-        """
+        """Returns how many entries before a segment its queries attend to."""
         if memory_length is None:
             return self.memory_length
         self.check_remembers(memory_length)

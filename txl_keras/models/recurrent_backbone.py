@@ -90,8 +90,9 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        # Models that this is the backbone of. Keras must not track them here.
-        self._owners = weakref.WeakSet()
+        # Models that this is the backbone of, which LoRA freezes and traces
+        # again. Keras must not track them here.
+        self.owners = weakref.WeakSet()
         if vocabulary_size is not None:
             vocabulary_size = check_integer(
                 "vocabulary_size", vocabulary_size, 1
@@ -363,10 +364,6 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
     # Low-rank adaptation: Hu et al., 2022, https://arxiv.org/abs/2106.09685,
     # section 4.
 
-    def add_owner(self, model):
-        """Registers a model to freeze for LoRA, and to trace again."""
-        self._owners.add(model)
-
     def enable_lora(
         self, rank, lora_alpha=None, target_layer_names=("query", "value")
     ):
@@ -488,7 +485,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         matrices = _matrices(self._lora_layers()).values()
         if not matrices:
             return
-        heads = [getattr(owner, "softmax", None) for owner in self._owners]
+        heads = [getattr(owner, "softmax", None) for owner in self.owners]
         for frozen in (self, *filter(None, heads)):
             for weight in frozen.weights:
                 weight.trainable = any(weight is matrix for matrix in matrices)
@@ -502,7 +499,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
 
     def retrace_owners(self):
         """Traces this model again, and the models that this is part of."""
-        for model in (self, *self._owners):
+        for model in (self, *self.owners):
             # Keras's functions hold the variables as they were.
             model.train_function = None
             model.test_function = None

@@ -113,6 +113,22 @@ def test_scores_depend_on_the_segments():
         assert (abs(whole - cut)[5:].max() > 1e-3) == differ
 
 
+def test_writing_token_by_token_reads_as_segments_of_one():
+    model = small_model(num_layers=2, memory_source="outputs")
+    tokens = random_ids(8)
+    memory = None
+    for token in tokens:
+        log_probs, memory = model.log_probs(token[None, None], memory)
+    reader = SegmentReader(model.backbone, 1, 1)
+    reader.begin()
+    for token in tokens:
+        hidden, entries = reader.read(token[None, None])
+        reader.remember(entries)
+    np.testing.assert_allclose(
+        model.softmax.log_probs(hidden), log_probs, atol=1e-5
+    )
+
+
 def test_context_losses_read_the_whole_context():
     model = small_model(num_layers=2, memory_source="outputs")
     tokens = random_ids(60)

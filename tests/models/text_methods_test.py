@@ -100,10 +100,18 @@ def test_a_scorer_takes_the_models_own_memory_by_default(model):
     np.testing.assert_allclose(hidden, expected[0], atol=1e-5)
 
 
-def test_states_of_texts_are_pooled(model, scorer):
+def test_methods_of_a_model_read_text_with_its_tokenizer(model, scorer):
     model.tokenizer = TOKENIZER
     sizes = {"segment_length": 8, "memory_length": 40}
-    texts = TEXTS[:3]
+    texts, contexts = TEXTS[:3], ["a", "", "fed"]
+    for _ in range(2):  # made, then kept
+        scores = model.score_texts(texts, contexts, **sizes)
+        expected = scorer.score(texts, contexts)
+        for (ids, nll), (same_ids, same_nll) in zip(
+            scores, expected, strict=True
+        ):
+            np.testing.assert_array_equal(ids, same_ids)
+            np.testing.assert_allclose(nll, same_nll, atol=1e-5)
     states = scorer.embed(texts)
     for pooling, vectors in (
         ("mean", [state.mean(axis=0) for state in states]),
@@ -112,6 +120,8 @@ def test_states_of_texts_are_pooled(model, scorer):
         found = model.embed_texts(texts, pooling, **sizes)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, vectors, atol=1e-5)
+    (found,) = model.embed_texts(texts[1:2], **sizes)
+    np.testing.assert_allclose(found, states[1], atol=1e-5)
     assert model.embed_texts([], "mean").shape == (0, 8)
     with pytest.raises(ValueError, match="`pooling`.*pooling='max'"):
         model.embed_texts(["a"], pooling="max")

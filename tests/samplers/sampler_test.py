@@ -280,6 +280,31 @@ def test_a_seed_repeats_and_another_differs():
     assert len(set(first)) == 9  # rows draw apart
 
 
+def test_steps_of_a_loop_draw_apart():
+    log_probs = tf.tile(tf.math.log(PROBABILITIES)[None], [4, 1])
+    row_seeds = seeds_of(5, 4)
+    sampler = Sampler(temperature=0.5)
+
+    def step(i, drawn):
+        seeds = fold_in(row_seeds, tf.cast(i, tf.uint32))
+        return i + 1, drawn.write(i, sampler(log_probs, seeds))
+
+    def run():
+        drawn = tf.TensorArray(tf.int32, 500, element_shape=(4,))
+        _, drawn = tf.while_loop(
+            lambda i, _: i < 500, step, (tf.constant(0), drawn)
+        )
+        return drawn.stack()
+
+    plain = tf.function(run)().numpy()
+    np.testing.assert_array_equal(tf.function(run, jit_compile=True)(), plain)
+    expected = PROBABILITIES**2 / (PROBABILITIES**2).sum()
+    for row in plain.T:
+        measured = np.bincount(row, minlength=5) / 500
+        np.testing.assert_allclose(measured, expected, atol=0.1)
+    assert (plain[:, 0] != plain[:, 1]).any()
+
+
 def test_noise_has_few_ties_and_is_finite():
     noise = sampler_module.gumbel(seeds_of(0, 4), tf.range(2**18)).numpy()
     assert np.isfinite(noise).all()

@@ -106,3 +106,10 @@ def test_a_model_of_nan_writes_nothing():
     model.weights[0].assign(np.full(model.weights[0].shape, np.nan))
     with pytest.raises(FloatingPointError, match="Token 0.*row 0"):
         write(model, [[2]], 3)
+
+
+def test_a_seed_writes_the_same_text_and_another_another(model):
+    first = write(model, [[2], [2]], 30, seed=1)
+    assert (first[0] != first[1]).any()  # each row is a draw of its own
+    np.testing.assert_array_equal(first, write(model, [[2], [2]], 30, seed=1))
+    assert (first != write(model, [[2], [2]], 30, seed=3)).any()

@@ -40,8 +40,8 @@ from txl_keras.tensor_files import write_safetensors
 from txl_keras.training.checkpointing import check_shapes
 from txl_keras.weights import normal_initializer
 
-_SUFFIX = ".lora.safetensors"
-_ALPHA = "lora/alpha"
+_LORA_SUFFIX = ".lora.safetensors"
+_LORA_ALPHA = "lora/alpha"
 _REMEDY = (
     "Begin with `memory=None` or `initial_memory(batch_size)` of this model, "
     "and keep the number of rows from call to call."
@@ -429,7 +429,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             )
         arrays = {name: w.numpy() for name, w in _matrices(layers).items()}
         (alpha,) = {layer.lora_alpha for layer in layers.values()}
-        write_safetensors({_ALPHA: np.float32(alpha), **arrays}, path)
+        write_safetensors({_LORA_ALPHA: np.float32(alpha), **arrays}, path)
 
     def load_lora_weights(self, filepath):
         """Reads the weights of LoRA that `save_lora_weights` wrote.
@@ -454,14 +454,14 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         }
         ranks = {shape[-1] for name, shape in saved.shapes.items() if shape}
         rank = self._rank() if enabled else min(ranks, default=1)
-        expected = {_ALPHA: ()}
+        expected = {_LORA_ALPHA: ()}
         for name, layer in layers.items():
             shape = layer.kernel.shape
             shapes = (*shape[:-1], rank), (rank, shape[-1])
             expected |= zip(_names(name), shapes, strict=True)
         check_shapes(path, saved.shapes, expected)
         arrays = {name: np.float32(saved[name]) for name in saved}
-        alpha = float(arrays.pop(_ALPHA))
+        alpha = float(arrays.pop(_LORA_ALPHA))
         are_finite = all(np.isfinite(array).all() for array in arrays.values())
         if not (are_finite and layers and rank and 0 < alpha < np.inf):
             raise ValueError(
@@ -528,9 +528,9 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
 
 def _checked_path(filepath):
     path = check_path("filepath", filepath)
-    if not path.endswith(_SUFFIX):
+    if not path.endswith(_LORA_SUFFIX):
         raise ValueError(
-            f"`filepath` must be a path that ends in {_SUFFIX!r}. Received: "
+            f"`filepath` must be a path that ends in {_LORA_SUFFIX!r}. Received: "
             f"filepath={filepath!r}"
         )
     return path

@@ -530,8 +530,8 @@ def _checked_path(filepath):
     path = check_path("filepath", filepath)
     if not path.endswith(_LORA_SUFFIX):
         raise ValueError(
-            f"`filepath` must be a path that ends in {_LORA_SUFFIX!r}. Received: "
-            f"filepath={filepath!r}"
+            f"`filepath` must be a path that ends in {_LORA_SUFFIX!r}. "
+            f"Received: filepath={filepath!r}"
         )
     return path
 

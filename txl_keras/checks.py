@@ -1,6 +1,7 @@
 """Argument checks shared by all parts of the package."""
 
 import collections.abc
+import importlib
 import math
 import numbers
 import os
@@ -22,6 +23,11 @@ if keras.backend.backend() != "tensorflow":
 
 # Types whose values can be checked at once, not only when a graph runs.
 _CONCRETE = (np.ndarray, tf.__internal__.EagerTensor)
+_SUBWORDS = (
+    "`pip install sentencepiece tensorflow-text`; on Windows, which has no "
+    "TensorFlow Text, use another tokenizer, such as bytes."
+)
+_REMEDIES = {"sentencepiece": _SUBWORDS, "tensorflow_text": _SUBWORDS}
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 3
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
@@ -40,6 +46,19 @@ def shown(value):
         return _SHORT.repr(value)
     except (ValueError, RecursionError):
         return f"an object of type {type(value).__name__}"
+
+
+def import_extra(name):
+    """Imports an optional module; names the remedy if it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.split(".")[0]
+        remedy = _REMEDIES.get(package, f"`pip install {package}`.")
+        raise ImportError(
+            f"{package} is needed, but cannot be imported ({error}). Run "
+            f"{remedy}"
+        ) from error
 
 
 def check_number(name, value, minimum, maximum=math.inf, exclusive=False):

@@ -380,10 +380,9 @@ def test_whatever_is_damaged_is_refused_with_a_sentence(tmp_path):
     assert refused > 400
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "model.ckpt.index"])
-def test_large_files_beside_a_checkpoint_are_not_read(name, tmp_path):
+def test_a_large_index_of_a_checkpoint_is_not_read(tmp_path):
     shutil.copytree(GOLDEN / TF1, tmp_path, dirs_exist_ok=True)
-    with (tmp_path / name).open("r+b" if "." in name else "wb") as file:
+    with (tmp_path / "model.ckpt.index").open("r+b") as file:
         file.truncate(MEBIBYTE + 1)
-    with pytest.raises(ValueError, match=f"{name} must have at most"):
+    with pytest.raises(ValueError, match="index must have at most"):
         load_tf1(tmp_path, stored_config(TF1))

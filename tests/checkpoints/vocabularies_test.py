@@ -236,14 +236,6 @@ def test_text_pickles_of_python_2_are_read(path):
     assert load_vocabulary(path) == ["né", "the"]
 
 
-def test_cuts_of_a_pickle_are_refused(path):
-    for data in (python2_corpus(), pickle.dumps(state(), 4)):
-        for length in range(2, len(data), 5):
-            path.write_bytes(data[:length])
-            with pytest.raises(ValueError, match="truncated or damaged"):
-                load_vocabulary(path)
-
-
 @pytest.mark.parametrize(
     "content, message",
     [

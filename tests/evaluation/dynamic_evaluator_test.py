@@ -305,14 +305,6 @@ def test_only_trainable_weights_change(segments):
         DynamicEvaluator(model, 1e-3)
 
 
-def test_lora_alone_adapts(segments):
-    model = small_model(num_layers=1)
-    model.backbone.enable_lora(2)
-    evaluator = DynamicEvaluator(model, 0.5, segment_length=5)
-    changed = changed_by(evaluator, model, segments)
-    assert changed == {name for name in values_of(model) if "lora" in name}
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -118,19 +118,6 @@ def test_memory_knows_nothing_of_what_comes_again():
     assert_same(memory.states, again.states)
 
 
-def test_memory_is_read_and_forgotten_row_by_row():
-    model = small_lm()
-    _, memory = model.score(**batch_of(1))
-    batch = batch_of(2)
-    cold, _ = model.score(**batch)
-    warm, _ = model.score(**batch, memory=memory)
-    assert np.abs(warm - cold).max(axis=-1).min() > 1e-3
-    reset = np.array([False, True, False])
-    mixed, _ = model.score(**{**batch, "reset": reset}, memory=memory)
-    expected = np.where(reset[:, None], cold, warm)
-    np.testing.assert_allclose(mixed, expected, atol=1e-5)
-
-
 def test_gradients_reach_all_weights():
     for tie_embeddings in (True, False):
         model = small_lm(tie_embeddings=tie_embeddings, num_layers=1)

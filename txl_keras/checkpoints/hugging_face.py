@@ -56,10 +56,7 @@ def load_hugging_face(folder, dtype=None, **overrides):
     Args:
         folder: String or path of the folder, with `config.json` and either
             `model.safetensors` or `pytorch_model.bin`.
-        dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
-        **overrides: `memory_length`, `clamp_length`, `same_length`, `dropout`,
-            `attention_dropout` or `cold_start`, to replace the value of the
-            configuration.
+        dtype, **overrides: See `load_tf1`.
 
     Returns:
         `TransformerXLCausalLM`.

@@ -17,16 +17,9 @@ def load_pytorch(path, config=None, dtype=None, **overrides):
 
     Args:
         path: String or path of the file. PyTorch is not needed.
-        config: Dictionary with the keys of the original, or the path of a JSON
-            file with one: `n_token`, `n_layer`, `n_head`, `d_model`, `d_head`,
-            `d_inner`, `mem_len`, and, if they differ from the original's
-            defaults, `d_embed`, `cutoffs`, `div_val`, `tie_weight`,
-            `tie_projs`, `pre_lnorm`, `same_length`, `attn_type`, `clamp_len`.
-            Optional if the file contains it.
-        dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
-        **overrides: `memory_length`, `clamp_length`, `same_length`, `dropout`,
-            `attention_dropout` or `cold_start`, to replace the value of the
-            configuration.
+        config: As in `load_tf1`, maybe with `tie_weight`, `pre_lnorm` and
+            `attn_type`. Optional if the file contains it.
+        dtype, **overrides: See `load_tf1`.
 
     Returns:
         `TransformerXLCausalLM`.

@@ -104,16 +104,12 @@ def _find_prefix(path):
     """Returns the prefix for a prefix, one of its files, or its folder."""
     path = str(path)
     check_no_pattern("prefix", path)
+    folder = path
     if not tf.io.gfile.isdir(path):
         path = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", path)
         if tf.io.gfile.exists(f"{path}.index"):
             return path
         folder = str(pathlib.Path(path).parent)
-    else:
-        folder = path
-        latest = _latest(folder)
-        if latest is not None:
-            return latest
     found = [
         name.removesuffix(".index")
         for name in sorted(tf.io.gfile.glob(f"{folder}/*.index"))
@@ -125,22 +121,6 @@ def _find_prefix(path):
         f"checkpoint's file, or a folder with one. Received: prefix={path}. "
         f"Checkpoints there: {found or 'none'}"
     )
-
-
-def _latest(folder):
-    """Returns the prefix that the folder's `checkpoint` file names, if any."""
-    path = f"{folder}/checkpoint"
-    if not tf.io.gfile.exists(path):
-        return None
-    open_checked(path, MAX_BYTES).close()
-    try:
-        state = tf.train.get_checkpoint_state(folder)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    name = pathlib.Path(state.model_checkpoint_path if state else "").name
-    # Only the name is used: the path may be of another machine, or malicious.
-    prefix = f"{folder}/{name}"
-    return prefix if tf.io.gfile.exists(f"{prefix}.index") else None
 
 
 def _tensors(prefix, slot):

@@ -21,11 +21,8 @@ class PermutationEvaluator:
 
     Args:
         model: `XLNetPermutationLM`.
-        strategy: The `tf.distribute.Strategy`.
+        strategy, memory_length, stop: See `Evaluator`.
         batch_size: Integer `B`, over all replicas.
-        memory_length: Optional integer `M`; by default the model's own.
-        stop: Optional `StopRequest`. Evaluation ends early when a stop is
-            requested.
 
     Example:
 

@@ -4,6 +4,7 @@ import os
 import re
 
 from txl_keras.checks import check_path
+from txl_keras.checks import import_extra
 from txl_keras.json_files import read_json
 
 # Symbols of a Hugging Face `transfo-xl`, in its order of preference.
@@ -45,7 +46,7 @@ def upload_preset(uri, preset):
             "`preset` must be a folder that `save_to_preset` wrote. Received: "
             f"preset={preset}"
         )
-    hub = _import_hub()
+    hub = import_extra("huggingface_hub")
     hub.create_repo(repository, exist_ok=True)
     hub.upload_folder(
         repo_id=repository, folder_path=folder, allow_patterns=[*_UPLOADED]
@@ -54,7 +55,8 @@ def upload_preset(uri, preset):
 
 def download(preset):
     """Returns the local copy of the files of a Hub repository."""
-    repository, hub = _repository("preset", preset), _import_hub()
+    repository = _repository("preset", preset)
+    hub = import_extra("huggingface_hub")
     for patterns in (_DOWNLOADED, _DOWNLOADED + _DOWNLOADED_ELSE):
         folder = hub.snapshot_download(repository, allow_patterns=[*patterns])
         if any("safetensors" in name for name in os.listdir(folder)):
@@ -82,14 +84,3 @@ def _repository(name, uri):
             f"Hugging Face Hub. Received: {name}={uri!r}"
         )
     return match[1]
-
-
-def _import_hub():
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ImportError(
-            "The Hugging Face Hub requires huggingface_hub. Run "
-            "`pip install huggingface_hub`."
-        ) from error
-    return huggingface_hub

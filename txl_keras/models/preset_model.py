@@ -212,7 +212,7 @@ class BackboneModel(IntegerBatches, PresetModel):
         super().__init__(**kwargs)
         self.backbone = backbone
         self.tokenizer = tokenizer
-        backbone.add_owner(self)
+        backbone.owners.add(self)
 
     @property
     def tokenizer(self):

@@ -232,10 +232,7 @@ class SegmentReader:
 
 
 def compile_segments(reader, model, answer):
-    """Returns `read(token_ids, *args, lengths)`, which also remembers them.
-
-    The result is `answer(hidden, *args)`, compiled with the layers.
-    """
+    """Returns `read(token_ids, *args, lengths)`: `answer(hidden, *args)`."""
     strategy = tf.distribute.get_strategy()
 
     def compute(token_ids, *args):

@@ -583,21 +583,11 @@ class TransformerXLBackbone(RecurrentBackbone):
         return x
 
     def call_projected(self, token_ids, memory, positions):
-        """Computes the hidden states of a segment from a projected memory.
+        """Reads a segment after a `ProjectedMemory`: see `DecoderBlock`.
 
-        The hidden states equal those of a call. For inference only: there is
-        no dropout, gradients are not supported, and the weights must be those
-        that computed `memory` and `positions`. `SegmentReader` ensures this.
-
-        Args:
-            token_ids: Integer tensor of shape `(B, T)`, or `embeddings` of
-                shape `(B, T, D)`.
-            memory: `ProjectedMemory`.
-            positions: The result of `project_positions`.
-
-        Returns:
-            Triple of hidden states `(B, T, D)`, L keys and L values
-            `(B, N, T, H)`. Pass keys and values to `ProjectedMemory.append`.
+        Returns the hidden states `(B, T, D)` of a call, L keys and L values
+        `(B, N, T, H)`. For inference only: the weights must be those that
+        computed `memory` and `positions`, as `SegmentReader` ensures.
         """
         x = self._embed(token_ids)
         biases = self._attention_biases()
@@ -641,15 +631,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         )
 
     def project_memory(self, memory):
-        """Projects a memory of hidden states.
-
-        Args:
-            memory: `Memory`.
-
-        Returns:
-            `ProjectedMemory`, a ring buffer with the oldest entry first; with
-            compression a `CompressiveCache`.
-        """
+        """Projects a `Memory` to a ring buffer, the oldest entry first."""
         mask = memory.mask()
         memory = memory._replace(
             states=tuple(zero_masked(state, mask) for state in memory.states)
@@ -678,14 +660,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         return self.project_memory(self.initial_memory(1, memory_length))
 
     def project_positions(self, num_distances):
-        """Projects the encodings of distances, once per block.
-
-        Args:
-            num_distances: Integer, at least M + T.
-
-        Returns:
-            L tuples of tensors, see `DecoderBlock.project_positions`.
-        """
+        """Projects at least M + T distances: see `DecoderBlock`; L tuples."""
         return tuple(
             block.project_positions(num_distances) for block in self.blocks
         )

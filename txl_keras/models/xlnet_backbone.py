@@ -34,25 +34,14 @@ class XLNetBackbone(RecurrentBackbone):
     et al., 2019).
 
     Args:
-        vocabulary_size: Integer `V`.
-        num_layers: Integer `L`.
-        num_heads: Integer `N`.
-        hidden_dim: Integer `D`, even.
-        intermediate_dim: Integer, inner size of the feed-forward networks.
-        head_dim: Integer `H`; by default `D / N`, which must be an integer.
-        memory_length: Integer `M`, the number of earlier tokens that each
-            block remembers, unless a memory of another length is passed in.
+        vocabulary_size, num_layers, num_heads, hidden_dim, intermediate_dim,
+            head_dim, memory_length: Integers, see `TransformerXLBackbone`.
         reuse_length: Optional integer. Only the first `reuse_length` tokens of
             a segment are remembered; by default all.
         attention_type: `"bi"`: a token attends to earlier and later tokens, as
             far as the permutation mask allows. `"uni"`: not to later ones.
-        dropout: Float, dropout on embeddings, positions and inside the blocks.
-        attention_dropout: Float, dropout on attention probabilities.
-        clamp_length: Optional integer. Larger distances are clamped to it.
-        layer_norm_epsilon: Float.
-        initializer_stddev: Float, standard deviation of the normal
-            distribution that initializes kernels, embeddings and attention
-            biases.
+        dropout, attention_dropout, clamp_length, layer_norm_epsilon,
+            initializer_stddev: See `TransformerXLBackbone`.
 
     Call arguments:
         token_ids: Integer tensor of shape `(B, T)`, ids in `[0, V)`.
@@ -67,15 +56,10 @@ class XLNetBackbone(RecurrentBackbone):
             the second layer on, those that attend to it reveal it.
         target_mapping: Optional tensor `(B, P, T)` of one-hot rows, the
             position of each target; rows of zeros are no target.
-        memory: Optional `Memory`; by default that of a cold start, which is
-            masked.
+        memory, training, dropout_seed, first_row: See `TransformerXLBackbone`.
+            A cold start is masked.
         reset: Optional boolean `(B,)`, true for rows whose memory is reset
             before reading.
-        training: Boolean, for dropout.
-        dropout_seed: Optional uint32 scalar. If given, dropout depends only on
-            it and on the number of the row.
-        first_row: Integer, the number of the first row, if the batch is a
-            replica's part of a larger one.
 
     Returns:
         The pair of the content stream `(B, T, D)` and the new `Memory`, whose

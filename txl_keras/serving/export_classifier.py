@@ -37,10 +37,7 @@ def export_classifier(
     `label` is the most probable one. Texts may have any length and do not
     affect each other. A text without a token raises `InvalidArgument`.
 
-    The SavedModel contains the tokenizer. Byte, character and word tokenizers
-    need only TensorFlow. Subword tokenizers need `import tensorflow_text`
-    before the model is loaded; otherwise TensorFlow raises `Op type not
-    registered 'SentencepieceOp'`.
+    The SavedModel contains the tokenizer, see `export`.
 
     Args:
         model: `TransformerXLTextClassifier`.

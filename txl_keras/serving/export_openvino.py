@@ -59,17 +59,13 @@ i-th of the keys and values |
 
     Args:
         model: `TransformerXLCausalLM` with relative attention.
-        path: String or `pathlib.Path`, a new folder, or an earlier export,
-            which is replaced.
+        path: See `export`.
         memory_length: Optional integer `M`; by default the model's own.
         num_rows: Integer `B`.
         weights_dtype: String. `"float32"`; `"bfloat16"`; or `"int8"`, kernels
             and tables rounded with one scale per output. Caches are bfloat16
             unless it is `"float32"`.
-        settings: Optional dictionary of JSON values, added to
-            `assets/settings.json`.
-        assets: Optional dictionary from file names to paths of files that are
-            copied to `assets/`, such as the tokenizer.
+        settings, assets: See `export`.
 
     Example:
 

@@ -10,13 +10,13 @@ from sentence_pieces import TEXT
 from sentence_pieces import build_subwords as build
 from sentence_pieces import train_foreign
 
+from txl_keras.checks import import_extra
 from txl_keras.data import Corpus
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import sentence_piece_tokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
-from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 
 sentencepiece = pytest.importorskip("sentencepiece")
 pytest.importorskip("tensorflow_text")
@@ -297,5 +297,5 @@ def test_fields_of_another_kind_are_ignored_as_native_code_does():
 
 
 def test_missing_packages_are_named():
-    with pytest.raises(ImportError, match="no_package.*pip install sentencep"):
+    with pytest.raises(ImportError, match="no_package.*pip install no_package"):
         import_extra("no_package.module")

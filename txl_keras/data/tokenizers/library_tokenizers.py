@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
+from txl_keras.checks import import_extra
 from txl_keras.checks import shown
-from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.tokenizer import as_bytes
 from txl_keras.data.tokenizers.tokenizer import check_ids

@@ -15,10 +15,10 @@ from google.protobuf import text_format
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
+from txl_keras.checks import import_extra
 from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
 from txl_keras.data.tokenizers.subword_tokenizer import SubwordTokenizer
 from txl_keras.data.tokenizers.subword_tokenizer import default_size
-from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 from txl_keras.data.tokenizers.subword_tokenizer import sample_sentences
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked

@@ -1,7 +1,6 @@
 """The base of `SentencePieceTokenizer` and `WordPieceTokenizer`."""
 
 import collections
-import importlib
 import math
 import re
 
@@ -27,25 +26,6 @@ _FEWEST_PIECES, _MOST_PIECES = 500, 8000
 # 15 bytes of memory per character.
 MAX_CHARACTERS = 50_000_000
 _SEED = 7
-
-
-def import_extra(name):
-    """Imports an optional module; names the remedy if it is missing."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.split(".")[0]
-        remedy = "`pip install tokenizers`."
-        if package != "tokenizers":
-            remedy = (
-                "`pip install sentencepiece tensorflow-text`; on Windows, "
-                "which has no TensorFlow Text, use another tokenizer, such as "
-                "bytes."
-            )
-        raise ImportError(
-            f"Subword tokenizers need {package}, which cannot be imported "
-            f"({error}). Run {remedy}"
-        ) from error
 
 
 class SubwordTokenizer(Tokenizer):

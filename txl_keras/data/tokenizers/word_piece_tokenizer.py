@@ -4,9 +4,9 @@ import re
 
 import tensorflow as tf
 
+from txl_keras.checks import import_extra
 from txl_keras.data.corpora.files import decode_text
 from txl_keras.data.tokenizers.subword_tokenizer import SubwordTokenizer
-from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 from txl_keras.data.vocabulary import Vocabulary
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked

@@ -76,16 +76,7 @@ class Generator:
                 yield
 
     def replica_step(self, num_rows=1):
-        """Returns the function that generates one token per row.
-
-        Public so that `--compile_only` can lower it.
-
-        Args:
-            num_rows: Integer `B`.
-
-        Returns:
-            A pair of the function and a tuple of example arguments.
-        """
+        """Returns the function of a step, and example arguments, to lower."""
         rows = np.zeros((num_rows, 1), "int32")
         reader = self._make_reader(num_rows)
         draw = row_seeds(0, num_rows), tf.constant(0), self._seen(rows)

@@ -182,10 +182,8 @@ def _is_scalar(value):
 
 
 def encode_texts(model, name, texts, begins_line=None):
-    """Returns the ids of texts, int32 `(P,)`.
-
-    `begins_line` are booleans, false for texts that continue a line.
-    """
+    """Returns the ids of texts, int32 `(P,)`."""
+    # `begins_line` are booleans, false for texts that continue a line.
     check_has_tokenizer(model, name)
     check_list(name, texts)
     rows = []

@@ -29,11 +29,29 @@ class ResetMemory(keras.callbacks.Callback):
     `TransformerXLCausalLM` resets its own memory; a model that you build from
     `MemoryStack` needs this callback.
 
-    Example, for the model of the example of `MemoryStack`:
+    Example:
 
-    ```
-    model.fit(x, y, batch_size=4, shuffle=False, callbacks=[ResetMemory()])
-    model.evaluate(x, y, batch_size=4, callbacks=[ResetMemory()])
+    ```python
+    import keras
+    import numpy as np
+    from txl_keras.callbacks import ResetMemory
+    from txl_keras.layers import MemoryStack, RelativeMultiHeadAttention
+
+    stack = MemoryStack(1, batch_size=4, memory_length=24, hidden_dim=32)
+    segment = keras.Input((16, 32), batch_size=4)
+    memory, memory_mask = stack(segment)
+    attended = RelativeMultiHeadAttention(num_heads=4, key_dim=8)(
+        segment, memory=memory, memory_mask=memory_mask
+    )
+    model = keras.Model(segment, attended)
+    model.compile("adam", "mse")
+    x = np.ones((12, 16, 32), "float32")  # 3 batches of 4 rows
+    model.fit(
+        x, x, batch_size=4, shuffle=False, callbacks=[ResetMemory()], verbose=0
+    )
+    model.evaluate(
+        x, x, batch_size=4, callbacks=[ResetMemory()], verbose=0
+    )
     ```
 
     Reference:

@@ -194,7 +194,7 @@ class TextMethods:
                 lambda state: tf.repeat(state, num_return_sequences, axis=0),
                 memory,
             )
-        rows = request.continuations()
+        rows = request.continuations()  # which the steps fill
         steps = generator(rows, request.seed, memory, bool(return_log_probs))
         if stream:
             return request.parts(rows, steps)
@@ -325,7 +325,7 @@ class TextMethods:
         return self._keep(TextScorer, batch_size, segment_length, memory_length)
 
     def _keep(self, make, *settings):
-        """Returns `make(self, *settings)`, one object for equal calls."""
+        """Returns `make(self, *settings)`, the last one if it is the same."""
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if replicas > 1:
             raise RuntimeError(

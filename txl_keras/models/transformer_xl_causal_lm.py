@@ -51,10 +51,10 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
       continues row r of the batch before it, so samples must not be shuffled.
       With arrays and a batch size of B, samples r, B + r, 2 B + r are one
       stream (`Segments.arrays` returns this layout). Training and inference
-      have separate memories. `fit` resets the first at the start of every
-      epoch, `evaluate` and `predict` reset the second at their start, and
-      `reset_memory` resets both. `train_on_batch` and direct calls reset
-      neither.
+      have separate memories. `fit` resets that of training at the start of
+      every epoch, `evaluate` and `predict` that of inference at their start,
+      and `reset_memory` both. Direct calls go on with them, and so does
+      `train_on_batch`, unless the batch has another size.
     - *Functional*: `score` and `log_probs` take memory as a value and return
       the new one.
 
@@ -325,7 +325,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
 
         Args:
             x: A string, or a list, a tensor or a dataset of strings that each
-                begin with a cold start, for a model with a `tokenizer`;
+                begin with a cold start, for a model with a `tokenizer`
+                (segments that fill no batch are left out);
                 `txl_keras.data.Segments`; a `tf.data.Dataset`, a generator or
                 a `keras.utils.PyDataset` (read by one thread) of pairs of
                 inputs and targets, of triples with sample weights, or of dicts
@@ -398,7 +399,10 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         )
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
-        """Trains like `keras.Model.train_on_batch`, with the memory so far."""
+        """Trains like `keras.Model.train_on_batch`, with the memory so far.
+
+        A batch of another size than the last one begins with a cold start.
+        """
         check_no_class_weight(kwargs.get("class_weight"))
         return super().train_on_batch(x, y, sample_weight, **kwargs)
 

@@ -38,7 +38,7 @@ class Generator:
         check_engine(engine, weights, model, self._memory_length)
         self._weights = None if engine == "tensorflow" else weights
         self._reader = None
-        self._remember = tf.function(
+        self._next_memory = tf.function(
             lambda ids, memory: model.backbone(ids, memory=memory)[1],
             reduce_retracing=True,
             autograph=False,
@@ -114,7 +114,7 @@ class Generator:
             row = tf.nest.map_structure(lambda x, i=i: x[i : i + 1], memory)
             for start in range(0, len(ids), PROMPT_SEGMENT):
                 part = ids[start : start + PROMPT_SEGMENT]
-                row = self._remember(tf.constant(part[None]), row)
+                row = self._next_memory(tf.constant(part[None]), row)
             found.append(row)
         return tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), *found)
 

@@ -160,7 +160,7 @@ class OpenVinoReader(TokenReader):
             # The graph has the values of the weights.
             self._decoder = OpenVinoDecoder(*self._settings)
             self._hashes = hashes
-        self._decoder.begin(self._reader.memory())
+        self._decoder.begin(self._cache.memory())
 
     def __call__(self, token, *args):
         return self._draw(tf.constant(self._decoder(token.numpy())), *args)

@@ -27,12 +27,12 @@ class TokenReader:
     def __init__(self, model, num_rows, memory_length, answer):
         self.num_rows = num_rows
         self._answer = answer
-        self._reader = SegmentReader(
+        self._cache = SegmentReader(
             model.backbone, num_rows, PROMPT_SEGMENT, memory_length
         )
-        self._read = self._reader.compile(self._read_token)
-        self._remember = _function(self._reader.remember, jit_compile=True)
-        self.reorder = _function(self._reader.reorder_rows, jit_compile=True)
+        self._read = self._cache.compile(self._read_token)
+        self._remember = _function(self._cache.remember, jit_compile=True)
+        self.reorder = _function(self._cache.reorder_rows, jit_compile=True)
         # Traced once, for segments of any length.
         self._read_segment = _function(
             self._read_and_remember_segment,
@@ -44,7 +44,7 @@ class TokenReader:
 
     def begin(self, prompts, memory=None):
         """Reads the prompts without their last tokens, after a `Memory`."""
-        self._reader.begin(memory)
+        self._cache.begin(memory)
         texts = [prompt[:-1] for prompt in prompts]
         longest = max(map(len, texts))
         for start in range(0, longest, PROMPT_SEGMENT):
@@ -54,8 +54,8 @@ class TokenReader:
             )
 
     def _read_and_remember_segment(self, ids, lengths):
-        _, entries = self._reader.read(ids)
-        self._reader.remember(entries, lengths)
+        _, entries = self._cache.read(ids)
+        self._cache.remember(entries, lengths)
 
     @_function
     def __call__(self, token, *args):
@@ -64,7 +64,7 @@ class TokenReader:
         return result
 
     def _read_token(self, token, *args):
-        hidden, entries = self._reader.read(token[:, None])
+        hidden, entries = self._cache.read(token[:, None])
         return self._answer(hidden[:, 0], *args), entries
 
 

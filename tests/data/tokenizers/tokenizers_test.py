@@ -95,16 +95,6 @@ def test_newlines_can_be_dropped(name):
         assert dropped.vocabulary.symbols == ("a", "b", "c")
 
 
-def test_a_text_of_several_blocks_is_encoded_whole():
-    text = "ab€" * 500_000
-    tokenizer = build_tokenizer("characters", corpus_of(text))
-    ids = tokenizer.encode(text)
-    expected = tokenizer.encode("ab€")
-    np.testing.assert_array_equal(ids.reshape(-1, 3) - expected, 0)
-    with pytest.raises(ValueError, match="'x' .* position 1500002 "):
-        tokenizer.encode(text + "abx")
-
-
 @pytest.mark.parametrize("drop_newlines", [False, True])
 def test_an_unknown_symbol_is_named_with_its_position(drop_newlines):
     tokenizer = CharacterTokenizer("ab\n", drop_newlines=drop_newlines)

@@ -140,14 +140,14 @@ def as_bytes(text):
         ) from error
 
 
-def decode_utf8(data, start=0):
-    """Decodes `bytes` of a text; errors count positions from `start`."""
+def decode_utf8(data):
+    """Decodes `bytes` of a text, or raises ValueError."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
             "`text` must be UTF-8. Received: byte "
-            f"{data[error.start]:#04x} at position {start + error.start}"
+            f"{data[error.start]:#04x} at position {error.start}"
         ) from error
 
 

@@ -100,7 +100,7 @@ position 2 is not in the vocabulary.
         return tf.ragged.boolean_mask(ids, ~is_newline)
 
     def _text(self, token_id):
-        return self.vocabulary.symbols[token_id]
+        return self.vocabulary.symbols[token_id].encode(self.encoding)
 
 
 def count_symbols(text, encoding="utf-8", drop_newlines=False):

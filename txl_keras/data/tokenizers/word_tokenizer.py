@@ -169,7 +169,7 @@ class WordTokenizer(Tokenizer):
     def _text(self, token_id):
         word = self.vocabulary.symbols[token_id]
         marks = {self.line_start: "", self.line_end: "\n"}
-        return marks.get(word, f" {word}")
+        return marks.get(word, f" {word}").encode()
 
 
 def count_words(text, lower_case=False):

@@ -1,7 +1,4 @@
-"""Datasets of batches that are a pure function of the step.
-
-`B` is the batch size.
-"""
+"""Datasets of batches that are a pure function of the step."""
 
 import numpy as np
 import tensorflow as tf

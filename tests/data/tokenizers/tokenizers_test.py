@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from sentence_pieces import build_subwords
 
+from txl_keras.data import ByteTokenizer
+from txl_keras.data import CharacterTokenizer
+from txl_keras.data import IdTokenizer
+from txl_keras.data import Tokenizer
+from txl_keras.data import WordPieceTokenizer
+from txl_keras.data import WordTokenizer
+from txl_keras.data import build_tokenizer
+from txl_keras.data import load_tokenizer
 from txl_keras.data import prepare
+from txl_keras.data import save_tokenizer
 from txl_keras.data.corpora import Corpus
-from txl_keras.data.tokenizers import ByteTokenizer
-from txl_keras.data.tokenizers import CharacterTokenizer
-from txl_keras.data.tokenizers import IdTokenizer
-from txl_keras.data.tokenizers import Tokenizer
-from txl_keras.data.tokenizers import WordPieceTokenizer
-from txl_keras.data.tokenizers import WordTokenizer
-from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import building
-from txl_keras.data.tokenizers import load_tokenizer
-from txl_keras.data.tokenizers import save_tokenizer
 
 
 def corpus_of(train, valid="a", test="a", encoding="utf-8"):

@@ -17,8 +17,8 @@ segments.batch(0)["inputs"]  # [B, T] int32
 """
 
 # Corpora: text in three splits.
-from txl_keras.data.corpora import Corpus
 from txl_keras.data.corpora import load_corpus
+from txl_keras.data.corpora.corpus import Corpus
 
 # Labelled texts for classification.
 from txl_keras.data.labelled_texts import LabelledTexts

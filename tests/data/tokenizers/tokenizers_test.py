@@ -9,6 +9,7 @@ from sentence_pieces import build_subwords
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import CharacterTokenizer
+from txl_keras.data import Corpus
 from txl_keras.data import IdTokenizer
 from txl_keras.data import Tokenizer
 from txl_keras.data import WordPieceTokenizer
@@ -17,7 +18,6 @@ from txl_keras.data import build_tokenizer
 from txl_keras.data import load_tokenizer
 from txl_keras.data import prepare
 from txl_keras.data import save_tokenizer
-from txl_keras.data.corpora import Corpus
 from txl_keras.data.tokenizers import building
 
 

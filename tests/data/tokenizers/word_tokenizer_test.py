@@ -2,9 +2,9 @@ import collections
 
 import pytest
 
+from txl_keras.data import Corpus
 from txl_keras.data import WordTokenizer
 from txl_keras.data import build_tokenizer
-from txl_keras.data.corpora import Corpus
 from txl_keras.data.tokenizers.word_tokenizer import count_words
 from txl_keras.data.vocabulary import Vocabulary
 

@@ -95,7 +95,7 @@ def build_tokenizer(name, corpus, beam=None, **options):
 
     Example:
 
-    >>> from txl_keras.data.corpora import Corpus
+    >>> from txl_keras.data import Corpus
     >>> corpus = Corpus("t", {"train": b"bb", "valid": b"a", "test": b"c"})
     >>> build_tokenizer("characters", corpus).vocabulary.symbols
     ('b', 'a', 'c')

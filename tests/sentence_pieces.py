@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from txl_keras.data.tokenizers import SentencePieceTokenizer
+from txl_keras.data import SentencePieceTokenizer
 
 TEXT = """The cat sat on the mat, and the other cat sat on the hat.
 A naïve cat  -  two spaces, trailing ones too \n\n\tA tab began this line.

@@ -24,8 +24,8 @@ from txl_keras import checkpoints
 from txl_keras.checks import shown
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
+from txl_keras.data import load_tokenizer
 from txl_keras.data.corpora.files import absolute_path
-from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED

@@ -277,7 +277,7 @@ def check_vocabulary(tokenizer, vocabulary_size):
     size = getattr(tokenizer, "vocabulary_size", None)
     if size is None or callable(size):
         raise ValueError(
-            "`tokenizer` must be a tokenizer of `txl_keras.data.tokenizers`: "
+            "`tokenizer` must be a tokenizer of `txl_keras.data`: "
             "pass one of KerasHub as `KerasHubTokenizer(tokenizer)`, and a "
             "tokenizer.json as `HuggingFaceTokenizer.from_file(path)`. "
             f"Received: tokenizer={shown(tokenizer)}"

@@ -10,8 +10,8 @@ from txl_keras.checkpoints import load_hugging_face
 from txl_keras.checkpoints import load_hugging_face_xlnet
 from txl_keras.checkpoints import load_vocabulary
 from txl_keras.checks import shown
+from txl_keras.data import WordTokenizer
 from txl_keras.data.corpora.files import is_remote
-from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.json_files import read_json
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone

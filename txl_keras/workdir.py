@@ -23,10 +23,10 @@ import sys
 import tensorflow as tf
 
 from txl_keras.checks import check_path
+from txl_keras.data import save_tokenizer
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import remove_link
 from txl_keras.data.corpora.files import write_text
-from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.file_lock import lock
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import MAX_VOCABULARY_BYTES

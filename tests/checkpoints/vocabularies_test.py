@@ -14,8 +14,8 @@ from stored_models import torch_legacy
 from stored_models import zipped
 
 from txl_keras.checkpoints.vocabularies import load_vocabulary
-from txl_keras.data.tokenizers import WordTokenizer
-from txl_keras.data.tokenizers import save_tokenizer
+from txl_keras.data import WordTokenizer
+from txl_keras.data import save_tokenizer
 
 SYMBOLS = ["<eos>", "the", "né", "你", "<unk>"]
 IDS = {symbol: i for i, symbol in enumerate(SYMBOLS)}

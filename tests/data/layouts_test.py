@@ -2,9 +2,7 @@ import numpy as np
 import pytest
 
 from txl_keras.data import layouts
-from txl_keras.data.layouts import Roll
-from txl_keras.data.layouts import Sequential
-from txl_keras.data.layouts import Shuffle
+from txl_keras.data.layouts import Stream
 from txl_keras.data.layouts import WholeSegments
 from txl_keras.data.layouts import document_lengths
 from txl_keras.data.layouts import draw
@@ -68,7 +66,7 @@ def test_a_permutation_is_one_and_differs_by_seed_and_epoch():
 def test_roll_reads_each_row_once_around_in_an_order_of_the_epoch(
     batch_size, num_tokens
 ):
-    layout = Roll(num_tokens, batch_size, 4, seed=5)
+    layout = Stream(num_tokens, batch_size, 4, seed=5, rolls=True)
     bounds = [r * (num_tokens - 1) // batch_size for r in range(batch_size + 1)]
     # Whatever the offset, of 0 to 3, as many whole segments are left.
     assert layout.steps_per_epoch == ((num_tokens - 1) // batch_size - 3) // 4
@@ -92,16 +90,16 @@ def test_roll_reads_each_row_once_around_in_an_order_of_the_epoch(
 
 
 def test_rows_roll_each_by_itself():
-    layout = Roll(100_001, 50, 4, seed=0)
+    layout = Stream(100_001, 50, 4, rolls=True)
     begin = [row[0] - r * 2000 for r, row in enumerate(inputs_of(layout))]
     assert len(set(begin)) > 40
-    other = Roll(100_001, 50, 4, seed=1).rows(0, 0).starts
+    other = Stream(100_001, 50, 4, 1, rolls=True).rows(0, 0).starts
     assert (other != layout.rows(0, 0).starts).sum() > 40
 
 
 def test_shuffle_has_all_documents_once_in_an_order_of_the_epoch():
-    layout = Shuffle(DOCUMENTS, 60, 2, 5, seed=0)
-    assert layout.steps_per_epoch == Sequential(60, 2, 5).steps_per_epoch
+    layout = Stream(60, 2, 5, documents=DOCUMENTS)
+    assert layout.steps_per_epoch == Stream(60, 2, 5).steps_per_epoch
     bounds = [*DOCUMENTS.tolist(), 60]
     documents = set(zip(bounds[:-1], bounds[1:], strict=True))
     orders = set()
@@ -166,22 +164,18 @@ def test_rows_of_documents_are_reset_at_documents_and_where_they_begin(
 
 
 @pytest.mark.parametrize(
-    ("make", "least"),
-    [
-        (lambda n: Sequential(n, 3, 4), 13),
-        (lambda n: Roll(n, 3, 4, seed=0), 22),
-        (lambda n: Shuffle(np.array([0, 5]), n, 3, 4, seed=0), 13),
-    ],
+    ("options", "least"),
+    [({}, 13), ({"rolls": True}, 22), ({"documents": np.array([0, 5])}, 13)],
 )
-def test_too_few_tokens_are_refused_with_both_numbers(make, least):
+def test_too_few_tokens_are_refused_with_both_numbers(options, least):
     message = f"has {least - 1} tokens, and {least} are needed"
     with pytest.raises(ValueError, match=message):
-        make(least - 1)
-    assert make(least).steps_per_epoch >= 1
+        Stream(least - 1, 3, 4, **options)
+    assert Stream(least, 3, 4, **options).steps_per_epoch >= 1
 
 
 def test_a_seed_gives_the_same_rows_in_every_release():
-    layout = Roll(25, 1, 4, seed=3)
+    layout = Stream(25, 1, 4, seed=3, rolls=True)
     starts = [int(layout.rows(0, step).starts[0]) for step in range(5)]
     assert starts == [9, 13, 17, 1, 5]
 

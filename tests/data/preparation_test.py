@@ -245,10 +245,10 @@ def test_ids_of_many_sections_are_those_of_the_whole_text(
     place, text_of_sections, tmp_path, monkeypatch
 ):
     corpus, tokenizer = text_of_sections
-    number = len(corpus.sections("train"))
+    number = len(corpus.text("train").sections())
     assert number == 9
     assert corpus.read("train") == b"".join(
-        b"".join(document) for document in corpus.documents("train")
+        b"".join(document) for document in corpus.text("train")
     )
     folder = str(tmp_path / "a") if place == "disk" else "ram://sections"
     train = prepare(corpus, tokenizer, folder)["train"]

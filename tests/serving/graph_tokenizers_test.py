@@ -15,11 +15,11 @@ from sentence_pieces import NAMES as SUBWORDS
 from sentence_pieces import TEXT
 from sentence_pieces import build_subwords
 
-from txl_keras.data.tokenizers import ByteTokenizer
-from txl_keras.data.tokenizers import CharacterTokenizer
-from txl_keras.data.tokenizers import IdTokenizer
-from txl_keras.data.tokenizers import WordPieceTokenizer
-from txl_keras.data.tokenizers import WordTokenizer
+from txl_keras.data import ByteTokenizer
+from txl_keras.data import CharacterTokenizer
+from txl_keras.data import IdTokenizer
+from txl_keras.data import WordPieceTokenizer
+from txl_keras.data import WordTokenizer
 from txl_keras.serving.graph_tokenizers import GraphTokenizer
 
 TEXTS = [

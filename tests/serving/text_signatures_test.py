@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 from factories import small_model
 
-from txl_keras.data.tokenizers import CharacterTokenizer
+from txl_keras.data import CharacterTokenizer
 from txl_keras.serving import Sampler
 from txl_keras.serving.graph_checks import traced
 from txl_keras.serving.graph_tokenizers import GraphTokenizer

@@ -17,8 +17,8 @@ segments.batch(0)["inputs"]  # [B, T] int32
 """
 
 # Corpora: text in three splits.
-from txl_keras.data.corpora import Corpus
 from txl_keras.data.corpora import load_corpus
+from txl_keras.data.corpora.corpus import Corpus
 
 # Labelled texts for classification.
 from txl_keras.data.labelled_texts import LabelledTexts
@@ -41,17 +41,22 @@ from txl_keras.data.text_batches import TextBatches
 from txl_keras.data.text_batches import pad_texts
 
 # Tokenizers: text to ids and back.
-from txl_keras.data.tokenizers import ByteTokenizer
-from txl_keras.data.tokenizers import CharacterTokenizer
-from txl_keras.data.tokenizers import HuggingFaceTokenizer
-from txl_keras.data.tokenizers import IdTokenizer
-from txl_keras.data.tokenizers import KerasHubTokenizer
-from txl_keras.data.tokenizers import SentencePieceTokenizer
-from txl_keras.data.tokenizers import WordPieceTokenizer
-from txl_keras.data.tokenizers import WordTokenizer
-from txl_keras.data.tokenizers import build_tokenizer
-from txl_keras.data.tokenizers import load_tokenizer
-from txl_keras.data.tokenizers import save_tokenizer
+from txl_keras.data.tokenizers.building import build_tokenizer
+from txl_keras.data.tokenizers.building import load_tokenizer
+from txl_keras.data.tokenizers.building import save_tokenizer
+from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
+from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
+from txl_keras.data.tokenizers.character_tokenizer import count_symbols
+from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
+from txl_keras.data.tokenizers.library_tokenizers import HuggingFaceTokenizer
+from txl_keras.data.tokenizers.library_tokenizers import KerasHubTokenizer
+from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
+    SentencePieceTokenizer,
+)
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
+from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
+from txl_keras.data.tokenizers.word_tokenizer import count_words
 from txl_keras.data.vocabulary import Vocabulary
 from txl_keras.data.vocabulary import choose_cutoffs
 
@@ -69,11 +74,14 @@ __all__ = [
     "SentencePieceTokenizer",
     "SlidingWindows",
     "TextBatches",
+    "Tokenizer",
     "Vocabulary",
     "WordPieceTokenizer",
     "WordTokenizer",
     "build_tokenizer",
     "choose_cutoffs",
+    "count_symbols",
+    "count_words",
     "load_corpus",
     "load_tokenizer",
     "pad_texts",

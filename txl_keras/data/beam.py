@@ -81,7 +81,7 @@ class Beam:
         """Encodes sections of a split to files; returns what they have."""
         tokenizer_path = os.path.join(self.folder, "tokenizer.json")
         save_tokenizer(tokenizer, tokenizer_path)
-        items = [*zip(corpus.sections(split), paths, strict=True)]
+        items = [*zip(corpus.text(split).sections(), paths, strict=True)]
         source = f"The {split} split of {corpus.name}"
         encode = functools.partial(_encode_section, tokenizer_path, source)
         return self.map(f"encode-{split}", encode, items)

@@ -26,67 +26,63 @@ class Rows(NamedTuple):
     reset: np.ndarray  # boolean, True where memory is reset before the step
 
 
-class Sequential:
+class Stream:
     """Assigns predictions `[r P // B, (r + 1) P // B)` to row r, T per step."""
 
-    def __init__(self, num_tokens, batch_size, segment_length, spare=0):
-        # `spare` predictions per row are not read, but different ones per epoch
+    # With `documents`, they are concatenated in a new random order in every
+    # epoch. Memory is carried from one to the next, as the original code does
+    # for the sentences of the One Billion Word corpus.
+    #
+    # If a row `rolls`, it begins at a random offset below T and at a random
+    # segment, and after its last segment continues at its first one with memory
+    # reset. No token is an input twice in an epoch. Fewer than 2 T tokens at
+    # the ends of a row are left out, and they differ between epochs.
+
+    def __init__(
+        self,
+        num_tokens,
+        batch_size,
+        segment_length,
+        seed=0,
+        rolls=False,
+        documents=None,
+    ):
+        spare = segment_length - 1 if rolls else 0  # the largest offset
         needed = batch_size * (segment_length + spare) + 1
         _check_enough(num_tokens, "tokens", needed, batch_size, segment_length)
         self.length = segment_length
         self._begins = _split(num_tokens - 1, batch_size)[:-1]
         row_length = (num_tokens - 1) // batch_size  # of the shortest row
         self.steps_per_epoch = (row_length - spare) // segment_length
+        self._seed = seed
+        self._rolls = rolls
+        self._documents = documents
+        if documents is not None:
+            sizes = document_lengths(documents, num_tokens)
+            self._order = concatenated(sizes, seed)
 
     def rows(self, epoch, step):
         """Returns the `Rows` of a step, counted from 0 within its epoch."""
-        return self._rows(self._begins + step * self.length, step == 0)
+        starts, segment = self._begins, step
+        if self._rolls:
+            number = self.steps_per_epoch
+            drawn = draw(self._seed, epoch, np.arange(len(starts)))
+            drawn = drawn % np.uint64(self.length * number)
+            offset, first = np.divmod(drawn.astype(np.int64), number)
+            starts = starts + offset
+            segment = (first + step) % number
+        scored = np.full(len(starts), True)
+        return Rows(
+            starts + segment * self.length,
+            np.full_like(starts, self.length),
+            scored,
+            scored & ((segment == 0) | (step == 0)),
+        )
 
     def spans(self, epoch, start, stop):
         """Returns the token ranges of `[start, stop)` of the stream."""
-        return [(start, stop)]
-
-    def _rows(self, starts, reset):
-        counts = np.full_like(starts, self.length)
-        scored = np.full(len(starts), True)
-        return Rows(starts, counts, scored, scored & reset)
-
-
-class Roll(Sequential):
-    """Starts every row at a random offset in each epoch and wraps around."""
-
-    # A row begins at a random offset below T and at a random segment, and after
-    # its last segment continues at its first one with memory reset. No token is
-    # an input twice in an epoch. Fewer than 2 T tokens at the ends of a row are
-    # left out, and they differ between epochs.
-
-    def __init__(self, num_tokens, batch_size, segment_length, seed):
-        largest_offset = segment_length - 1
-        super().__init__(num_tokens, batch_size, segment_length, largest_offset)
-        self._seed = seed
-
-    def rows(self, epoch, step):
-        drawn = draw(self._seed, epoch, np.arange(len(self._begins)))
-        drawn = drawn % np.uint64(self.length * self.steps_per_epoch)
-        offset, first = np.divmod(drawn.astype(np.int64), self.steps_per_epoch)
-        segment = (first + step) % self.steps_per_epoch
-        starts = self._begins + offset + segment * self.length
-        return self._rows(starts, (segment == 0) | (step == 0))
-
-
-class Shuffle(Sequential):
-    """Concatenates the documents in a new random order in every epoch."""
-
-    # Memory is carried from one document to the next, as the original code does
-    # for the sentences of the One Billion Word corpus.
-
-    def __init__(self, documents, num_tokens, batch_size, segment_length, seed):
-        super().__init__(num_tokens, batch_size, segment_length)
-        self._documents = documents
-        sizes = document_lengths(documents, num_tokens)
-        self._order = concatenated(sizes, seed)
-
-    def spans(self, epoch, start, stop):
+        if self._documents is None:
+            return [(start, stop)]
         order, offsets = self._order(epoch)
         first = np.searchsorted(offsets, start, "right") - 1
         last = np.searchsorted(offsets, stop, "left")
@@ -158,7 +154,8 @@ class WholeSegments:
             is_read & ((done == 0) | (segment == self._begin)),
         )
 
-    spans = Sequential.spans
+    def spans(self, epoch, start, stop):
+        return [(start, stop)]
 
 
 def concatenated(sizes, seed=None):

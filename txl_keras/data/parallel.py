@@ -74,7 +74,7 @@ def _call_worker_function(item):
 def map_blocks(function, corpus, split, action, threads=False):
     """Yields `function(block)` for every block of a split, with progress."""
     with tqdm(
-        total=corpus.num_bytes(split),
+        total=corpus.text(split).num_bytes,
         desc=f"{action} {split}",
         unit="B",
         unit_scale=True,

@@ -1,8 +1,4 @@
-"""Batches for permutation language modelling.
-
-`B` is the batch size, `T` the tokens of a segment, `P` the targets per row, `K`
-the number of tokens per target.
-"""
+"""Batches for permutation language modelling."""
 
 import numpy as np
 

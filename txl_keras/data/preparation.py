@@ -26,8 +26,8 @@ import tensorflow as tf
 from txl_keras.data import token_files
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora.corpus import SPLITS
-from txl_keras.data.tokenizers import IdTokenizer
 from txl_keras.data.tokenizers import building
+from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
 from txl_keras.file_lock import lock
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import check_fields

@@ -1,8 +1,4 @@
-"""Cuts a token stream into batches of segments for training and evaluation.
-
-`B` is the batch size, `T` the tokens of a segment, `P` the predictions of the
-stream.
-"""
+"""Cuts a token stream into batches of segments for training and evaluation."""
 
 import numpy as np
 
@@ -54,8 +50,8 @@ class Segments(StepBatches):
             is read only for `order="shuffle"` and `reset_documents`.
         order: String. `"sequential"`: as described above. For training there
             are also `"roll"`, which starts every row at a random offset in each
-            epoch and wraps around (see `layouts.Roll`), and `"shuffle"`, which
-            reorders the `documents` in each epoch (see `layouts.Shuffle`).
+            epoch and wraps around, and `"shuffle"`, which reorders the
+            `documents` in each epoch (see `layouts.Stream` for both).
         reset_documents: Boolean. True: memory is reset at the start of each of
             the `documents`. Each document begins a segment, and its last
             segment is padded.
@@ -245,11 +241,10 @@ class Segments(StepBatches):
             seed = self.seed if self.order == "shuffle" else None
             more = self.drop_remainder, self.warmup_segments, seed
             return layouts.WholeSegments(documents, *sizes, *more)
-        if self.order == "roll":
-            return layouts.Roll(*sizes, self.seed)
-        if self.order == "shuffle":
-            return layouts.Shuffle(documents, *sizes, self.seed)
-        return layouts.Sequential(*sizes)
+        documents = documents if self.order == "shuffle" else None
+        return layouts.Stream(
+            *sizes, self.seed, self.order == "roll", documents
+        )
 
     def _check_combination(self, documents):
         check_one_of("order", self.order, ORDERS)

@@ -1,8 +1,4 @@
-"""Sliding windows over a text, for models without memory.
-
-`B` is the batch size, `T` the tokens of a window, `K` those of them that are
-scored.
-"""
+"""Sliding windows over a text, for models without memory."""
 
 import numpy as np
 

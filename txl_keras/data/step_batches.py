@@ -1,14 +1,10 @@
-"""Datasets of batches that are a pure function of the step.
-
-`B` is the batch size.
-"""
+"""Datasets of batches that are a pure function of the step."""
 
 import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
 
-NO_END = np.iinfo(np.int64).max
 _PREFETCHED_STEPS = 4
 
 
@@ -90,14 +86,14 @@ class StepBatches:
 
     def _dataset(self, first_step, num_steps, parts, in_memory=False):
         """Makes an element per step and part, a first row and a number."""
-        start, end = check_integer("first_step", first_step, 0), NO_END
+        start, end = check_integer("first_step", first_step, 0), None
         num_parts = len(parts)
         start *= num_parts
         if num_steps is not None or in_memory:
             end = start + check_integer("num_steps", num_steps, 1) * num_parts
 
         def element(index):
-            step, part = divmod(int(index), num_parts)
+            step, part = divmod(index, num_parts)
             return self.batch(step, *parts[part])
 
         if in_memory:
@@ -106,25 +102,34 @@ class StepBatches:
                 {key: np.stack([b[key] for b in batches]) for key in batches[0]}
             )
         # All batches have the keys, dtypes and shapes of the first one.
-        first = element(start)
-        dtypes = [array.dtype for array in first.values()]
+        spec = tf.nest.map_structure(tf.type_spec_from_value, element(start))
+        return dataset_of(element, spec, start, end, num_parts)
 
-        def load(index):
-            arrays = tf.numpy_function(
-                lambda index: list(element(index).values()), [index], dtypes
-            )
-            return {
-                key: tf.ensure_shape(array, first[key].shape)
-                for key, array in zip(first, arrays, strict=True)
-            }
 
-        dataset = tf.data.Dataset.range(start, end)
-        dataset = dataset.map(load).prefetch(_PREFETCHED_STEPS * num_parts)
-        # There is nothing to tune, and the end of an iterator waits for the
-        # thread that tunes, up to half a second.
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        return dataset.with_options(options)
+def dataset_of(batch, spec, start=0, end=None, per_step=1):
+    """Makes a dataset of `batch(i)` from `start` on, of the type `spec`."""
+    # `from_generator` would undo `txl_keras.training.keep_freed_memory`.
+    specs = tf.nest.flatten(spec)
+
+    def load(index):
+        arrays = tf.numpy_function(
+            lambda index: tf.nest.flatten(batch(int(index))),
+            [index],
+            [part.dtype for part in specs],
+        )
+        for array, part in zip(arrays, specs, strict=True):
+            array.set_shape(part.shape)
+        return tf.nest.pack_sequence_as(spec, arrays)
+
+    indices = tf.data.Dataset.counter(start)
+    if end is not None:
+        indices = tf.data.Dataset.range(start, end)
+    dataset = indices.map(load).prefetch(_PREFETCHED_STEPS * per_step)
+    # There is nothing to tune, and the end of an iterator waits for the thread
+    # that tunes, up to half a second.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def distribute_rows(dataset, batch_size, strategy):

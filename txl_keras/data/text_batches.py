@@ -14,7 +14,7 @@ from txl_keras.checks import check_list
 from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_token_ids
 from txl_keras.data.segments import NUM_IDS
-from txl_keras.data.step_batches import NO_END
+from txl_keras.data.step_batches import dataset_of
 
 
 def pad_texts(token_ids, multiple_of=1):
@@ -185,17 +185,9 @@ class TextBatches:
         Returns:
             `tf.data.Dataset`.
         """
-        size = NO_END
         if num_steps is not None:
-            size = check_integer("num_steps", num_steps, 1)
+            check_integer("num_steps", num_steps, 1)
         row = tf.TensorSpec((None,), tf.int32)
         ids = tf.TensorSpec((None, None), tf.int32)
-        dataset = tf.data.Dataset.from_generator(
-            lambda: map(self.batch, range(size)),
-            output_signature=({"token_ids": ids, "lengths": row}, row),
-        )
-        # Tells Keras the number of steps.
-        tell = tf.data.experimental.assert_cardinality(
-            tf.data.INFINITE_CARDINALITY if num_steps is None else size
-        )
-        return dataset.apply(tell).prefetch(2)
+        spec = {"token_ids": ids, "lengths": row}, row
+        return dataset_of(self.batch, spec, end=num_steps)

@@ -137,7 +137,7 @@ def write_tokens(corpus, split, tokenizer, folder, beam=None):
     # Each section of the text becomes one file. They are encoded on all cores,
     # block by block, or by the workers of Beam.
     write_shards = _write_shards if beam is None else beam.write_shards
-    paths = shard_paths(folder, len(corpus.sections(split)))
+    paths = shard_paths(folder, len(corpus.text(split).sections()))
     totals = collections.Counter()
     starts = np.zeros(0, np.int64)
     lengths, digests = [], []
@@ -270,5 +270,6 @@ def _encode_each(tokenizer, block):
         try:
             ids.append(tokenizer.encode(piece, begins_line))
         except UnknownSymbolError as error:
-            raise error.after(sum(map(len, ids))) from None
+            position = sum(map(len, ids)) + error.position
+            raise UnknownSymbolError(error.symbol, position) from None
     return np.concatenate(ids), np.cumsum([0, *map(len, ids)])

@@ -96,10 +96,6 @@ class UnknownSymbolError(ValueError):
         self.symbol = symbol
         self.position = position
 
-    def after(self, num_symbols):
-        """Returns the error for a text with so many symbols before."""
-        return UnknownSymbolError(self.symbol, num_symbols + self.position)
-
     def __str__(self):
         symbol, position = self.args
         code_point = ""

@@ -19,8 +19,6 @@ from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
 
-# `Segments.dataset` counts its steps, and yet has no end.
-_MOST_STEPS = 2**62
 _BATCH_SIZE = 32  # of texts, by default
 _KEYS = {"inputs", "targets", "weights", "num_targets", "reset"}
 
@@ -112,8 +110,6 @@ def fit_data(x, vocabulary_size):
     num_steps = int(x.cardinality())
     if num_steps == 0:
         _first_of(x)  # raises an error
-    if num_steps > _MOST_STEPS:
-        num_steps = tf.data.INFINITE_CARDINALITY
     if num_steps > 0:
         dataset = dataset.enumerate().map(_begin_cold).repeat()
     return FitData(dataset.prefetch(tf.data.AUTOTUNE), shape[0], num_steps)

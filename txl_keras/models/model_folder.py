@@ -25,12 +25,12 @@ from absl import logging
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_path
 from txl_keras.checks import shown
+from txl_keras.data import load_tokenizer
+from txl_keras.data import save_tokenizer
 from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.preparation import tokenizer_hash
-from txl_keras.data.tokenizers import load_tokenizer
-from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import check_fields
 from txl_keras.json_files import check_known

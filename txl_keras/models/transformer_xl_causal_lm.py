@@ -63,7 +63,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             baseline.
         tie_embeddings, tie_projections: Which weights the softmax shares with
             the token embedding, see `AdaptiveSoftmax`; by default all.
-        tokenizer: Optional tokenizer of `txl_keras.data.tokenizers`. With it,
+        tokenizer: Optional tokenizer of `txl_keras.data`. With it,
             methods take text. It is saved with the model.
 
     Call arguments:

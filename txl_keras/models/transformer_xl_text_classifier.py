@@ -49,7 +49,7 @@ class TransformerXLTextClassifier(BackboneModel):
         pooling: `"last"`: the hidden state of a text's last token, which
             depends on as much text as the backbone remembers. `"mean"`: the
             mean over all tokens of a text, whatever the memory length.
-        tokenizer: Optional tokenizer of `txl_keras.data.tokenizers`, saved
+        tokenizer: Optional tokenizer of `txl_keras.data`, saved
             with the model.
 
     Call arguments:

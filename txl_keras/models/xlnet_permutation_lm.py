@@ -35,7 +35,7 @@ class XLNetPermutationLM(BackboneModel):
     Args:
         backbone: An `XLNetBackbone`.
         tie_embeddings: Boolean, the softmax shares the token embedding.
-        tokenizer: Optional tokenizer of `txl_keras.data.tokenizers`, saved
+        tokenizer: Optional tokenizer of `txl_keras.data`, saved
             with the model.
 
     Call arguments:

@@ -9,7 +9,7 @@ Letters: `B` batch, `P` and `T` tokens of the longest row.
 
 import tensorflow as tf
 
-from txl_keras.data.tokenizers import Tokenizer
+from txl_keras.data import Tokenizer
 from txl_keras.data.tokenizers.graph_text import constant
 
 # TensorFlow has strings only on the CPU. An accelerator would only add copies.

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from txl_keras.data.corpora import Corpus
+from txl_keras.data import Corpus
 from txl_keras.data.corpora import corpus as corpus_module
 from txl_keras.data.corpora import load_corpus
 from txl_keras.data.corpora.corpus import Block
@@ -33,10 +33,10 @@ def test_a_corpus_needs_three_splits_with_text():
 
 
 def test_splits_have_names_and_sizes():
-    assert corpus_of([b"one", b"two"]).num_bytes("train") == 6
-    assert corpus_of(b"one").num_bytes("train") == 3
+    assert corpus_of([b"one", b"two"]).text("train").num_bytes == 6
+    assert corpus_of(b"one").text("train").num_bytes == 3
     whole = Corpus("tiny", {"all": b"text"})
-    for read in (whole.read, whole.documents, whole.num_bytes):
+    for read in (whole.read, whole.text):
         with pytest.raises(ValueError, match=r"`split` .*all.*split='train'"):
             read("train")
 

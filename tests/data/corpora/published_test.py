@@ -124,8 +124,8 @@ def test_bytes_are_split_in_order(name, suffix, tmp_path, monkeypatch):
         assert texts_of(corpus) == parts_of(BYTES[name])
     assert (corpus.name, corpus.encoding) == (name, "latin-1")
     for split, text in parts_of(BYTES[name]).items():
-        assert corpus.num_bytes(split) == len(text)
-        assert len(list(corpus.documents(split))) == 1
+        assert corpus.text(split).num_bytes == len(text)
+        assert len(list(corpus.text(split))) == 1
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zip"])
@@ -151,7 +151,7 @@ def test_an_archive_is_read(name, tmp_path, small):
     corpus = load_corpus(name, str(tmp_path))
     assert texts_of(corpus) == WORDS[name][0]
     assert (corpus.name, corpus.encoding) == (name, "utf-8")
-    documents = list(corpus.documents("train"))
+    documents = list(corpus.text("train"))
     assert len(documents) == (1 if name == "ptb" else 2)
     if name != "ptb":  # an article is a document
         assert documents == [FIRST.encode(), SECOND.encode()]

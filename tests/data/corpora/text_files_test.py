@@ -24,7 +24,7 @@ def texts_of(corpus):
 
 def documents_of(corpus, split):
     """Documents of a split, each in one piece."""
-    documents = corpus.documents(split)
+    documents = corpus.text(split)
     return [d if isinstance(d, bytes) else b"".join(d) for d in documents]
 
 
@@ -41,7 +41,7 @@ def test_a_file_is_cut_in_three(name, tmp_path):
     assert 0.89 < len(splits["train"]) / len(text) < 0.91
     assert corpus.name == path
     if not name.endswith(".gz"):
-        assert corpus.num_bytes("train") == len(splits["train"])
+        assert corpus.text("train").num_bytes == len(splits["train"])
     assert corpus.encoding == "utf-8"
     assert len(documents_of(corpus, "train")) == 1
 

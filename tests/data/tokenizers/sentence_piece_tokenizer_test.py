@@ -12,7 +12,7 @@ from sentence_pieces import train_foreign
 
 from txl_keras.checks import import_extra
 from txl_keras.data import Corpus
-from txl_keras.data.tokenizers import build_tokenizer
+from txl_keras.data import build_tokenizer
 from txl_keras.data.tokenizers import sentence_piece_tokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,

@@ -1,12 +1,10 @@
 import collections
 
-import numpy as np
 import pytest
 
-from txl_keras.data.corpora import Corpus
-from txl_keras.data.tokenizers import WordTokenizer
-from txl_keras.data.tokenizers import build_tokenizer
-from txl_keras.data.tokenizers import word_tokenizer
+from txl_keras.data import Corpus
+from txl_keras.data import WordTokenizer
+from txl_keras.data import build_tokenizer
 from txl_keras.data.tokenizers.word_tokenizer import count_words
 from txl_keras.data.vocabulary import Vocabulary
 
@@ -75,18 +73,6 @@ def test_an_unknown_word_without_a_stand_in_is_named_with_its_position():
             tokenizer.encode("a\na\ncat dog")
     with pytest.raises(ValueError, match=r"'é' \(U\+00E9\) at position 0 "):
         tokenizer.encode("é")
-
-
-@pytest.mark.parametrize("block", [1, 2, 5, 1000])
-def test_blocks_do_not_change_the_ids(block, monkeypatch):
-    text = "\n the  naïve\ncat \r\n\n cat the cat\n 你 the" * 3
-    tokenizer = WordTokenizer([*WORDS, "你"], line_start="cat")
-    expected = tokenizer.encode(text)
-    monkeypatch.setattr(word_tokenizer, "_BLOCK", block)
-    np.testing.assert_array_equal(tokenizer.encode(text), expected)
-    tokenizer = WordTokenizer(["<eos>", "cat"])
-    with pytest.raises(ValueError, match="'the' at position 3 "):
-        tokenizer.encode("cat\ncat the cat")
 
 
 def test_words_go_by_frequency_then_by_first_appearance():

@@ -3,12 +3,12 @@ import random
 import numpy as np
 import pytest
 
-from txl_keras.data.tokenizers import ByteTokenizer
-from txl_keras.data.tokenizers import CharacterTokenizer
-from txl_keras.data.tokenizers import SentencePieceTokenizer
-from txl_keras.data.tokenizers import WordPieceTokenizer
-from txl_keras.data.tokenizers import WordTokenizer
-from txl_keras.data.tokenizers import count_words
+from txl_keras.data import ByteTokenizer
+from txl_keras.data import CharacterTokenizer
+from txl_keras.data import SentencePieceTokenizer
+from txl_keras.data import WordPieceTokenizer
+from txl_keras.data import WordTokenizer
+from txl_keras.data import count_words
 from txl_keras.models.generation.text_stream import TextStream
 
 TEXT = (

@@ -15,11 +15,8 @@ from txl_keras.checks import shown
 from txl_keras.data.corpora import published
 from txl_keras.data.corpora import python_stdlib
 from txl_keras.data.corpora import text_files
-from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.files import absolute_path
 from txl_keras.data.corpora.files import is_remote
-
-__all__ = ["CORPORA", "Corpus", "corpus_path", "load_corpus"]
 
 CORPORA = ("python_stdlib", *published.PUBLISHED)
 TFDS_PREFIX = "tfds:"
@@ -107,14 +104,7 @@ def load_corpus(
 
 
 def corpus_path(name):
-    """Returns the absolute path of your own text, or a corpus's name.
-
-    Args:
-        name: String, as for `load_corpus`. Remote paths are unchanged, too.
-
-    Returns:
-        String.
-    """
+    """Returns the absolute path of your own text, or a corpus's name."""
     if name in CORPORA or name.startswith(TFDS_PREFIX) or is_remote(name):
         return name
     return absolute_path(name)

@@ -57,7 +57,7 @@ class Corpus:
                 f"`splits` must have the keys {list(SPLITS)}, or '{WHOLE}'. "
                 f"Received: {list(self.splits)}"
             )
-        empty = [name for name in self.splits if self.num_bytes(name) == 0]
+        empty = [x for x in self.splits if self.text(x).num_bytes == 0]
         if empty:
             raise ValueError(
                 f"`splits` must not be empty. Received: corpus '{self.name}' "
@@ -65,33 +65,18 @@ class Corpus:
             )
         check_one_of("encoding", self.encoding, ENCODINGS)
 
-    def _text(self, split):
-        """Returns a split as a `Text`."""
-        text = self.splits[check_one_of("split", split, self.splits)]
-        return text if isinstance(text, Text) else _GivenText(text)
-
-    def documents(self, split):
-        """Yields the documents of a split: `bytes` or iterables of `bytes`."""
-        return iter(self._text(split))
-
-    def num_bytes(self, split):
-        """Returns the approximate bytes of a split, or None if unknown."""
-        return self._text(split).num_bytes
-
-    def sections(self, split):
-        """Returns the parts of a split that can be read independently.
-
-        They depend on the text and not on the machine: each becomes one file of
-        ids.
+    def text(self, split):
+        """Returns a split as an object that can be iterated over.
 
         Args:
             split: String, one of `splits`.
 
         Returns:
-            List of `Text`s, in order. Only one if the text cannot be cut
-            without reading it.
+            A `Text`, which yields the documents: `bytes` or iterables of
+            `bytes`. Its `num_bytes` is their approximate size, or None.
         """
-        return self._text(split).sections(SECTION_BYTES)
+        text = self.splits[check_one_of("split", split, self.splits)]
+        return text if isinstance(text, Text) else _GivenText(text)
 
     def blocks(self, split):
         """Yields the text of a split in `Block`s of about 1 MiB.
@@ -102,7 +87,7 @@ class Corpus:
         Yields:
             `Block`s, whose concatenation is the text, byte for byte.
         """
-        for number, section in enumerate(self.sections(split)):
+        for number, section in enumerate(self.text(split).sections()):
             yield from section.blocks(number)
 
     def read(self, split):
@@ -132,8 +117,10 @@ class Text:
     continues = False
     amid_line = False
 
-    def sections(self, size):
-        """Returns `Text`s of about `size` bytes, which are this one."""
+    def sections(self):
+        """Returns the `Text`s of about `SECTION_BYTES` that are this one."""
+        # They depend on the text and not on the machine: each becomes one file
+        # of ids. Only one if the text cannot be cut without reading it.
         return [self]
 
     def blocks(self, section=0):

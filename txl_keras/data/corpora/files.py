@@ -30,27 +30,20 @@ _HEAD = 1 << 16  # bytes that determine format and line ends of a file
 @contextlib.contextmanager
 def open_file(path, member=None):
     """Opens a file, or a member of an archive; decompresses `.gz` files."""
-    with open_checked(path, math.inf) as file:
-        if member is None and not path.lower().endswith(".gz"):
-            yield file
-            return
-        with _unpacked(file, path, member) as unpacked:
-            yield unpacked
-
-
-@contextlib.contextmanager
-def _unpacked(file, path, member):
-    """Opens what is in an open file; names the file if it is damaged."""
     try:
-        if member is None:
-            yield _GzipFile(fileobj=file)
-        elif path.endswith(".zip"):
-            yield zipfile.ZipFile(file).open(member)  # noqa: SIM115
-        else:
-            archive = tarfile.open(fileobj=file)  # noqa: SIM115
-            # Names may begin with `./`.
-            found = {os.path.normpath(info.name): info for info in archive}
-            yield archive.extractfile(found[member])
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(open_checked(path, math.inf))
+            if member is None:
+                is_packed = path.lower().endswith(".gz")
+                yield _GzipFile(fileobj=file) if is_packed else file
+            elif path.endswith(".zip"):
+                archive = stack.enter_context(zipfile.ZipFile(file))
+                yield stack.enter_context(archive.open(member))
+            else:
+                archive = stack.enter_context(tarfile.open(fileobj=file))
+                # Names may begin with `./`.
+                found = {os.path.normpath(info.name): info for info in archive}
+                yield archive.extractfile(found[member])
     except (
         EOFError,
         KeyError,  # there is no such member

@@ -10,13 +10,13 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.data.corpora import corpus
 from txl_keras.data.corpora.files import check_unpacked
 from txl_keras.data.corpora.splitting import held_out_places
 from txl_keras.json_files import open_checked
 
 SUFFIXES = (".npy", ".npz")
 MAX_ID = 2**31 - 2  # so that ids and the size of the vocabulary are int32
-_CHUNK_BYTES = 1 << 20
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -65,10 +65,10 @@ def document_starts(path):
     return starts
 
 
-def read_ids(path, start=0, stop=None, size=_CHUNK_BYTES):
-    """Yields ids `[start, stop)` of a file in arrays of up to `size` bytes."""
+def read_ids(path, start=0, stop=None):
+    """Yields ids `[start, stop)` of a file in arrays for a `Block` each."""
     with _open(path) as array:
-        for ids in array.read(start, stop, size):
+        for ids in array.read(start, stop):
             wrong = np.flatnonzero((ids < 0) | (ids > MAX_ID))
             if len(wrong):
                 raise ValueError(f"{ids[wrong[0]]} at {start + wrong[0]}")
@@ -101,10 +101,10 @@ class _Array:
     def size(self):
         return math.prod(self.shape)
 
-    def read(self, start=0, stop=None, size=_CHUNK_BYTES):
-        """Yields items `[start, stop)` in arrays of at most `size` bytes."""
+    def read(self, start=0, stop=None):
+        """Yields items `[start, stop)` in arrays of up to `BLOCK_BYTES`."""
         stop = self.size if stop is None else stop
-        count = max(1, size // self.dtype.itemsize)
+        count = max(1, corpus.BLOCK_BYTES // self.dtype.itemsize)
         self.file.seek(self.offset + start * self.dtype.itemsize)
         for first in range(start, stop, count):
             length = min(count, stop - first) * self.dtype.itemsize

@@ -114,9 +114,10 @@ class TextFiles(corpus.Text):
         options = [self.separator and self.separator.decode(), self.text_key]
         return [parts, options]
 
-    def sections(self, size):
-        """Returns `TextFiles` of about `size` bytes; cuts at line ends."""
-        groups, filled = [], size
+    def sections(self):
+        """Returns `TextFiles` of about `SECTION_BYTES`; cuts at line ends."""
+        size = filled = corpus.SECTION_BYTES
+        groups = []
         for piece in itertools.chain(*(self._cut(p, size) for p in self.parts)):
             if filled >= size or piece.continues:
                 groups.append([])
@@ -200,8 +201,7 @@ class IdFiles(TextFiles):
         for part in self._read_parts():
             documents = id_files.document_starts(part.path)
             start = part.start
-            size = corpus.BLOCK_BYTES
-            for ids in id_files.read_ids(part.path, start, part.stop, size):
+            for ids in id_files.read_ids(part.path, start, part.stop):
                 first, last = np.searchsorted(
                     documents, (start, start + len(ids))
                 )

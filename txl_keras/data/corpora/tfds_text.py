@@ -8,6 +8,7 @@ import sys
 import tensorflow as tf
 
 from txl_keras.checks import check_one_of
+from txl_keras.data.corpora import corpus
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.corpus import Text
@@ -71,10 +72,9 @@ class _Documents(Text):
         """Returns the bytes of the split, or None for a part of a split."""
         return self.builder.info.splits[self.split].num_bytes or None
 
-    def sections(self, size):
-        """Returns `Text`s of about `size` bytes."""
+    def sections(self):
         examples = self.builder.info.splits[self.split].num_examples
-        number = -(-examples * self._example_bytes // size)
+        number = -(-examples * self._example_bytes // corpus.SECTION_BYTES)
         parts = tfds.even_splits(self.split, min(number, examples))
         return [dataclasses.replace(self, split=part) for part in parts]
 

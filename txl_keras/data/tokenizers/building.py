@@ -95,7 +95,7 @@ def build_tokenizer(name, corpus, beam=None, **options):
 
     Example:
 
-    >>> from txl_keras.data.corpora import Corpus
+    >>> from txl_keras.data import Corpus
     >>> corpus = Corpus("t", {"train": b"bb", "valid": b"a", "test": b"c"})
     >>> build_tokenizer("characters", corpus).vocabulary.symbols
     ('b', 'a', 'c')
@@ -184,7 +184,8 @@ def _count(function, blocks, **options):
 def _map(function, corpus, splits, beam, threads=False):
     """Yields `function(blocks)` of each block, or with Beam of each section."""
     if beam is not None:
-        sections = [x for split in splits for x in corpus.sections(split)]
+        texts = map(corpus.text, splits)
+        sections = [x for text in texts for x in text.sections()]
         function = functools.partial(_of_section, function)
         yield from beam.map("count", function, sections)
         return
@@ -239,7 +240,7 @@ def _check_train(corpus):
 
 def _sample_with(beam, corpus):
     """Yields the sample that `sample_sentences` draws, from all workers."""
-    sections = corpus.sections("train")
+    sections = corpus.text("train").sections()
     sizes = list(beam.map("sentences", _size_of, sections))
     firsts = itertools.accumulate((size[0] for size in sizes), initial=0)
     draw = functools.partial(_drawn_text, sum(size[1] for size in sizes))

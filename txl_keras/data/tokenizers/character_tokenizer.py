@@ -19,8 +19,6 @@ from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import Vocabulary
 
 _NEWLINE = ord("\n")
-# Symbols per block, which bounds the size of temporary arrays.
-_BLOCK = 1 << 20
 
 
 class CharacterTokenizer(Tokenizer):
@@ -79,19 +77,16 @@ position 2 is not in the vocabulary.
         return cls(symbols, encoding, drop_newlines)
 
     def encode(self, text, begins_line=True):
-        blocks = [np.zeros(0, self.vocabulary.dtype)]
-        for start, code_points in _code_points(text, self.encoding):
-            ids = self._ids[code_points]
-            wrong = ids < 0
-            if self.drop_newlines:
-                is_newline = code_points == _NEWLINE
-                ids, wrong = ids[~is_newline], wrong & ~is_newline
-            if wrong.any():
-                position = int(np.argmax(wrong))
-                symbol = chr(code_points[position])
-                raise UnknownSymbolError(symbol, start + position)
-            blocks.append(ids.astype(self.vocabulary.dtype))
-        return np.concatenate(blocks)
+        code_points = _code_points(text, self.encoding)
+        ids = self._ids[code_points]
+        wrong = ids < 0
+        if self.drop_newlines:
+            is_newline = code_points == _NEWLINE
+            ids, wrong = ids[~is_newline], wrong & ~is_newline
+        if wrong.any():
+            position = int(np.argmax(wrong))
+            raise UnknownSymbolError(chr(code_points[position]), position)
+        return ids.astype(self.vocabulary.dtype)
 
     def encode_in_graph(self, text):
         is_bytes = self.encoding == "latin-1"
@@ -105,7 +100,7 @@ position 2 is not in the vocabulary.
         return tf.ragged.boolean_mask(ids, ~is_newline)
 
     def _text(self, token_id):
-        return self.vocabulary.symbols[token_id]
+        return self.vocabulary.symbols[token_id].encode(self.encoding)
 
 
 def count_symbols(text, encoding="utf-8", drop_newlines=False):
@@ -119,26 +114,19 @@ def count_symbols(text, encoding="utf-8", drop_newlines=False):
     Returns:
         `collections.Counter` of symbols.
     """
-    counts = collections.Counter()
-    for _, code_points in _code_points(text, encoding):
-        numbers = np.bincount(code_points)
-        for i in np.flatnonzero(numbers):
-            counts[chr(i)] += int(numbers[i])
+    numbers = np.bincount(_code_points(text, encoding))
+    counts = collections.Counter(
+        {chr(i): int(numbers[i]) for i in np.flatnonzero(numbers)}
+    )
     if drop_newlines:
         del counts["\n"]
     return counts
 
 
 def _code_points(text, encoding):
-    """Yields blocks of text as their position and code points, `(n,)`."""
+    """Returns the code points of a text, `(n,)`."""
     if encoding == "latin-1":
-        text = as_bytes(text)
-    elif not isinstance(text, str):
+        return np.frombuffer(as_bytes(text), np.uint8)
+    if not isinstance(text, str):
         text = decode_utf8(as_bytes(text))
-    for start in range(0, len(text), _BLOCK):
-        block = text[start : start + _BLOCK]
-        if isinstance(block, str):
-            data = block.encode("utf-32-le", "surrogatepass")
-            yield start, np.frombuffer(data, "<u4")
-        else:
-            yield start, np.frombuffer(block, np.uint8)
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")

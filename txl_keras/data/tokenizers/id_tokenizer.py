@@ -64,7 +64,7 @@ class IdTokenizer(Tokenizer):
         return np.array([int(word) for word in words], np.int64)
 
     def _text(self, token_id):
-        return f"{token_id} "
+        return b"%d " % token_id
 
     def decode(self, ids):
         """Writes ids as a `str` of numbers separated by spaces."""

@@ -25,7 +25,6 @@ class Tokenizer:
             else; None if there is no such id.
         is_lossless: Boolean, whether decoding restores every text. Only then
             can bits per byte be computed.
-        encoding: String, of decoded bytes.
         releases_gil: Boolean, whether `encode` runs in parallel in threads.
             Otherwise large texts are encoded in other processes.
     """
@@ -36,9 +35,7 @@ class Tokenizer:
     newline_id = None
     is_lossless = False
     releases_gil = False
-    encoding = "utf-8"  # of decoded bytes
     _has_prefix = False  # whether decoded lines begin with a space
-    _texts = None  # the bytes of each id, for the tokenizers that list them
 
     def encode(self, text, begins_line=True):
         """Encodes text as ids.
@@ -84,15 +81,13 @@ class Tokenizer:
             `bytes`.
         """
         ids = check_ids(ids, self.vocabulary_size).tolist()
-        if self._texts is not None:
-            return b"".join(map(self._texts.__getitem__, ids))
-        # Long texts repeat tokens, and strings are joined faster than bytes.
+        # Long texts repeat tokens.
         texts = {token_id: self._text(token_id) for token_id in set(ids)}
-        return "".join(map(texts.__getitem__, ids)).encode(self.encoding)
+        return b"".join(map(texts.__getitem__, ids))
 
     def _text(self, token_id):
-        """Returns the string of a token, if each is whole characters."""
-        raise NotImplementedError
+        """Returns the bytes of a token; by default those in a list `_texts`."""
+        return self._texts[token_id]
 
     def decode(self, ids):
         """Decodes ids to a `str`; invalid characters become U+FFFD.
@@ -140,14 +135,14 @@ def as_bytes(text):
         ) from error
 
 
-def decode_utf8(data, start=0):
-    """Decodes `bytes` of a text; errors count positions from `start`."""
+def decode_utf8(data):
+    """Decodes `bytes` of a text, or raises ValueError."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
             "`text` must be UTF-8. Received: byte "
-            f"{data[error.start]:#04x} at position {start + error.start}"
+            f"{data[error.start]:#04x} at position {error.start}"
         ) from error
 
 

@@ -121,7 +121,7 @@ class WordPieceTokenizer(SubwordTokenizer):
     def _text(self, token_id):
         symbol = self.vocabulary.symbols[token_id]
         if symbol == self.line_end:
-            return "\n"
+            return b"\n"
         if symbol.startswith(self.suffix_indicator):
-            return symbol.removeprefix(self.suffix_indicator)
-        return f" {symbol}"
+            return symbol.removeprefix(self.suffix_indicator).encode()
+        return f" {symbol}".encode()

@@ -1,9 +1,7 @@
 """`WordTokenizer`: one id per whitespace-separated word."""
 
 import collections
-import re
 
-import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
@@ -15,12 +13,7 @@ from txl_keras.data.tokenizers.graph_text import valid_text
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.tokenizer import as_bytes
 from txl_keras.data.tokenizers.tokenizer import decode_utf8
-from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import Vocabulary
-
-_SPACE = re.compile(rb"\s")
-# Bytes per block, which bounds the size of temporary values.
-_BLOCK = 1 << 20
 
 
 class WordTokenizer(Tokenizer):
@@ -150,17 +143,10 @@ class WordTokenizer(Tokenizer):
         return cls(vocabulary, unknown, line_start, line_end, lower_case)
 
     def encode(self, text, begins_line=True):
-        ids = [np.zeros(0, self.vocabulary.dtype)]
-        position = 0
-        for words in _words(
+        words = _words(
             text, self.line_start, self.line_end, self.lower_case, begins_line
-        ):
-            try:
-                ids.append(self.vocabulary.ids(words, self.unknown))
-            except UnknownSymbolError as error:
-                raise error.after(position) from None
-            position += len(words)
-        return np.concatenate(ids)
+        )
+        return self.vocabulary.ids(words, self.unknown)
 
     def encode_in_graph(self, text):
         text = valid_text(text)
@@ -183,7 +169,7 @@ class WordTokenizer(Tokenizer):
     def _text(self, token_id):
         word = self.vocabulary.symbols[token_id]
         marks = {self.line_start: "", self.line_end: "\n"}
-        return marks.get(word, f" {word}")
+        return marks.get(word, f" {word}").encode()
 
 
 def count_words(text, lower_case=False):
@@ -196,28 +182,17 @@ def count_words(text, lower_case=False):
     Returns:
         `collections.Counter`, words in the order of their first occurrence.
     """
-    counts = collections.Counter()
-    for words in _words(text, None, None, lower_case):
-        counts.update(words)
-    return counts
+    return collections.Counter(_words(text, None, None, lower_case))
 
 
 def _words(text, line_start, line_end, lower_case, begins_line=True):
-    """Yields the words of each block of text as a list."""
-    data = as_bytes(text)
-    line_break = f" {line_end or ''} {line_start or ''} "
+    """Returns the words and marks of a text as a list."""
+    text = decode_utf8(as_bytes(text))
+    start = [line_start] if line_start and text and begins_line else []
     # No line starts after the newline that ends a text.
-    length = len(data) - data.endswith(b"\n")
-    if line_start and data and begins_line:
-        yield [line_start]
-    start = 0
-    while start < length:
-        space = _SPACE.search(data, start + _BLOCK, length)
-        end = space.end() if space else length
-        block = decode_utf8(data[start:end], start)
-        if lower_case:
-            block = block.lower()
-        yield block.replace("\n", line_break).split()
-        start = end
-    if line_end and length < len(data):
-        yield [line_end]
+    body = text.removesuffix("\n")
+    end = [line_end] if line_end and body != text else []
+    if lower_case:
+        body = body.lower()
+    line_break = f" {line_end or ''} {line_start or ''} "
+    return [*start, *body.replace("\n", line_break).split(), *end]

@@ -28,7 +28,7 @@ class TextStream:
     Example:
 
     ```python
-    from txl_keras.data.tokenizers import ByteTokenizer
+    from txl_keras.data import ByteTokenizer
     from txl_keras.models.generation.text_stream import TextStream
 
     stream = TextStream(ByteTokenizer().decode_bytes, stop=["END"])

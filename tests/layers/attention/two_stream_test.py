@@ -219,14 +219,6 @@ def test_the_streams_drop_other_keys():
     assert np.abs(one - other).max() > 1e-2
 
 
-@pytest.mark.parametrize("name", list(inputs())[1:])
-def test_shapes_must_fit(name):
-    call = inputs()
-    call[name] = np.concatenate([call[name]] * 2, axis=-1)
-    with pytest.raises(ValueError, match=rf"`{name}` must .*{name}.shape="):
-        attention()(**call)
-
-
 def test_a_mapping_needs_a_query():
     call = inputs()
     del call["query"]

@@ -173,24 +173,6 @@ def test_folders_must_be_there(options, message, tmp_path):
         tfds_text.load("small_texts", **{"data_dir": str(tmp_path), **paths})
 
 
-def test_a_run_after_one_that_was_stopped_starts_clean(tmp_path, monkeypatch):
-    def stop(self, split, size):
-        yield 0, {"text": "begun", "number": 0}
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SmallTexts, "_generate_examples", stop)
-        with pytest.raises(KeyboardInterrupt):
-            load(tmp_path)
-    assert prepared(tmp_path) == []
-    # As a killed process leaves it.
-    left = tmp_path / "small_texts" / "incomplete.ABCDEF_2.0.0"
-    left.mkdir(parents=True)
-    (left / "small_texts-train.tfrecord").write_bytes(b"begun")
-    assert load(tmp_path).read("test").startswith(b"text test 0\n")
-    assert "2.0.0" in prepared(tmp_path)
-
-
 def test_two_runs_may_prepare_the_same(tmp_path, monkeypatch):
     examples, others = SmallTexts._generate_examples, []
 

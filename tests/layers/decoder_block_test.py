@@ -1,16 +1,20 @@
 """A block is checked against its equations, with attention as given."""
 
+import functools
 import warnings
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from attention_loops import output_and_gradients
 from attention_loops import random
 from attention_loops import with_random_weights
 from layer_checks import check_layer
 
 from txl_keras.layers import DecoderBlock
+from txl_keras.layers.compute.target import Target
+from txl_keras.layers.compute.target import compile_for
 
 B, T, M, D, N, H, F = 2, 3, 5, 8, 4, 7, 6
 
@@ -140,3 +144,26 @@ def test_biases_have_exact_gradients_in_bfloat16():
     # Each rounds `upstream` only.
     error = gradients["mixed_bfloat16"] - gradients["float32"]
     assert np.linalg.norm(error) < 0.005 * np.linalg.norm(gradients["float32"])
+
+
+def gradients(layer):
+    query, memory = (
+        tf.cast(random(B, length, D, seed=length), layer.compute_dtype)
+        for length in (T, M)
+    )
+    return output_and_gradients(layer, query, memory)[1:]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 1e-5), ("mixed_bfloat16", 0.06)]
+)
+def test_a_block_in_parts_has_the_gradients_of_one_at_once(dtype, tolerance):
+    """Its graph is compiled in parts, with matmuls by TensorFlow."""
+    expected = gradients(block())
+    layer = block(dtype=dtype)
+    in_parts = Target("cpu", in_parts=True)
+    found = compile_for(in_parts, functools.partial(gradients, layer))()
+    names = ["query", "memory", *(w.path for w in layer.trainable_variables)]
+    for name, x, y in zip(names, found, expected, strict=True):
+        difference = np.linalg.norm(tf.cast(x, tf.float32) - y)
+        assert difference < tolerance * np.linalg.norm(y), name

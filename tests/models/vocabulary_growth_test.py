@@ -102,13 +102,6 @@ def test_seeds_draw_other_noise():
     assert any((a != b).any() for a, b in zip(one, other, strict=True))
 
 
-def test_a_larger_model_is_trained():
-    model = extend_vocabulary(small_model(num_layers=1), V + 1)
-    model.compile("sgd")
-    ids = np.full((B, T + 1), V)
-    model.fit(ids[:, :-1], ids[:, 1:], batch_size=B, verbose=0)
-
-
 def test_backbones_classifiers_and_quantized_models_grow_too():
     ids = random_ids(B, T)
     backbone = small_backbone(num_layers=1)

@@ -81,18 +81,6 @@ def test_the_text_is_that_of_all_ids_at_once(name):
     assert shown(tokenizer.decode_bytes, map(int, ids)) == whole
 
 
-@pytest.mark.parametrize("name", ["bytes", "words", "sentencepiece"])
-def test_the_text_ends_before_the_first_stop_string(name):
-    tokenizer = build(name)
-    ids = tokenizer.encode(TEXT)
-    whole = tokenizer.decode_bytes(ids).decode()
-    stop = ["cetera und", "Über cet", "never"]
-    expected = whole[: whole.index("Über cet")]
-    for sizes in ([1], [0, 1, 2, 3], [50], [len(ids)]):
-        parts = pieces(ids, sizes)
-        assert shown(tokenizer.decode_bytes, parts, stop) == expected
-
-
 def test_broken_characters_are_those_of_all_bytes_at_once():
     generator = random.Random(3)
     odd = [*"é漢👧a".encode(), 0xED, 0xA0, 0xF4, 0x90, 0xC0, 0xE0, 0x80, 0xFF]
@@ -135,15 +123,6 @@ def test_text_is_shown_as_soon_as_it_is_certain(stop, parts, shown_parts, rest):
     assert stream.is_stopped == (len(stop) == 1)
 
 
-def test_the_stop_string_that_is_complete_first_counts():
-    # "bc" is complete where "abcd" is not yet: so it is if both came at once.
-    for parts in (["xabcd"], ["xab", "cd"], [*"xabcd"]):
-        assert shown(str.encode, parts, ["abcd", "bc"]) == "xa"
-    # Of those that end together the longest.
-    assert shown(str.encode, ["xabc"], ["bc", "abc", "c"]) == "x"
-    assert shown(str.encode, [*"xabc"], ["bc", "abc"]) == "x"
-
-
 def first_stop(text, stop):
     """Where a text ends, character by character."""
     for end in range(len(text) + 1):
@@ -182,9 +161,3 @@ def test_time_does_not_grow_with_the_text():
     text = "".join(stream.add(98) for _ in range(20_000))
     assert text == "b" * 20_000
     assert set(lengths) == {1}
-
-
-@pytest.mark.parametrize("stop", ["", [""], ["a", ""], [b"a"], None, [3]])
-def test_stop_strings_must_be_strings_that_are_not_empty(stop):
-    with pytest.raises(ValueError, match="`stop` must be .* Received: stop="):
-        TextStream(bytes, stop)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from factories import assert_same
 from factories import small_backbone
 from step_checks import check_first_step
 
@@ -12,9 +11,6 @@ from txl_keras.data import Segments
 from txl_keras.evaluation import PermutationEvaluator
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
-from txl_keras.training.checkpointing import Checkpoints
-from txl_keras.training.optimizers import build_optimizer
-from txl_keras.training.trainer import Trainer
 
 STRATEGY = tf.distribute.get_strategy()
 B, T, V = 4, 6, 7
@@ -34,11 +30,6 @@ def make_segments(drop_remainder=True, **options):
     )
 
 
-def train(trainer, num_steps, first_step=0):
-    iterator = iter(make_segments().distribute(STRATEGY, first_step))
-    return trainer.train(iterator, num_steps)["loss"]
-
-
 def test_a_step_is_the_clipped_gradient_of_the_mean_over_targets():
     """Rows in two pieces, and together."""
     segments = make_segments(not_predicted=[2], with_next=True)
@@ -46,26 +37,6 @@ def test_a_step_is_the_clipped_gradient_of_the_mean_over_targets():
     assert 0 < segments.batch(0)["num_targets"] < B * 4
     kept = check_first_step(model, segments, accumulate_steps=2)
     assert kept.valid_length.numpy().tolist() == [T] * B
-
-
-@pytest.mark.large
-def test_a_text_is_learned_and_a_run_goes_on_where_it_was_saved(tmp_path):
-    optimizer = build_optimizer("adam", 0.01)
-    trainer = Trainer(make_model(), optimizer, STRATEGY, B)
-    checkpoints = Checkpoints(str(tmp_path), trainer)
-    losses = train(trainer, 180)
-    assert losses[0] > 1.7  # of 1.95, a guess
-    checkpoints.save()
-    checkpoints.wait()
-    after = train(trainer, 40, first_step=180)
-    assert after[-10:].mean() < 0.3
-    weights = trainer.model.get_weights()
-
-    checkpoints.restore()
-    assert trainer.step.numpy() == 180
-    again = train(trainer, 40, first_step=180)
-    np.testing.assert_array_equal(again, after)
-    assert_same(trainer.model.get_weights(), weights)
 
 
 def test_evaluation_is_the_mean_over_all_targets():

@@ -119,20 +119,6 @@ def test_fit_trains_what_is_still_float():
     }
 
 
-def test_a_classifier_is_quantized_with_its_head(tmp_path):
-    backbone = small_model(num_layers=1).backbone
-    model = TransformerXLTextClassifier(backbone, 2, segment_length=T)
-    model.quantize("int8")
-    ids = random_ids(B, T)
-    expected = model((ids, np.array([T, 2, 3])))
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.logits.quantization_mode == "int8"
-    np.testing.assert_allclose(
-        loaded((ids, np.array([T, 2, 3]))), expected, atol=1e-6
-    )
-
-
 # --------------------------------- Presets ---------------------------------
 
 KERNEL = "block_0/attention/query/kernel"

@@ -13,7 +13,6 @@ from factories import small_model
 
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import XLNetBackbone
-from txl_keras.workdir import Workdir
 
 MODELS = {
     "adaptive": {
@@ -132,12 +131,6 @@ def test_a_field_that_is_missing_is_named(field, load):
     message = f"config.json .* no field `{CONFIG}.{field}`"
     with pytest.raises(ValueError, match=message):
         load("xlnet", {f"{CONFIG}.{field}": ...})
-
-
-def test_nothing_is_read_that_is_nested_too_deeply(tmp_path):
-    (tmp_path / "config.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="config.json .*nested too deeply"):
-        Workdir(str(tmp_path)).load_model()
 
 
 def test_keras_looks_up_no_class_that_a_file_names(load):

@@ -369,3 +369,27 @@ def test_results_of_a_skipped_step_are_saved(tmp_path):
     checkpoints.wait()
     results = Checkpoints(str(tmp_path), make_trainer(make_model())).restore()
     np.testing.assert_array_equal(results["gradient_norm"], norms)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    rewind, rewind_other, tmp_path
+):
+    trainer = rewind()
+    iterator = make_iterator()
+    for _ in range(2):
+        trainer.train(iterator, 2)
+        save(tmp_path, trainer)
+    data = tmp_path / "ckpt-4.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:200])
+
+    assert restore_weights(make_model(), str(tmp_path)) == 2
+    again = rewind_other()
+    checkpoints = Checkpoints(str(tmp_path), again)
+    checkpoints.restore()
+    assert again.step.numpy() == 2
+    # The last good one is that, until what was lost is trained again.
+    assert checkpoints.latest.endswith("ckpt-2")
+    again.train(make_iterator(2), 2)
+    checkpoints.save()
+    checkpoints.wait()
+    assert checkpoints.latest.endswith("ckpt-4")

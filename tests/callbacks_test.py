@@ -115,14 +115,3 @@ def test_a_model_without_memory_is_named():
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="`MemoryStack` .* model='dense'"):
         model.fit(X[:, 0], X[:, 0], callbacks=[ResetMemory()], verbose=0)
-
-
-def test_inputs_of_another_size_and_unknown_layers_are_an_error():
-    _, stack = model_with_memory()
-    with pytest.raises(ValueError, match="`inputs` must have the shape"):
-        stack(X[:B, :, 1:])
-    with pytest.raises(ValueError, match="`inputs` must have the shape"):
-        stack(X[0])
-    for layer in (1, -1, 0.0):
-        with pytest.raises(ValueError, match="`layer` must be an integer"):
-            stack(X[:B], layer=layer)

@@ -496,12 +496,6 @@ def test_a_folder_in_place_of_a_file_is_named(saved, folder):
         saved["causal_lm"][0].save_to_preset(folder)
 
 
-def test_a_model_of_zeros_is_saved_and_loaded(tmp_path):
-    model = make_causal_lm(initializer_stddev=0.0)
-    model.save_to_preset(tmp_path)
-    assert_same_outputs(TransformerXLCausalLM.from_preset(tmp_path), model)
-
-
 @pytest.fixture(scope="module")
 def other():
     """A model with another tokenizer than `saved`; tests must not change it."""

@@ -14,6 +14,7 @@ from script_runs import run_code
 from txl_keras.data import WordTokenizer
 from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.preparation import tokenizer_hash
+from txl_keras.missing_folder import when_present
 from txl_keras.models import LSTMBackbone
 from txl_keras.training.checkpointing import copies
 from txl_keras.weights import weights_by_name
@@ -227,6 +228,14 @@ def test_only_a_folder_is_written_to(tmp_path):
     with pytest.raises(OSError, match=f"`workdir` must be.*={path} "):
         check_can_write("workdir", path)
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "lock"}
+
+
+def test_an_error_of_another_cause_is_not_waited_for(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="other"):
+        when_present(
+            str(tmp_path / "config.json"), (tmp_path / "other").read_text
+        )
 
 
 def test_a_bucket_is_a_folder_as_any_other(model):

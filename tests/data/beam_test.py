@@ -254,21 +254,6 @@ def test_a_damaged_text_is_named_and_nothing_is_kept(step, tmp_path):
     assert not files_in(ids)
 
 
-def test_unknown_symbols_are_named(tmp_path):
-    path = tmp_path / "a.jsonl"
-    line = json.dumps({"text": "ab ba " * 9}) + "\n"
-    path.write_text(line * 70 + json.dumps({"text": "c"}) + "\n" + line * 40)
-    corpus = load_corpus(path)
-    ids = str(tmp_path / "ids")
-    messages = []
-    for driver in (None, Beam("DirectRunner")):
-        with pytest.raises(ValueError, match="train split .* has 'c'") as error:
-            prepare(corpus, CharacterTokenizer("ab \n"), ids, beam=driver)
-        messages.append(str(error.value))
-    assert messages[0] == messages[1]
-    assert not files_in(ids)
-
-
 @pytest.mark.parametrize(
     "arguments, reason",
     [

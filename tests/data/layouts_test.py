@@ -147,22 +147,6 @@ def test_whole_segments_are_scored_once_after_those_before_them(
     assert batch_size > 1 or layout.steps_per_epoch == longest
 
 
-@pytest.mark.parametrize("drop_remainder", [True, False])
-def test_rows_of_documents_are_reset_at_documents_and_where_they_begin(
-    drop_remainder,
-):
-    layout = WholeSegments(DOCUMENTS, 60, 5, 5, drop_remainder)
-    assert layout.steps_per_epoch == (2 if drop_remainder else 3)
-    rows = all_rows(layout)
-    # Segments 0 2 4 7 9 of 12 begin rows; 0 3 6 10 begin documents.
-    resets = [[True] * 5, [False, True, False, False, True]]
-    assert rows.reset[:2].tolist() == resets
-    assert rows.starts[0].tolist() == [1, 11, 19, 36, 46]
-    if not drop_remainder:
-        assert rows.counts[2].tolist() == [0, 0, 5, 0, 2]
-        assert rows.reset[2].tolist() == [False, False, True, False, False]
-
-
 @pytest.mark.parametrize(
     ("options", "least"),
     [({}, 13), ({"rolls": True}, 22), ({"documents": np.array([0, 5])}, 13)],

@@ -279,18 +279,6 @@ def test_half_loss_scores_the_later_half_of_what_is_read():
     assert len(lengths) > 2
 
 
-def test_with_half_loss_and_roll_all_but_the_ends_of_rows_are_targets():
-    segments = Segments(
-        np.arange(60), 2, 6, True, order="roll", half_loss=True, seed=3
-    )
-    seen = set()
-    for step in range(60 * len(segments)):
-        batch = segments.batch(step)
-        seen |= set(batch["targets"][batch["weights"] > 0].tolist())
-    # The first half of a segment at the start of each row's part of the text.
-    assert set(range(1, 60)) - seen == {1, 2, 3, 30, 31, 32, 59}
-
-
 def test_warm_up_fills_memory_and_scores_nothing():
     # 5 segments of 4, of rows 0-1 and 2-4.
     segments = Segments(np.arange(20), 2, 4, False, warmup_segments=1)

@@ -89,17 +89,3 @@ def test_rows_can_be_read_alone_and_datasets_have_static_shapes():
     spec = windows.dataset(first_row=1, num_rows=2).element_spec
     assert spec["inputs"] == tf.TensorSpec((2, 5), tf.int32)
     assert spec["target_places"] == tf.TensorSpec((2, 2), tf.int32)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ((1, 5, 0), "`stride` .* at most 5.*stride=0"),
-        ((1, 5, 6), "`stride` .* at most 5.*stride=6"),
-        ((1, 0, 1), "segment_length=0"),
-        ((0, 5, 1), "batch_size=0"),
-    ],
-)
-def test_sizes_that_cannot_be_are_refused(sizes, message):
-    with pytest.raises(ValueError, match=message):
-        SlidingWindows(TOKENS, *sizes)

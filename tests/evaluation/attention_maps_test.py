@@ -65,41 +65,6 @@ def test_heads_without_weights_look_at_all_alike(attention_type):
         )
 
 
-@pytest.mark.parametrize(
-    "attention_type, config",
-    [
-        ("relative", {"normalize_first": True, "dropout": 0.3}),
-        ("relative", {"clamp_length": 3, "tie_attention_biases": False}),
-        ("shaw", {"attention_dropout": 0.3}),
-    ],
-)
-def test_maps_of_two_segments_are_those_of_one_long_segment(
-    attention_type, config
-):
-    model = small_model(attention_type, memory_length=T, **config)
-    ids = rows_of_text(3, 12, 40, length=2 * T)
-    long, _ = maps_of(model, ids, model.initial_memory(3, 0))
-    first, memory = maps_of(model, ids[:, :T])
-    second, _ = maps_of(model, ids[:, T:], memory)
-    np.testing.assert_allclose(first[..., T:], long[..., :T, :T], atol=1e-6)
-    np.testing.assert_allclose(second, long[..., T:, :], atol=1e-6)
-    np.testing.assert_allclose(second.sum(axis=-1), 1, atol=1e-6)
-    # Not those of nothing: heads, rows and layers differ.
-    for axis in range(3):
-        assert np.abs(np.diff(second, axis=axis)).max() > 1e-3
-    later = np.triu(np.ones((T, 2 * T), bool), T + 1)
-    assert (second[..., later] == 0).all()
-
-
-def test_equal_lengths_see_no_farther_than_memory():
-    model = small_model(same_length=True)
-    maps = attention_maps(model, TEXT, [20, 30], T)
-    by_distance = mean_diagonals(maps)
-    assert by_distance.shape == (L, 2, N, M + T)
-    assert (by_distance[..., : M + 1] > 0).all()
-    assert (by_distance[..., M + 1 :] == 0).all()
-
-
 def test_maps_in_a_text_are_read_with_memory_full():
     model = small_model()
     starts = [10, 41, 55]  # two segments before each

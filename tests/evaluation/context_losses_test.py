@@ -6,6 +6,7 @@ from model_checks import segment_nll
 
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
+from txl_keras.models import LSTMBackbone
 
 TEXT = np.random.default_rng(6).integers(V, size=60, dtype="int32")
 POSITIONS = np.array([37, 40, 58, 41, 59])
@@ -29,8 +30,9 @@ def last_nll(model, windows, segment_length):
         {},
         {"same_length": True, "cold_start": "zeros", "clamp_length": 3},
         {"attention_type": "vaswani", "memory_length": 0, "num_layers": 1},
+        {"make": LSTMBackbone, "initializer_stddev": 0.5},
     ],
-    ids=["relative", "zeros", "vaswani"],
+    ids=["relative", "zeros", "vaswani", "lstm"],
 )
 def test_each_token_is_predicted_from_its_window_alone(config):
     model = small_model(**config)
@@ -90,9 +92,17 @@ def test_what_cannot_be_scored_is_refused():
         (TEXT, [[12]], [9], 4, r"`positions`.*shape=\(1, 1\)"),
         (TEXT, [12.5], [9], 4, "`positions`.*float64"),
         (TEXT, [12], [0, 5], 4, "context_lengths=0"),
-        (TEXT, [12], 5, 4, "`context_lengths` must be a list"),
+        *(
+            (TEXT, [12], wrong, 4, "context_lengths.* must be")
+            for wrong in (5, None, [])
+        ),
+        (TEXT, [12], [4.5], 4, "context_lengths=4.5"),
         (TEXT + V, [12], [5], 4, r"integers in \[0, 11\)"),
-        (TEXT, [12], [5], 0, "segment_length=0"),
+        (TEXT + 0.5, [12], [5], 4, "`tokens`"),
+        *(
+            (TEXT, [12], [5], size, f"segment_length={size}")
+            for size in (0, 1.5, None)
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             context_losses(model, tokens, positions, lengths, segment_length)

@@ -69,21 +69,6 @@ def test_every_token_counts_once_and_padding_never(
     assert math.isclose(scores["perplexity"], math.exp(scores["nll"]))
 
 
-def test_a_second_evaluation_forgets_the_first(evaluator):
-    segments = Segments(TOKENS, 3, 5, False)
-    done = []
-    first = evaluator(3, 5).evaluate(
-        segments, 3, on_progress=lambda *numbers: done.append(numbers)
-    )
-    assert evaluator(3, 5).evaluate(segments, 8) == first
-    assert done == [(3, 8), (6, 8), (8, 8)]
-
-
-def test_memory_length_changes_what_is_seen(evaluator):
-    none, own = (evaluate(evaluator(3, 5, m), 3, 5)["nll"] for m in (0, None))
-    assert abs(none - own) > 1e-4
-
-
 def token_nll(model, score, batch_size, segment_length, warmup):
     """Nats of every target of `TOKENS`, by position; `score` is compiled."""
     sizes = batch_size, segment_length, False

@@ -56,14 +56,6 @@ def test_a_tokenizer_that_loses_text_has_no_bits_per_byte():
     assert score(2.0, WORDS, text) == "7.39 ppl"
 
 
-def test_a_score_of_a_text_is_also_in_bits_per_byte():
-    tokenizer = CharacterTokenizer("a€")
-    text = measure_text(tokenizer, tokenizer.encode("a€" * 50))
-    line = score(3.0 * math.log(2), tokenizer, text)
-    per_byte = 3 * 99 / (200 - 1)
-    assert line.startswith(f"3.000 bpc, {per_byte:.3f} bits per byte (gzip -9 ")
-
-
 @pytest.mark.parametrize(
     "tokenizer, expected",
     [

@@ -36,6 +36,28 @@ def sinusoid(distance, dim, clamp_length=None):
     )
 
 
+def two_stream_inputs():
+    """Arguments of a layer of two streams; row 1 has one target fewer."""
+    B, T, M, P, D = 2, 4, 5, 3, 6
+    rng = np.random.default_rng(3)
+    places = [[2, 0, 3], [1, 3, None]]
+    mapping = np.zeros((B, P, T), "float32")
+    for b, row in enumerate(places):
+        for p, place in enumerate(row):
+            if place is not None:
+                mapping[b, p, place] = 1
+    return {
+        "content": random(B, T, D, seed=1),
+        "query": random(B, P, D, seed=2),
+        "target_mapping": mapping,
+        "memory": random(B, M, D, seed=3),
+        "content_mask": np.array([[1, 1, 0, 1], [1, 1, 1, 0]], bool),
+        "memory_mask": np.array([[0, 1, 1, 1, 1], [0, 0, 0, 1, 1]], bool),
+        "permutation_mask": rng.random((B, T, T)) < 0.6,
+        "token_type_ids": np.array([[0, 1, 1, 2], [1, 0, 0, 0]], "int32"),
+    }
+
+
 def everything(b, i, j, distance):
     return True
 

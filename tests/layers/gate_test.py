@@ -1,6 +1,5 @@
 """Gates of GTrXL, and blocks with them."""
 
-import keras
 import numpy as np
 import pytest
 from attention_loops import random
@@ -46,16 +45,6 @@ def test_the_bias_begins_as_in_the_paper(kind, bias):
     np.testing.assert_array_equal(
         weights_by_name(gate)["gate_bias"], np.full(D, bias)
     )
-
-
-def test_a_gate_is_saved_with_its_settings(tmp_path):
-    inputs = keras.Input((T, D))
-    outputs = Gate("sigmoid_tanh", bias=0.5)(inputs, inputs * 2)
-    model = keras.Model(inputs, outputs)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    x = random(B, T, D)
-    np.testing.assert_array_equal(loaded(x), model(x))
 
 
 @pytest.mark.parametrize("kind", GATES)

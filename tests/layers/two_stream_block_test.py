@@ -3,24 +3,19 @@ import math
 import numpy as np
 import tensorflow as tf
 from attention_loops import random
+from attention_loops import two_stream_inputs
 from attention_loops import with_random_weights
 from layer_checks import check_layer
 
 from txl_keras.layers import TwoStreamBlock
 
-B, T, M, P, D, N, H, F = 2, 4, 5, 3, 6, 7, 8, 9
+B, T, D, N, H, F = 2, 4, 6, 7, 8, 9
 
 
 def inputs():
-    mapping = np.zeros((B, P, T), "float32")
-    mapping[:, [0, 1, 2], [2, 0, 3]] = 1
-    return {
-        "content": random(B, T, D, seed=1),
-        "query": random(B, P, D, seed=2),
-        "target_mapping": mapping,
-        "memory": random(B, M, D, seed=3),
-        "token_type_ids": np.array([[0, 1, 1, 2], [1, 0, 0, 0]], "int32"),
-    }
+    masks = ("content_mask", "memory_mask", "permutation_mask")
+    every = two_stream_inputs()
+    return {name: x for name, x in every.items() if name not in masks}
 
 
 def test_keras_layer(tmp_path):

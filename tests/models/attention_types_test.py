@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 from attention_loops import sinusoid
 from factories import D
-from factories import V
 from factories import random_ids
 from factories import small_backbone
 
@@ -171,12 +170,3 @@ def test_language_model_in_clusters(tmp_path, name):
     changed, _ = model.log_probs(inputs)
     assert np.abs(changed - log_probs).max() > 1e-2
     np.testing.assert_allclose(loaded.log_probs(inputs)[0], changed, atol=1e-5)
-
-
-def test_same_length_of_pytorch_without_memory_sees_no_future():
-    backbone = small_backbone(same_length="pytorch", memory_length=0)
-    ids = random_ids(B, T)
-    before, _ = backbone(ids)
-    ids[:, -1] = (ids[:, -1] + 1) % V
-    after, _ = backbone(ids)
-    np.testing.assert_array_equal(after[:, :-1], before[:, :-1])

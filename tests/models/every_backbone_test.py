@@ -67,23 +67,6 @@ def differ(one, other):
     return np.abs(one - other).max(axis=(1, 2)).min() > 1e-4
 
 
-@pytest.mark.parametrize("make", [TransformerXLBackbone, XLNetBackbone])
-def test_memory_of_a_block_is_its_input(make):
-    backbone = small_backbone(make=make)
-    ids = random_ids(B, T)
-    hidden, memory = backbone(ids)
-    x, call = backbone.token_embedding.embeddings[0].numpy()[ids], {}
-    if make is TransformerXLBackbone:
-        x = x * np.sqrt(D)
-        biases = "content_attention_bias", "positional_attention_bias"
-        call["attention_biases"] = [getattr(backbone, name) for name in biases]
-    for block, state in zip(backbone.blocks, memory.states, strict=True):
-        np.testing.assert_allclose(state[:, -T:], x, atol=1e-5)
-        np.testing.assert_array_equal(state[:, :-T], np.zeros((B, 1, D)))
-        x = block(x, **call).numpy()
-    np.testing.assert_allclose(hidden, x, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_a_later_token_changes_nothing_before_it(name):
     backbone = backbone_of(name)
@@ -166,41 +149,6 @@ def test_dropout_is_a_function_of_seed_and_row(name):
     exact = run(training=False)
     assert differ(exact, dropped)
     np.testing.assert_array_equal(run(seed=None, training=False), exact)
-
-
-@pytest.mark.parametrize("name", ["lstm", "xlnet", "al_rfou"])
-def test_compiled_by_xla_is_the_same(name):
-    backbone = backbone_of(name, dropout=0.3)
-    ids = tf.constant(random_ids(B, T))
-    memory = read(backbone, ids)[1] if name in REMEMBERING else None
-
-    def run(ids, memory):
-        return backbone(
-            ids,
-            memory=memory,
-            training=True,
-            dropout_seed=tf.constant(5, tf.uint32),
-        )
-
-    compiled = tf.function(run, jit_compile=True)(ids, memory)
-    expected = tf.nest.flatten(run(ids, memory))
-    assert_same(tf.nest.flatten(compiled), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", [*KINDS, "embeddings", *ABSOLUTE])
-def test_half_precision_reads_memory_of_its_own_dtype(name):
-    exact = backbone_of(name)
-    low = backbone_of(name, dtype="mixed_bfloat16")
-    low.set_weights(exact.get_weights())
-    ids = random_ids(B, 2 * T)
-    lengths = [T, T] if name in REMEMBERING else None
-    expected, _ = read(exact, ids, lengths)
-    found, memory = read(low, ids, lengths)
-    assert {found.dtype.name, memory.states[-1].dtype.name} == {"bfloat16"}
-    scale = max(1, np.abs(expected).max())
-    np.testing.assert_allclose(
-        found.astype("float32"), expected, atol=0.1 * scale
-    )
 
 
 SIZES = {

@@ -92,6 +92,8 @@ def batches(*sizes):
         ({**ARRAYS, "batch_size": 0}, "`batch_size` must be an integer"),
         # The default of Keras, 32, would read other samples as one text.
         ({"x": X, "y": Y}, "`batch_size` must be given"),
+        ({"x": tf.Variable(X), "y": Y}, "`batch_size` must be given"),
+        ({**ARRAYS, "y": tf.Variable(Y + V)}, "`y` must hold integers"),
         ({**ARRAYS, "shuffle": True}, "shuffle=True"),
         ({**ARRAYS, "shuffle": "batch"}, "shuffle=batch"),
         ({**ARRAYS, "sample_weight": np.ones(4)}, "`sample_weight` must have"),

@@ -14,14 +14,6 @@ def on_ids():
     return keras.Model(ids, keras.layers.Dense(2)(small_backbone()(ids)[0]))
 
 
-def on_two_segments():
-    """The second call attends to the memory that the first returns."""
-    ids, backbone = keras.Input((8,), dtype="int32"), small_backbone()
-    first, memory = backbone(ids[:, :5])
-    second, _ = backbone(ids[:, 5:], memory=memory)
-    return keras.Model(ids, keras.layers.Concatenate(axis=1)([first, second]))
-
-
 def on_embeddings():
     states = keras.Input((8, 16))
     backbone = small_backbone(vocabulary_size=None, hidden_dim=16)
@@ -34,7 +26,7 @@ def on_ids_of_lstm():
 
 
 @pytest.fixture(
-    params=[on_ids, on_two_segments, on_embeddings, on_ids_of_lstm],
+    params=[on_ids, on_embeddings, on_ids_of_lstm],
     ids=lambda make: make.__name__,
 )
 def case(request):
@@ -72,18 +64,6 @@ def test_it_is_exported_to_litert(tmp_path):
     (name,) = runner.get_input_details()
     (answer,) = runner(**{name: ids}).values()
     np.testing.assert_allclose(answer, model(ids), atol=1e-5)
-
-
-def test_states_inside_of_it_can_be_outputs():
-    model, ids = on_ids(), (np.arange(24).reshape(3, 8) % 11).astype("int32")
-    backbone, dense = model.layers[1:]
-    both = keras.Model(model.input, [dense.input, model.output])
-    states, output = both(ids)
-    np.testing.assert_array_equal(states, backbone(ids)[0])
-    np.testing.assert_array_equal(output, model(ids))
-    lines = []
-    model.summary(expand_nested=True, print_fn=lambda x, **_: lines.append(x))
-    assert "block_2" in "".join(lines)
 
 
 def test_memory_can_be_inputs_and_outputs(tmp_path):

@@ -104,16 +104,6 @@ def test_a_valid_length_may_be_any_integers(backbone):
         assert after.valid_length.dtype == tf.int32
 
 
-def test_variables_are_checked_as_arrays_are():
-    model = small_model()
-    model.compile("adam")
-    ids = tf.Variable(random_ids(4, T))
-    with pytest.raises(ValueError, match="`batch_size` must be given"):
-        model.fit(ids, ids)
-    with pytest.raises(ValueError, match="`y` must hold integers"):
-        model.fit(ids, tf.Variable(ids + V), batch_size=4)
-
-
 @pytest.mark.parametrize("first_row", ["a", 1.5, -1, None])
 def test_a_first_row_that_is_no_integer_is_an_error(backbone, first_row):
     with pytest.raises(ValueError, match="`first_row` must be an integer"):

@@ -11,7 +11,6 @@ from factories import small_model
 from txl_keras.checkpoints import save_hugging_face
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import Segments
-from txl_keras.evaluation import context_losses
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import check_slides
 from txl_keras.evaluation.evaluator import warmup_segments
@@ -103,20 +102,6 @@ def test_it_is_trained_scored_and_sampled_as_transformer_xl_is():
         strip_prompt=True,
     )
     assert np.array(written).tolist() == [[5, 6, 7], [9, 10, 0]]
-
-
-def test_losses_by_context_have_no_older_tokens_in_them():
-    model = make_model()
-    text = random_ids(50)
-    positions = [31, 40]
-    losses = context_losses(
-        model, text, positions, [4, 30], segment_length=T, batch_size=2
-    )
-    for of_length, length in zip(losses, [4, 30], strict=True):
-        for loss, t in zip(of_length, positions, strict=True):
-            window = text[None, t - length : t + 1]
-            expected = model.score(window[:, :-1], window[:, 1:])[0][0, -1]
-            np.testing.assert_allclose(loss, expected, atol=1e-5)
 
 
 def test_a_preset_gives_it_the_sizes_that_it_has():

@@ -100,35 +100,6 @@ def test_outputs_reach_beyond_all_layers(source, is_seen):
     assert (last[0] != last[1]).any() == is_seen
 
 
-def test_scores_depend_on_the_segments():
-    tokens = random_ids(13)
-    for source, differ in (("inputs", False), ("outputs", True)):
-        model = small_model(
-            num_layers=2, memory_length=20, memory_source=source
-        )
-        whole, cut = (
-            segment_nll(model, tokens[None], n)[0] for n in ([12], [5, 7])
-        )
-        np.testing.assert_allclose(whole[:5], cut[:5], atol=1e-5)
-        assert (abs(whole - cut)[5:].max() > 1e-3) == differ
-
-
-def test_writing_token_by_token_reads_as_segments_of_one():
-    model = small_model(num_layers=2, memory_source="outputs")
-    tokens = random_ids(8)
-    memory = None
-    for token in tokens:
-        log_probs, memory = model.log_probs(token[None, None], memory)
-    reader = SegmentReader(model.backbone, 1, 1)
-    reader.begin()
-    for token in tokens:
-        hidden, entries = reader.read(token[None, None])
-        reader.remember(entries)
-    np.testing.assert_allclose(
-        model.softmax.log_probs(hidden), log_probs, atol=1e-5
-    )
-
-
 def test_context_losses_read_the_whole_context():
     model = small_model(num_layers=2, memory_source="outputs")
     tokens = random_ids(60)

@@ -6,7 +6,6 @@ import math
 import pytest
 from factories import assert_same
 
-from txl_keras.data import ByteTokenizer
 from txl_keras.data import CharacterTokenizer
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
@@ -73,19 +72,6 @@ def test_presets_have_the_published_number_of_weights(name, changes, expected):
 def test_a_model_has_the_weights_that_its_sizes_say():
     model = TransformerXLCausalLM.from_preset("ptb_24m")
     assert model.count_params() == _NUM_WEIGHTS["ptb_24m"]
-
-
-def test_arguments_take_the_place_of_the_presets_own():
-    model = TransformerXLCausalLM.from_preset(
-        "quickstart", dtype="mixed_bfloat16", num_layers=1, memory_length=7,
-        tokenizer=ByteTokenizer(),
-    )  # fmt: skip
-    assert model.tokenizer.vocabulary_size == 256
-    assert model.backbone.num_layers == 1
-    assert model.initial_memory(2).states[0].shape == (2, 7, 128)
-    assert model.compute_dtype == "bfloat16"
-    backbone = TransformerXLBackbone.from_preset("quickstart", num_layers=1)
-    assert (backbone.hidden_dim, backbone.num_layers) == (128, 1)
 
 
 def test_a_preset_cannot_be_changed():

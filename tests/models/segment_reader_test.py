@@ -143,35 +143,6 @@ def test_nan_is_forgotten():
     assert np.isnan(states[1]).all()
 
 
-def test_padding_after_a_row_is_not_remembered():
-    backbone = make_backbone()
-    reader = SegmentReader(backbone, 3, 9)
-    reader.begin()
-    # Rows of 2, 9 and 5 tokens; then one token each.
-    lengths = np.array([2, 9, 5], "int32")
-    _, entries = reader.read(TOKENS[:, :9])
-    reader.remember(entries, tf.constant(lengths))
-    hidden, _ = reader.read(TOKENS[:, 9:10])
-    for row, length in enumerate(lengths):
-        _, memory = backbone(TOKENS[row, None, :length])
-        expected, _ = backbone(TOKENS[row, None, 9:10], memory=memory)
-        np.testing.assert_allclose(hidden[row], expected[0], atol=1e-5)
-
-
-def test_a_new_beginning_forgets_and_sees_new_weights():
-    backbone = make_backbone()
-    read = Reader(backbone, 5)
-    first = read(TOKENS[:, :5])
-    assert np.abs(read(TOKENS[:, :5]) - first).max() > 1e-3
-    read.reader.begin()
-    np.testing.assert_array_equal(read(TOKENS[:, :5]), first)
-    for weight in backbone.weights:
-        weight.assign(weight * 0.7)
-    read.reader.begin()
-    expected, _ = backbone(TOKENS[:, :5])
-    np.testing.assert_allclose(read(TOKENS[:, :5]), expected, atol=1e-5)
-
-
 def test_new_entries_are_written_in_place():
     backbone = make_backbone(memory_length=40)
     reader = SegmentReader(backbone, 3, 1)

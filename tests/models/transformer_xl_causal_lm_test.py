@@ -31,34 +31,6 @@ def log_softmax(logits):
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
-def test_nll_is_the_log_softmax_of_tied_embeddings():
-    model = small_model()
-    inputs, targets = text(T)
-    hidden, _ = model.backbone(inputs)
-    table = model.backbone.token_embedding.embeddings[0].numpy()
-    logits = np.array(hidden) @ table.T + model.softmax.biases[0].numpy()
-    expected = log_softmax(logits)
-    log_probs, _ = model.log_probs(inputs)
-    np.testing.assert_allclose(log_probs, expected, atol=1e-5)
-    nll, memory = model.score(inputs, targets)
-    picked = [
-        [-expected[b, t, targets[b, t]] for t in range(T)] for b in range(B)
-    ]
-    np.testing.assert_allclose(nll, picked, atol=1e-5)
-    assert nll.dtype == "float32"
-    assert [s.shape for s in memory.states] == [(B, 6, D)] * L
-
-
-def test_same_length_makes_segments_meaningless():
-    # Every token sees M before it, however the text was cut.
-    model = small_model(memory_length=3, same_length=True, num_layers=1)
-    inputs, targets = text(12)
-    long, _ = model.score(inputs, targets)
-    text_of = {"inputs": inputs, "targets": targets}
-    found, _ = read_in_parts(model.score, [2, 5, 1, 4], **text_of)
-    np.testing.assert_allclose(found, long, atol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", [None, "mixed_bfloat16"])
 @pytest.mark.parametrize("make", [TransformerXLBackbone, LSTMBackbone])
 def test_scores_are_those_of_the_states_of_the_backbone(make, dtype):

@@ -177,22 +177,6 @@ def test_answers_are_those_of_the_model(settings, model, served):
         )
 
 
-@pytest.mark.large
-@pytest.mark.parametrize("memory_length", [0, 1, 15])
-def test_memory_may_be_of_another_length(model, memory_length):
-    signatures = signatures_of(model, memory_length)
-    memory = start(signatures, 2)
-    assert memory["memory"].shape == (2, L, 2, N, memory_length, H)
-    expected_memory = model.initial_memory(2, memory_length)
-    for seed in range(4):
-        ids = random_ids(2, 5, seed=seed)
-        answer, memory = predict(signatures, ids, memory)
-        expected, expected_memory = model.log_probs(ids, expected_memory)
-        assert_close(answer, expected)
-    written, _ = write(signatures, [[3, 1], [4]], 3, memory, temperature=0.0)
-    assert written.shape == (2, 3)
-
-
 def test_models_of_absolute_positions_do_not_write():
     model = make_model(attention_type="vaswani", memory_length=0)
     assert "generate" not in ServedModel(model).endpoints()

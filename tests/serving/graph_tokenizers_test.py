@@ -249,14 +249,6 @@ def test_spaces_are_those_of_python():
     assert [1, 2] in [tokenizer.encode(text).tolist() for text in texts]
 
 
-@pytest.mark.parametrize("name", ["words", "like XLNet", "wordpiece"])
-def test_it_works_whatever_keras_resets(name):
-    graph = GraphTokenizer(build(name))
-    check_same(graph, build(name), TEXTS)
-    keras.utils.set_random_seed(0)
-    check_same(graph, build(name), TEXTS)
-
-
 @pytest.fixture(scope="module")
 def save(tmp_path_factory):
     """Function that returns the path of a tokenizer, saved once."""

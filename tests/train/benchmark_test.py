@@ -130,34 +130,30 @@ def test_what_is_no_peer_is_named(program, message, fail, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flag, message",
+    "flags, message",
     [
-        ("--backbone=lstm", "`backbone` must be"),
+        (["--backbone=lstm"], "`backbone` must be"),
         (
-            "--attention_lengths=9",
+            ["--normalize_first", f"--peer_python={sys.executable}"],
+            "`normalize_first` must be False with --peer_python",
+        ),
+        (
+            ["--attention_lengths=9"],
             "`attention_lengths` can only be given with --experiment=evalua",
         ),
         (
-            "--peer_python=nowhere",
+            ["--peer_python=nowhere"],
             "`peer_python` must be the path of an executable Python",
         ),
-        ("--cutoffs=auto", "`cutoffs` must be a list of integers"),
+        (["--cutoffs=auto"], "`cutoffs` must be a list of integers"),
         (
-            "--output=/proc/no/folder/a.jsonl",
+            ["--output=/proc/no/folder/a.jsonl"],
             "`output` must be a folder that can be written to",
         ),
     ],
 )
-def test_what_cannot_be_timed_is_said(flag, message, fail):
+def test_what_cannot_be_timed_is_said(flags, message, fail):
     fail(
-        "benchmark.py", "--experiment=training", *TINY, flag,
+        "benchmark.py", "--experiment=training", *TINY, *flags,
         messages=[message],
-    )  # fmt: skip
-
-
-def test_a_model_that_the_peer_has_not_is_refused(fail):
-    fail(
-        "benchmark.py", "--experiment=training", *TINY, "--normalize_first",
-        f"--peer_python={sys.executable}",
-        messages=["`normalize_first` must be False with --peer_python"],
     )  # fmt: skip

@@ -280,24 +280,6 @@ def test_a_workdir_without_a_run_is_named(script, fail, tmp_path):
     assert str(tmp_path) in fail(script, f"--workdir={tmp_path}")
 
 
-@pytest.mark.large
-def test_a_run_of_words_is_scored_and_written_on(words_run, evaluate, succeed):
-    workdir = words_run[0]
-    trained = results_of(workdir)["test"]
-    scores, printed = evaluate(workdir, "--batch_size=3")
-    assert scores["nll"] == pytest.approx(trained["nll"], abs=1e-5)
-    assert f"test: {scores['perplexity']:.2f} ppl" in printed
-
-    flags = (f"--workdir={workdir}", "--max_tokens=30")
-    printed = succeed("generate.py", *flags, "--prompt=the unheard")
-    assert printed.startswith("the unheard")
-    words = [*Workdir(str(workdir)).load_tokenizer().vocabulary.symbols]
-    written = printed.removeprefix("the unheard").replace("\n", " <eos> ")
-    # The last newline is that of `print`.
-    assert len(written.split()) == 31
-    assert {*written.split()} <= {*words}
-
-
 def test_flags_of_an_evaluation_are_checked_before_any_score(
     group, corpus, refuse, tmp_path
 ):

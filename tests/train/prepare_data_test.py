@@ -4,7 +4,6 @@ import json
 
 import pytest
 from script_runs import NOT_UTF8
-from script_runs import TINY
 
 
 @pytest.fixture
@@ -31,18 +30,6 @@ def test_prepared_text_is_described(options, succeed, tmp_path):
     assert train["unknown_rate"] == pytest.approx(0.01, rel=0.2)
     assert train["document_length"]["max"] == 12
     assert f"{train['num_tokens']:,}" in printed
-
-
-@pytest.mark.large
-def test_prepared_text_is_found_by_training(options, succeed, tmp_path):
-    succeed("prepare_data.py", *options)
-    written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("tokens.bin")}
-    assert len(written) == 3
-    flags = (f"--workdir={tmp_path / 'run'}", *TINY, "--max_steps=3")
-    succeed("main.py", *flags, *options)
-    assert written == {
-        p: p.stat().st_mtime_ns for p in tmp_path.rglob("tokens.bin")
-    }
 
 
 def test_flags_of_prepared_text_are_checked_before_it_is_read(

@@ -330,13 +330,3 @@ def test_splits_do_not_depend_on_where_the_folder_lies(tmp_path):
     ]
     splits = [texts_of(corpus) for corpus in corpora]
     assert splits[0] == splits[1] == splits[2] == splits[3]
-
-
-def test_a_file_and_its_gz_are_the_same(tmp_path):
-    for i in range(12):
-        text = b"text %d\n" % i * (100 + i)
-        packed = gzip.compress(text)
-        write_files(tmp_path, {f"{i}.txt": text, f"{i}.txt.gz": packed})
-    splits = texts_of(load_corpus(tmp_path))
-    words = [set(text.split()) - {b"text"} for text in splits.values()]
-    assert sum(map(len, words)) == 12 == len(set().union(*words))

@@ -59,13 +59,6 @@ def test_nothing_is_lost(lossless):
         assert lossless.unknown_id not in ids
 
 
-def test_characters_of_all_planes_are_kept(lossless):
-    # All of the first plane, and some of the others.
-    characters = [*range(0xD800), *range(0xE000, 0x110000, 97)]
-    text = "".join(map(chr, characters))
-    assert lossless.decode(lossless.encode(text)) == text
-
-
 def test_a_text_is_fewer_ids_of_the_smallest_dtype(lossless):
     ids = lossless.encode(TEXT)
     assert ids.dtype == np.uint16 and len(ids) < len(TEXT) * 2 / 3

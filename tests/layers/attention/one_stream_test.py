@@ -6,7 +6,6 @@ import warnings
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from attention_loops import assert_equals_loops
 from attention_loops import attend
 from attention_loops import by_name
@@ -278,30 +277,6 @@ def test_bfloat16_tells_distances_of_a_long_memory_apart():
     _, expected = attend(layer, query, memory, everything, score_of(layer))
     # Positions in bfloat16 would be off by up to 4 of 2000: a sine at random.
     assert np.abs(scores - expected).max() < 0.05 * expected.max()
-
-
-@every_kind
-def test_dropout_only_in_training_and_rows_seeded_alone(kind):
-    query, memory = segment_and_memory()
-    layer = attention(kind, dropout=0.5)
-    seeds = tf.constant([4, 6], tf.uint32)
-
-    def call(rows=slice(None), **arguments):
-        return layer(
-            query[rows],
-            memory=memory[rows],
-            dropout_seed=seeds[rows],
-            return_attention_scores=True,
-            **arguments,
-        )
-
-    exact, scores = layer(query, memory=memory, return_attention_scores=True)
-    np.testing.assert_array_equal(exact, call(training=False)[0])
-    dropped, same = call(training=True)
-    np.testing.assert_array_equal(same, scores)  # those before dropout
-    assert np.abs(dropped - exact).max() > 1e-2
-    alone, _ = call(slice(1, None), training=True)
-    np.testing.assert_allclose(alone, dropped[1:], atol=1e-5)
 
 
 def test_one_initializer_object_does_not_make_all_kernels_alike():

@@ -123,27 +123,6 @@ def test_a_cold_start_is_masked_or_zeros():
         assert mask.numpy().tolist() == [[seen] * 3 + [True] * 2] * B
 
 
-@pytest.mark.parametrize("cold_start", ["masked", "zeros"])
-def test_rows_are_reset_one_by_one(cold_start):
-    memory = read_by_segments(initial_memory(L, B, M, D, cold_start), 7)
-    reset = memory.reset_rows(tf.constant([False, True, False]), cold_start)
-    assert reset.mask().numpy().tolist() == [
-        [True] * M,
-        [cold_start == "zeros"] * M,
-        [True] * M,
-    ]
-    for before, after in zip(memory.states, reset.states, strict=True):
-        assert positions(after)[::2] == positions(before)[::2]
-        if cold_start == "zeros":
-            assert positions(after)[1] == [0] * M
-    # A row that was reset fills up again.
-    again = reset.extend([segment(7, 9)] * L)
-    assert again.mask().numpy()[1].tolist() == (
-        [cold_start == "zeros"] * 3 + [True] * 2
-    )
-    assert positions(again.states[0])[1][3:] == [107, 108]
-
-
 def test_reset_state_forgets_everything():
     for batch_size in (B, None):
         stack = MemoryStack(1, batch_size, M, D, "zeros")
@@ -186,23 +165,6 @@ def test_fewer_rows_go_on_with_the_first_and_leave_the_others():
         [100, 101, 102, 103, 104],
         [200, 201, 202, 203, 204],
     ]
-
-
-def test_read_and_write_work_in_a_function():
-    stack = MemoryStack(L, None, M, D)
-
-    @tf.function(input_signature=[tf.TensorSpec((None, None, D), tf.float32)])
-    def step(x):
-        memory = stack.read(tf.shape(x)[0])
-        stack.write(memory.extend([x, x + 1]))
-        return memory.states[1], memory.mask()
-
-    step(segment(0, 3))
-    state, mask = step(segment(3, 4))
-    assert mask.numpy().tolist() == [[False, False, True, True, True]] * B
-    assert np.array(positions(state))[1, 2:].tolist() == [101, 102, 103]
-    state, _ = step(segment(4, 9, rows=1))
-    assert np.array(positions(state))[0, 1:].tolist() == [1, 2, 3, 4]
 
 
 def test_memory_is_no_part_of_the_weights(tmp_path):

@@ -141,33 +141,6 @@ def test_ids_of_any_rank_and_integer_dtype(dtype):
     assert layer(np.zeros((2, 0), dtype)).shape == (2, 0, D)
 
 
-@pytest.mark.parametrize("bad", [-1, V, -(2**31), 2**31 - 1])
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_ids_outside_the_vocabulary_are_an_error(bad, dtype):
-    layer = embedding_of(cutoffs=CUTOFFS)
-    ids = np.array([[0, bad]], dtype)
-    low, high = min(0, bad), max(0, bad)
-    message = rf"`token_ids` must hold integers in \[0, {V}\)"
-    for given in (ids, tf.constant(ids)):
-        with pytest.raises(
-            ValueError, match=rf"{message}.* from {low} to {high}"
-        ):
-            layer(given)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        tf.function(layer)(tf.constant(ids))
-
-
-@pytest.mark.parametrize(
-    "ids", [[[1.5, 2]], [[1.0, 2]], [[1j]], [[True]], [[np.nan]]]
-)
-def test_ids_that_are_no_integers_are_an_error(ids):
-    layer = embedding_of(cutoffs=CUTOFFS)
-    with pytest.raises(ValueError, match="`token_ids` must hold integers"):
-        layer(np.array(ids))
-    with pytest.raises(ValueError, match="`token_ids` must hold integers"):
-        tf.function(layer)(tf.constant(ids))
-
-
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_ids_outside_the_vocabulary_are_nan_by_xla_and_no_others(dtype):
     for name in ("ordinary", "half_each"):

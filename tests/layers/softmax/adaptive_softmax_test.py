@@ -1,6 +1,5 @@
 """The softmax in clusters against one word at a time, in NumPy."""
 
-import functools
 import re
 
 import keras
@@ -276,17 +275,6 @@ def test_sizes_that_are_not_known_beforehand():
     assert all(np.abs(g).sum() == 0 for g in gradients)
 
 
-def test_tokens_may_be_of_any_rank_and_order():
-    softmax = softmax_of("half_each", tail_rows=4)
-    hidden, targets, _ = tokens(40)
-    nll = np.array(softmax(hidden, targets))
-    assert np.unique(nll.round(4)).size > 35
-    shape = (2, 5, 1, 4)
-    order = np.random.default_rng(3).permutation(40).reshape(shape)
-    permuted = softmax(hidden[order], targets[order])
-    np.testing.assert_allclose(permuted, nll[order], atol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", ["int32", "int64", "int16", "uint8"])
 def test_targets_of_any_integer_dtype(dtype):
     softmax = softmax_of("half_each")
@@ -317,20 +305,6 @@ def test_eager_targets_outside_the_vocabulary_are_an_error(name, bad):
             ValueError, match=rf"`targets` .* \[0, {V}\).* {low} to {high}"
         ):
             softmax_of(name)(hidden, given)
-
-
-def test_targets_that_fit_no_hidden_states_are_an_error():
-    softmax = softmax_of("half_each")
-    hidden, targets, _ = tokens(B, T)
-    for wrong in (targets[:, :-1], targets[:1], targets[0], targets[..., None]):
-        with pytest.raises(ValueError, match="`targets` must have the shape"):
-            softmax(hidden, wrong)
-    with pytest.raises(ValueError, match="`targets` must hold integers"):
-        softmax(hidden, targets + 0.5)
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match=rf"`targets` .* \[0, {V}\)"
-    ):
-        tf.function(softmax)(hidden, tf.constant(targets + V))
 
 
 @pytest.mark.parametrize("name", ["ordinary", "half_each", "one_tail"])
@@ -452,26 +426,6 @@ def test_config_round_trips(name):
     np.testing.assert_allclose(
         revived(hidden, targets), softmax(hidden, targets), atol=1e-6
     )
-
-
-@pytest.mark.parametrize("name", ["half_each_some", "ordinary"])
-def test_a_saved_model_still_shares_its_tables(tmp_path, name):
-    of_embedding, of_softmax = LAYOUTS[name]
-    embedding = AdaptiveEmbedding(V, D, **of_embedding)
-    ids = keras.Input((T,), dtype="int32")
-    targets = keras.Input((T,), dtype="int32")
-    nll = AdaptiveSoftmax(embedding, **of_softmax)(embedding(ids), targets)
-    model = keras.Model([ids, targets], nll)
-    randomize(model)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert len(loaded.weights) == len(model.weights)
-    inputs = [tokens(B, T, seed=seed)[1] for seed in (1, 2)]
-    np.testing.assert_allclose(loaded(inputs), model(inputs), atol=1e-5)
-    # A table that changes does so at both ends.
-    for one in (model, loaded):
-        randomize(one, seed=9)
-    np.testing.assert_allclose(loaded(inputs), model(inputs), atol=1e-5)
 
 
 def test_fresh_biases_are_zeros_and_kernels_are_not_alike():
@@ -635,29 +589,6 @@ def test_only_the_tails_that_may_be_drawn_from_are_computed():
         np.testing.assert_array_equal(
             softmax.sample(hidden, one, seeds), [-1] * 40
         )
-
-
-def test_log_probs_of_tails_that_are_not_needed_are_infinite():
-    softmax = peaked_softmax()
-    hidden, _, _ = some_states()
-    whole = softmax.log_probs(hidden).numpy()
-    received = []
-
-    def needed(words, tails):
-        received.extend([words, tails])
-        return tf.constant([True, False, True])
-
-    run = functools.partial(softmax.log_probs, needed=needed)
-    for call in (run, tf.function(run), tf.function(run, jit_compile=True)):
-        part = call(hidden)
-        assert part.shape == (40, 60)
-        np.testing.assert_allclose(part[:, :22], whole[:, :22], atol=1e-5)
-        np.testing.assert_array_equal(part[:, 22:39], -np.inf)
-        np.testing.assert_allclose(part[:, 39:], whole[:, 39:], atol=1e-5)
-    np.testing.assert_array_equal(received[0], whole[:, :10])
-    tails = np.exp(whole[:, 10:])
-    tails = np.log(np.add.reduceat(tails, [0, 12, 29], axis=1))
-    np.testing.assert_allclose(received[1], tails, atol=1e-5)
 
 
 @pytest.mark.parametrize("num_tails,tail_bias", [(0, 0), (1, 6), (3, 0)])

@@ -161,9 +161,3 @@ def test_time_does_not_grow_with_the_text():
     text = "".join(stream.add(98) for _ in range(20_000))
     assert text == "b" * 20_000
     assert set(lengths) == {1}
-
-
-@pytest.mark.parametrize("stop", ["", [""], ["a", ""], [b"a"], None, [3]])
-def test_stop_strings_must_be_strings_that_are_not_empty(stop):
-    with pytest.raises(ValueError, match="`stop` must be .* Received: stop="):
-        TextStream(bytes, stop)

@@ -93,7 +93,7 @@ setup(
         "txl_keras.tpu_configs": "tpu_configs",
     },
     package_data={
-        "txl_keras": ["trained/*/*"],
+        "txl_keras": ["py.typed", "trained/*/*"],
         "txl_keras.demo": ["*.html"],
         "txl_keras.evaluation": ["*.html"],
         "txl_keras.train": ["configs/**/*.flags"],

@@ -18,6 +18,7 @@ from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.checkpointing import copies
 from txl_keras.training.checkpointing import shapes_of
+from txl_keras.types import PathLike
 
 
 class ResetMemory(keras.callbacks.Callback):
@@ -122,7 +123,12 @@ class BackupAndRestore(keras.callbacks.Callback):
     ```
     """
 
-    def __init__(self, backup_dir, save_freq="epoch", delete_checkpoint=True):
+    def __init__(
+        self,
+        backup_dir: PathLike,
+        save_freq: int | str = "epoch",
+        delete_checkpoint: bool = True,
+    ):
         super().__init__()
         self.backup_dir = check_path("backup_dir", backup_dir)
         if save_freq != "epoch":

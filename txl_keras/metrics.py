@@ -2,13 +2,18 @@
 
 import math
 import reprlib
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.types import DType
+from txl_keras.types import Tensor
 
-def bits_per_token(nll):
+
+def bits_per_token(nll: float | Tensor) -> float | Tensor:
     """Converts a mean negative log-likelihood from nats to bits.
 
     Args:
@@ -21,7 +26,7 @@ def bits_per_token(nll):
     return nll / math.log(2)
 
 
-def perplexity(nll):
+def perplexity(nll: Tensor) -> float:
     """Converts a mean negative log-likelihood to perplexity.
 
     Args:
@@ -50,7 +55,12 @@ class NllMetric(keras.metrics.Mean):
         sample_weight: Optional weights of shape `(B, T)` or `(B,)`.
     """
 
-    def update_state(self, y_true, y_pred, sample_weight=None):
+    def update_state(
+        self,
+        y_true: Tensor,
+        y_pred: Tensor,
+        sample_weight: Tensor | None = None,
+    ) -> None:
         """Adds a batch."""
         y_true = ops.cast(y_true, "int32")
         weights = self._weights(sample_weight, y_true)
@@ -64,7 +74,12 @@ class NllMetric(keras.metrics.Mean):
         )
         self.update_from_nll(nll, weights, targets)
 
-    def update_from_nll(self, nll, sample_weight=None, targets=None):
+    def update_from_nll(
+        self,
+        nll: Tensor,
+        sample_weight: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> None:
         """Adds a batch whose logits were not computed.
 
         Args:
@@ -90,11 +105,11 @@ class NllMetric(keras.metrics.Mean):
             weights = weights[..., None]
         return ops.broadcast_to(weights, ops.shape(like))
 
-    def convert(self, nll):
+    def convert(self, nll: Tensor) -> Tensor:
         """Converts nats per target to the unit that is summed."""
         return bits_per_token(nll)
 
-    def units(self, targets, counts):
+    def units(self, targets: Tensor, counts: np.ndarray) -> Tensor:
         """Returns how many units each target is, in a shape like `counts`.
 
         `counts` is false at targets of weight 0.
@@ -127,7 +142,9 @@ class BitsPerToken(NllMetric):
     ```
     """
 
-    def __init__(self, name="bits_per_token", dtype=None):
+    def __init__(
+        self, name: str = "bits_per_token", dtype: DType | None = None
+    ):
         super().__init__(name=name, dtype=dtype)
 
 
@@ -155,7 +172,7 @@ class Perplexity(NllMetric):
     ```
     """
 
-    def __init__(self, name="perplexity", dtype=None):
+    def __init__(self, name: str = "perplexity", dtype: DType | None = None):
         super().__init__(name=name, dtype=dtype)
 
     def convert(self, nll):
@@ -191,7 +208,12 @@ class BitsPerByte(NllMetric):
     ```
     """
 
-    def __init__(self, bytes_per_token, name="bits_per_byte", dtype=None):
+    def __init__(
+        self,
+        bytes_per_token: Any,
+        name: str = "bits_per_byte",
+        dtype: DType | None = None,
+    ):
         super().__init__(name=name, dtype=dtype)
         sizes = np.asarray(bytes_per_token)
         is_valid = (
@@ -261,7 +283,9 @@ class SparseF1Score(keras.metrics.F1Score):
     ```
     """
 
-    def __init__(self, num_classes, name="f1", dtype=None):
+    def __init__(
+        self, num_classes: int, name: str = "f1", dtype: DType | None = None
+    ):
         super().__init__(average="macro", name=name, dtype=dtype)
         self.num_classes = num_classes
 
@@ -282,7 +306,7 @@ class SparseF1Score(keras.metrics.F1Score):
 _BY_NAME = {"bits_per_token": BitsPerToken, "perplexity": Perplexity}
 
 
-def get(identifier, tokenizer=None):
+def get(identifier: str, tokenizer: Tokenizer | None = None) -> Any:
     """Returns a new metric for its name; anything else is returned as it is."""
     if identifier == "bits_per_byte":
         if tokenizer is None or not tokenizer.is_lossless:

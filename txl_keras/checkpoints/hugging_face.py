@@ -4,6 +4,8 @@ import json
 import os
 import pathlib
 
+import keras
+
 from txl_keras.checkpoints.configuration import DEFAULTS
 from txl_keras.checkpoints.configuration import SIZES
 from txl_keras.checkpoints.configuration import raise_found
@@ -21,6 +23,8 @@ from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.output_folders import check_replaceable
 from txl_keras.output_folders import replaced_when_complete
 from txl_keras.tensor_files import write_safetensors
+from txl_keras.types import DType
+from txl_keras.types import PathLike
 
 # Default values of the library for missing keys of a configuration.
 _DEFAULTS = {
@@ -46,7 +50,9 @@ _REQUIRED = {
 _FILES = ["config.json", "model.safetensors"]
 
 
-def load_hugging_face(folder, dtype=None, **overrides):
+def load_hugging_face(
+    folder: PathLike, dtype: DType | None = None, **overrides
+) -> keras.Model:
     """Loads a `TransfoXLLMHeadModel` that `save_pretrained` wrote.
 
     The model may be the published `transfo-xl-wt103`. Its weights may be in
@@ -95,7 +101,7 @@ def load_hugging_face(folder, dtype=None, **overrides):
     return load_model(config, overrides, dtype, tensors, folder, HUGGING_FACE)
 
 
-def save_hugging_face(model, folder):
+def save_hugging_face(model: keras.Model, folder: PathLike) -> None:
     """Writes a folder that Hugging Face's `from_pretrained` can load.
 
     A `TransfoXLLMHeadModel` (transformers up to 4.35) then computes the same

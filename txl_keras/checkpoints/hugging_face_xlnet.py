@@ -5,6 +5,8 @@ import functools
 import pathlib
 import types
 
+import keras
+
 from txl_keras.checkpoints.configuration import check_sizes
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.configuration import read_config
@@ -18,6 +20,8 @@ from txl_keras.checks import check_head_dim
 from txl_keras.checks import shown
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 from txl_keras.models.xlnet_permutation_lm import XLNetPermutationLM
+from txl_keras.types import DType
+from txl_keras.types import PathLike
 from txl_keras.weights import build_undrawn
 
 # Default values of the library for missing keys of a configuration.
@@ -54,7 +58,12 @@ _BODY = "transformer."
 _PARTS = ("rel_attn.layer_norm", "ff.layer_norm", "ff.layer_1", "ff.layer_2")
 
 
-def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
+def load_hugging_face_xlnet(
+    folder: PathLike,
+    dtype: DType | None = None,
+    drop_head: bool = False,
+    **overrides,
+) -> keras.Model:
     """Loads an XLNet model that Hugging Face's `save_pretrained` wrote.
 
     The weights may be in one file or several, of safetensors or PyTorch. No

@@ -1,14 +1,23 @@
 """Import of checkpoints of the original PyTorch code and of NVIDIA's."""
 
+import keras
+
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.torch_files import load_torch
 from txl_keras.checkpoints.torch_files import torch_tensors
 from txl_keras.checkpoints.transformer_xl_layout import NVIDIA
 from txl_keras.checkpoints.transformer_xl_layout import ORIGINAL
 from txl_keras.checkpoints.transformer_xl_layout import load_model
+from txl_keras.types import DType
+from txl_keras.types import PathLike
 
 
-def load_pytorch(path, config=None, dtype=None, **overrides):
+def load_pytorch(
+    path: PathLike,
+    config: dict | None = None,
+    dtype: DType | None = None,
+    **overrides,
+) -> keras.Model:
     """Loads a checkpoint of the original PyTorch code or of NVIDIA's.
 
     The file may hold a state dict, the whole model (`torch.save(model)`, as

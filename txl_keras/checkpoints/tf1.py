@@ -3,6 +3,7 @@
 import pathlib
 import re
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -13,13 +14,17 @@ from txl_keras.checks import check_no_pattern
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import open_checked
 from txl_keras.tensor_files import Tensors
+from txl_keras.types import DType
+from txl_keras.types import PathLike
 from txl_keras.weights import weights_by_name
 
 # Variables of a training checkpoint besides the weights.
 _NOT_WEIGHTS = re.compile(r"(.*/)?(Adam(_1)?|beta[12]_power(_1)?|global_step)$")
 
 
-def load_tf1(prefix, config, dtype=None, **overrides):
+def load_tf1(
+    prefix: PathLike, config: dict, dtype: DType | None = None, **overrides
+) -> keras.Model:
     """Loads a checkpoint of the original TensorFlow code.
 
     The published models (enwik8, text8, wt103, lm1b) have this format. As in
@@ -51,7 +56,7 @@ def load_tf1(prefix, config, dtype=None, **overrides):
     return _load(prefix, config, dtype, overrides)
 
 
-def load_tf1_mean_square(prefix, config):
+def load_tf1_mean_square(prefix: PathLike, config: dict) -> dict:
     """Loads Adam's mean squares of gradients from a TensorFlow 1 checkpoint.
 
     They are statistics for dynamic evaluation with the weights of the same

@@ -19,6 +19,7 @@ from txl_keras.data.vocabulary import Vocabulary
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
+from txl_keras.types import PathLike
 
 _FORMATS = (
     "Expected text with one symbol per line; JSON with a list of symbols, an "
@@ -46,7 +47,7 @@ _NAMES = (
 )
 
 
-def load_vocabulary(path, size=None):
+def load_vocabulary(path: PathLike, size: int | None = None) -> list[str]:
     """Reads the symbols of a vocabulary, in the order of their ids.
 
     The content of a file determines its format, not its name, except that a

@@ -9,12 +9,15 @@ import json
 import math
 import os
 import sys
+from collections.abc import Sequence
+from typing import Self
 
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
 from txl_keras.data.corpora import files
 from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
+from txl_keras.types import PathLike
 
 # Most bytes of a row, which is kept in memory: a quote may have no end.
 _MAX_RECORD_BYTES = 1 << 25
@@ -65,16 +68,16 @@ class LabelledTexts:
     def __len__(self):
         return len(self.texts)
 
-    def place(self, index):
+    def place(self, index: int) -> str:
         """Returns a string that describes where a text was found."""
         number = self.numbers[index] if self.numbers else index
         return f"{self.name}, {self.unit} {number}"
 
-    def label_names(self):
+    def label_names(self) -> list[str]:
         """Returns the distinct labels as a sorted list."""
         return sorted(set(self.labels))
 
-    def label_ids(self, names):
+    def label_ids(self, names: Sequence[str]) -> list[int]:
         """Returns the index of each label in a list.
 
         Args:
@@ -97,7 +100,7 @@ class LabelledTexts:
                 )
         return [index[label] for label in self.labels]
 
-    def take(self, indices):
+    def take(self, indices: Sequence[int]) -> Self:
         """Returns the `LabelledTexts` at a list of indices."""
         numbers = self.numbers or range(len(self))
         return dataclasses.replace(
@@ -107,7 +110,7 @@ class LabelledTexts:
             numbers=[numbers[i] for i in indices],
         )
 
-    def split(self, share):
+    def split(self, share: float) -> tuple[Self, Self]:
         """Splits the texts in two parts, always in the same way.
 
         The part of a text depends on a hash of the text only. So duplicates are
@@ -133,7 +136,7 @@ class LabelledTexts:
             )
         return tuple(self.take(part) for part in parts)
 
-    def fingerprint(self):
+    def fingerprint(self) -> str:
         """Returns a SHA-256 of all texts and labels, in order."""
         content = json.dumps([self.texts, self.labels])
         return hashlib.sha256(content.encode()).hexdigest()
@@ -145,7 +148,9 @@ def _fraction(text):
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
-def read_labelled_texts(path, text_column="text", label_column="label"):
+def read_labelled_texts(
+    path: PathLike, text_column: str = "text", label_column: str = "label"
+) -> LabelledTexts:
     """Reads a file with one text and its label per row.
 
     - `.tsv`: values between tabs, taken literally; quotes are part of the text.

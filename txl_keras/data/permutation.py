@@ -1,9 +1,12 @@
 """Batches for permutation language modelling."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from txl_keras.checks import check_integer
 from txl_keras.data.layouts import draw
+from txl_keras.data.segments import Segments
 from txl_keras.data.segments import check_rules
 from txl_keras.data.step_batches import StepBatches
 
@@ -95,12 +98,12 @@ class PermutedSegments(StepBatches):
 
     def __init__(
         self,
-        segments,
-        context_factor=6,
-        max_span=5,
-        not_predicted=(),
-        with_next=False,
-        seed=0,
+        segments: Segments,
+        context_factor: int = 6,
+        max_span: int = 5,
+        not_predicted: Sequence[int] = (),
+        with_next: bool = False,
+        seed: int = 0,
     ):
         self.segments = segments
         self.context_factor = check_integer("context_factor", context_factor, 1)
@@ -133,7 +136,7 @@ class PermutedSegments(StepBatches):
         self.reuse_length = segments.segment_length if with_next else None
 
     @property
-    def steps_per_epoch(self):
+    def steps_per_epoch(self) -> int:
         """Returns the number of steps per epoch."""
         return len(self.segments) + 1 - self._num_parts
 

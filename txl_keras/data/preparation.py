@@ -19,6 +19,8 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,12 +28,15 @@ import tensorflow as tf
 from txl_keras.data import token_files
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.tokenizers import building
 from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.file_lock import lock
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import check_fields
 from txl_keras.json_files import read_json
+from txl_keras.types import PathLike
 
 # Must be increased when files of older versions must not be used any more.
 FORMAT = 3
@@ -72,7 +77,9 @@ class PreparedSplit:
     metadata: dict
     folder: str
 
-    def head(self, num_tokens=None):
+    def head(
+        self, num_tokens: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the first tokens of the split and the documents within them.
 
         Args:
@@ -88,19 +95,21 @@ class PreparedSplit:
         return tokens, documents[:begun]
 
     @property
-    def paths(self):
+    def paths(self) -> list[str]:
         """Returns the paths of the files of ids."""
         return token_files.shard_paths(
             self.folder, len(self.metadata["lengths"])
         )
 
-    def fingerprint(self):
+    def fingerprint(self) -> dict:
         """Returns a dict that identifies the ids in a run's configuration."""
         names = ("num_tokens", "sha256", "documents_sha256")
         return {name: self.metadata[name] for name in names}
 
 
-def prepare_tokenizer(name, corpus, folder, beam=None, **options):
+def prepare_tokenizer(
+    name: str, corpus: Corpus, folder: PathLike, beam: Any = None, **options
+) -> Tokenizer:
     """Builds the tokenizer of a corpus, or loads it if it was built before.
 
     Args:
@@ -127,7 +136,13 @@ def prepare_tokenizer(name, corpus, folder, beam=None, **options):
         return tokenizer
 
 
-def prepare(corpus, tokenizer, folder, splits=SPLITS, beam=None):
+def prepare(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    folder: PathLike,
+    splits: Sequence[str] = SPLITS,
+    beam: Any = None,
+) -> dict:
     """Encodes splits of a corpus and stores the ids, or opens existing ones.
 
     Args:

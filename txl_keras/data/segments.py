@@ -88,17 +88,17 @@ class Segments(StepBatches):
 
     def __init__(
         self,
-        tokens,
-        batch_size,
-        segment_length,
-        drop_remainder,
+        tokens: np.ndarray,
+        batch_size: int,
+        segment_length: int,
+        drop_remainder: bool,
         *,
-        documents=None,
-        order="sequential",
-        reset_documents=False,
-        warmup_segments=0,
-        half_loss=False,
-        seed=0,
+        documents: np.ndarray | None = None,
+        order: str = "sequential",
+        reset_documents: bool = False,
+        warmup_segments: int = 0,
+        half_loss: bool = False,
+        seed: int = 0,
     ):
         self.tokens = _check_integers("tokens", tokens)
         self.batch_size = check_integer("batch_size", batch_size, 1)
@@ -119,12 +119,12 @@ class Segments(StepBatches):
         self._layout = self._make_layout(documents)
 
     @property
-    def num_predictions(self):
+    def num_predictions(self) -> int:
         """Returns P, the number of tokens that have a token before them."""
         return len(self.tokens) - 1
 
     @property
-    def steps_per_epoch(self):
+    def steps_per_epoch(self) -> int:
         """Returns the number of steps per epoch."""
         return self._layout.steps_per_epoch
 
@@ -149,7 +149,7 @@ class Segments(StepBatches):
             "num_targets": np.float32(num_targets),
         }
 
-    def target_positions(self, step):
+    def target_positions(self, step: int) -> np.ndarray:
         """Returns the stream positions of a step's targets, in evaluation.
 
         Args:
@@ -174,7 +174,7 @@ class Segments(StepBatches):
         is_scored = (index < rows.counts[:, None]) & rows.scored[:, None]
         return np.where(is_scored, rows.starts[:, None] + 1 + index, -1)
 
-    def arrays(self):
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns one epoch as two arrays in memory, for `model.fit`.
 
         Row b of each batch of B samples continues row b of the batch before, so

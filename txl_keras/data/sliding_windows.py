@@ -60,12 +60,12 @@ class SlidingWindows(Segments):
 
     def __init__(
         self,
-        tokens,
-        batch_size,
-        segment_length,
-        stride=1,
-        documents=None,
-        reset_documents=False,
+        tokens: np.ndarray,
+        batch_size: int,
+        segment_length: int,
+        stride: int = 1,
+        documents: np.ndarray | None = None,
+        reset_documents: bool = False,
     ):
         check_integer("segment_length", segment_length, 1)
         check_integer("stride", stride, 1, maximum=segment_length)

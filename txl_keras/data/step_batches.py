@@ -1,5 +1,7 @@
 """Datasets of batches that are a pure function of the step."""
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -14,7 +16,9 @@ class StepBatches:
     def __len__(self):
         return self.steps_per_epoch
 
-    def batch(self, step, first_row=0, num_rows=None):
+    def batch(
+        self, step: int, first_row: int = 0, num_rows: int | None = None
+    ) -> dict:
         """Computes the batch of a step, or some of its rows.
 
         Args:
@@ -44,7 +48,13 @@ class StepBatches:
         """Computes the rows of a slice, after `batch` has checked it."""
         raise NotImplementedError
 
-    def dataset(self, first_step=0, num_steps=None, first_row=0, num_rows=None):
+    def dataset(
+        self,
+        first_step: int = 0,
+        num_steps: int | None = None,
+        first_row: int = 0,
+        num_rows: int | None = None,
+    ) -> tf.data.Dataset:
         """Makes a dataset of batches that starts directly at a step.
 
         Args:
@@ -59,8 +69,12 @@ class StepBatches:
         return self._dataset(first_step, num_steps, [(first_row, num_rows)])
 
     def distribute(
-        self, strategy, first_step=0, num_steps=None, in_memory=False
-    ):
+        self,
+        strategy: tf.distribute.Strategy,
+        first_step: int = 0,
+        num_steps: int | None = None,
+        in_memory: bool = False,
+    ) -> Any:
         """Makes a distributed dataset with row r always on the same replica.
 
         With R replicas, replica k gets the rows from `k * B // R` up to

@@ -4,6 +4,7 @@
 """
 
 import functools
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -17,7 +18,7 @@ from txl_keras.data.segments import NUM_IDS
 from txl_keras.data.step_batches import dataset_of
 
 
-def pad_texts(token_ids, multiple_of=1):
+def pad_texts(token_ids: Sequence[np.ndarray], multiple_of: int = 1) -> dict:
     """Pads texts on the right, for `TransformerXLTextClassifier`.
 
     Args:
@@ -87,12 +88,12 @@ class TextBatches:
 
     def __init__(
         self,
-        token_ids,
-        label_ids,
-        batch_size,
-        segment_length,
-        max_batch_tokens=16384,
-        seed=None,
+        token_ids: Sequence[np.ndarray],
+        label_ids: Sequence[int],
+        batch_size: int,
+        segment_length: int,
+        max_batch_tokens: int = 16384,
+        seed: int | None = None,
     ):
         check_integer("batch_size", batch_size, 1)
         check_integer("max_batch_tokens", max_batch_tokens, 1)
@@ -126,11 +127,11 @@ class TextBatches:
         self._cached_rows = functools.lru_cache(maxsize=2)(self._rows)
 
     @property
-    def steps_per_epoch(self):
+    def steps_per_epoch(self) -> int:
         """Returns the number of batches per epoch."""
         return len(self._starts)
 
-    def order(self, epoch=0):
+    def order(self, epoch: int = 0) -> np.ndarray:
         """Returns the indices of all texts in an epoch, from short to long.
 
         Args:
@@ -146,7 +147,7 @@ class TextBatches:
             indices = self._rng(epoch).permutation(indices)
         return indices[np.argsort(self._segments[indices], kind="stable")]
 
-    def batch(self, step):
+    def batch(self, step: int) -> tuple:
         """Returns the batch of a step.
 
         Args:
@@ -175,7 +176,7 @@ class TextBatches:
     def _rng(self, *key):
         return np.random.default_rng((self._seed, *key))
 
-    def dataset(self, num_steps=None):
+    def dataset(self, num_steps: int | None = None) -> tf.data.Dataset:
         """Returns a dataset of the batches from the first step on.
 
         Args:

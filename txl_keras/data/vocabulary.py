@@ -4,10 +4,12 @@ import itertools
 import math
 import os
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
 from txl_keras.checks import shown
+from txl_keras.types import Tensor
 
 NUM_CODE_POINTS = 0x110000  # all of Unicode
 LARGE_VOCABULARY = 10_000  # a full softmax over fewer ids is cheap
@@ -28,7 +30,7 @@ class Vocabulary:
     [2, 1, 0]
     """
 
-    def __init__(self, symbols):
+    def __init__(self, symbols: Sequence[str]):
         if isinstance(symbols, (str, os.PathLike)):  # not its characters
             raise ValueError(
                 "`symbols` must be a list of words: of a file, read it with "
@@ -59,11 +61,11 @@ class Vocabulary:
     def __contains__(self, word):
         return word in self._ids
 
-    def id_of(self, word):
+    def id_of(self, word: str) -> int | None:
         """Returns the id of a word, or None if it has none."""
         return self._ids.get(word)
 
-    def ids(self, words, unknown=None):
+    def ids(self, words: Tensor, unknown: str | None = None) -> np.ndarray:
         """Looks up the ids of words.
 
         Args:
@@ -107,7 +109,7 @@ class UnknownSymbolError(ValueError):
         )
 
 
-def choose_cutoffs(counts):
+def choose_cutoffs(counts: np.ndarray) -> list[int]:
     """Chooses the three cluster boundaries of an adaptive softmax.
 
     Minimises the expected number of logits per token, over a grid of cutoffs

@@ -4,6 +4,10 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `L`
 layers.
 """
 
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import keras
 import numpy as np
 
 from txl_keras.checks import check_integer
@@ -12,7 +16,13 @@ from txl_keras.checks import check_token_ids
 from txl_keras.evaluation.evaluator import segments_in_memory
 
 
-def attention_maps(model, tokens, starts, segment_length, memory_length=None):
+def attention_maps(
+    model: keras.Model,
+    tokens: np.ndarray,
+    starts: Sequence[int],
+    segment_length: int,
+    memory_length: int | None = None,
+) -> np.ndarray:
     """Returns the attention probabilities of all heads in segments of a text.
 
     The model first reads as many whole segments before each position as are
@@ -74,14 +84,14 @@ def attention_maps(model, tokens, starts, segment_length, memory_length=None):
 
 
 def attention_by_distance(
-    model,
-    tokens,
-    starts,
-    segment_length,
-    memory_length=None,
-    batch_size=16,
-    on_progress=None,
-):
+    model: keras.Model,
+    tokens: np.ndarray,
+    starts: Sequence[int],
+    segment_length: int,
+    memory_length: int | None = None,
+    batch_size: int = 16,
+    on_progress: Callable | None = None,
+) -> np.ndarray:
     """Computes the mean attention probability at each query-key distance.
 
     This is the figure of appendix D of Dai et al., 2019. At distance 0 a query

@@ -5,7 +5,10 @@ Letters: `B` windows of a batch, `T` segment, `M` memory, `C` context lengths,
 """
 
 import sys
+from collections.abc import Callable
+from collections.abc import Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -21,16 +24,16 @@ from txl_keras.models.segment_reader import padded_segment
 
 
 def context_losses(
-    model,
-    tokens,
-    positions,
-    context_lengths,
-    segment_length,
-    memory_length=None,
-    batch_size=16,
-    on_progress=None,
-    out=None,
-):
+    model: keras.Model,
+    tokens: np.ndarray,
+    positions: np.ndarray,
+    context_lengths: Sequence[int],
+    segment_length: int,
+    memory_length: int | None = None,
+    batch_size: int = 16,
+    on_progress: Callable | None = None,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
     """Computes the losses of tokens for several context lengths.
 
     The loss is `l(c, t) = -log p(x_t | x_{t-c}, ..., x_{t-1})` of appendix C
@@ -113,7 +116,9 @@ def context_losses(
     return losses
 
 
-def spread_positions(num_tokens, num_positions, longest_context):
+def spread_positions(
+    num_tokens: int, num_positions: int, longest_context: int
+) -> np.ndarray:
     """Returns evenly spaced positions of a text.
 
     Args:

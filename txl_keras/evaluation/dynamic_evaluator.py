@@ -9,21 +9,28 @@ Letters: `B` rows, `T` segment, `M` memory, `P` predictions of a text, which has
 
 import json
 import time
+from collections.abc import Callable
+from collections.abc import Iterator
 
+import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
+from keras.optimizers.schedules import LearningRateSchedule
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
+from txl_keras.data.segments import Segments
 from txl_keras.evaluation import evaluator
 from txl_keras.evaluation.backup import Backup
 from txl_keras.evaluation.backup import arrays_hash
 from txl_keras.evaluation.backup import weights_hash
+from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.training import checkpointing
 from txl_keras.training.compilation import compile_layers
 from txl_keras.training.stopping import StopRequest
+from txl_keras.types import PathLike
 from txl_keras.weights import weights_by_name
 
 _SECONDS_BETWEEN_BACKUPS = 300
@@ -104,15 +111,15 @@ class DynamicEvaluator:
 
     def __init__(
         self,
-        model,
-        learning_rate,
-        mean_square=None,
-        decay=0.0,
-        epsilon=1e-5,
-        clip_decay=True,
-        batch_size=1,
-        segment_length=64,
-        stop=None,
+        model: keras.Model,
+        learning_rate: float | LearningRateSchedule,
+        mean_square: dict | None = None,
+        decay: float = 0.0,
+        epsilon: float = 1e-5,
+        clip_decay: bool = True,
+        batch_size: int = 1,
+        segment_length: int = 64,
+        stop: StopRequest | None = None,
     ):
         check_number("learning_rate", learning_rate, 0)
         check_number("decay", decay, 0)
@@ -152,7 +159,13 @@ class DynamicEvaluator:
         )
         self._compiled_update = compile_layers(self._update, strategy)
 
-    def evaluate(self, segments, on_progress=None, token_nll=None, backup=None):
+    def evaluate(
+        self,
+        segments: Segments,
+        on_progress: Callable | None = None,
+        token_nll: np.ndarray | None = None,
+        backup: PathLike | None = None,
+    ) -> dict | None:
         """Scores all targets of a text.
 
         Args:
@@ -324,7 +337,9 @@ class DynamicEvaluator:
     def _initial_memory(self):
         return self._model.initial_memory(self._batch_size)
 
-    def read(self, segments, first, memory=None):
+    def read(
+        self, segments: Segments, first: int, memory: Memory | None = None
+    ) -> Iterator:
         """Yields nats `(B, T)`, memory, and gradients by name, per segment."""
         if memory is None:
             memory = self._initial_memory()
@@ -351,7 +366,9 @@ class DynamicEvaluator:
         return nll, memory, dict(zip(self._variables, dense, strict=True))
 
 
-def collect_mean_square(model, segments, num_segments):
+def collect_mean_square(
+    model: keras.Model, segments: Segments, num_segments: int
+) -> dict:
     """Computes the mean square of the gradient on training text.
 
     The segments are spread over the text, because in a part of it many words

@@ -5,13 +5,16 @@ Letters: `B` batch over all replicas, `T` segment, `M` memory, `L` layers,
 """
 
 import time
+from collections.abc import Callable
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
 from txl_keras.data.feed import Feed
+from txl_keras.data.segments import Segments
 from txl_keras.data.sliding_windows import SlidingWindows
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.metrics import bits_per_token
@@ -40,12 +43,12 @@ class Evaluator:
 
     def __init__(
         self,
-        model,
-        strategy,
-        batch_size,
-        segment_length,
-        memory_length=None,
-        stop=None,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        batch_size: int,
+        segment_length: int,
+        memory_length: int | None = None,
+        stop: StopRequest | None = None,
     ):
         if memory_length is None:
             memory_length = model.backbone.memory_length
@@ -68,17 +71,17 @@ class Evaluator:
         self.replica_step = self._sum.replica_step
 
     @property
-    def num_bytes(self):
+    def num_bytes(self) -> int:
         """Returns the size of the memory on one replica in bytes."""
         return self._reader.num_bytes
 
     def evaluate(
         self,
-        segments,
-        steps_per_execution=20,
-        on_progress=None,
-        token_nll=None,
-    ):
+        segments: Segments,
+        steps_per_execution: int = 20,
+        on_progress: Callable | None = None,
+        token_nll: np.ndarray | None = None,
+    ) -> dict | None:
         """Scores all targets of a text.
 
         Args:
@@ -296,7 +299,9 @@ def segments_in_memory(backbone, segment_length, memory_length=None):
     return -(-backbone.past_tokens(memory_length) // segment_length)
 
 
-def warmup_segments(backbone, segment_length, memory_length=None):
+def warmup_segments(
+    backbone: keras.Model, segment_length: int, memory_length: int | None = None
+) -> int:
     """Returns the number of warm-up segments that make scores independent of B.
 
     Each stream reads these segments before its own, without scoring them. The

@@ -4,12 +4,15 @@ Letters: `B` batch over all replicas, `T` segment, `P` targets per row, `M`
 memory.
 """
 
+import keras
 import tensorflow as tf
 
+from txl_keras.data.permutation import PermutedSegments
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import SegmentSums
 from txl_keras.evaluation.evaluator import scores_of
 from txl_keras.training.compilation import compile_layers
+from txl_keras.training.stopping import StopRequest
 
 
 class PermutationEvaluator:
@@ -48,7 +51,12 @@ class PermutationEvaluator:
     """
 
     def __init__(
-        self, model, strategy, batch_size, memory_length=None, stop=None
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        batch_size: int,
+        memory_length: int | None = None,
+        stop: StopRequest | None = None,
     ):
         self._model = model
         with strategy.scope():
@@ -63,7 +71,9 @@ class PermutationEvaluator:
             stop,
         )
 
-    def evaluate(self, segments, steps_per_execution=20):
+    def evaluate(
+        self, segments: PermutedSegments, steps_per_execution: int = 20
+    ) -> dict | None:
         """Scores one epoch.
 
         Args:

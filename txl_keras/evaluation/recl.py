@@ -7,6 +7,8 @@ the models of a group, and counts only the gain over the best of them.
 Letters: `G` models of the group, `C` context lengths, `P` positions of a text.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from txl_keras.checks import check_integer
@@ -18,8 +20,11 @@ THRESHOLD = 0.01  # appendix C of the paper
 
 
 def effective_context_lengths(
-    losses, context_lengths, top_r=1.0, threshold=THRESHOLD
-):
+    losses: Sequence[np.ndarray],
+    context_lengths: Sequence[int],
+    top_r: float = 1.0,
+    threshold: float = THRESHOLD,
+) -> list[dict]:
     """Computes the RECL of each model: the longest context that still helps.
 
     This is the search of appendix C. Starting from the shortest length, c

@@ -7,6 +7,7 @@ import numpy as np
 
 from txl_keras.checks import check_shape
 from txl_keras.data.layouts import document_lengths
+from txl_keras.data.segments import Segments
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 
@@ -130,7 +131,12 @@ def learning_curve(metrics):
     }
 
 
-def position_curve(nll, documents=(0,), segments=None, bins_per_doubling=1):
+def position_curve(
+    nll: np.ndarray,
+    documents: np.ndarray = (0,),
+    segments: Segments | None = None,
+    bins_per_doubling: int = 1,
+) -> list[dict]:
     """Computes the mean loss by the position of a token in its document.
 
     The first tokens of a document have little context and later ones more. The

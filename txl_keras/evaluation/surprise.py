@@ -8,6 +8,7 @@ import json
 import math
 import pathlib
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -15,6 +16,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import check_vocabulary
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.models.generation.request import check_has_tokenizer
 from txl_keras.models.generation.text_stream import TextStream
 
@@ -25,13 +27,13 @@ _NUM_CANDIDATES = 5
 
 
 def surprise_page(
-    model,
-    text,
-    tokenizer=None,
-    segment_length=64,
-    memory_length=None,
-    title="Surprise",
-):
+    model: keras.Model,
+    text: str,
+    tokenizer: Tokenizer | None = None,
+    segment_length: int = 64,
+    memory_length: int | None = None,
+    title: str = "Surprise",
+) -> str:
     """Makes a web page of a text, in which each token is shaded by its bits.
 
     The page shows `-log2 p(token)` with memory and without, where each segment

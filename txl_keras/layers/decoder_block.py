@@ -3,6 +3,9 @@
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden size.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -20,6 +23,7 @@ from txl_keras.layers.gate import GATES
 from txl_keras.layers.gate import Gate
 from txl_keras.layers.sublayers import Block
 from txl_keras.layers.sublayers import sublayer
+from txl_keras.types import Tensor
 
 # Position encodings. Absolute positions do not allow memory, whose positions
 # would clash with those of the segment (section 3.3).
@@ -119,17 +123,17 @@ class DecoderBlock(Block):
 
     def __init__(
         self,
-        num_heads,
-        head_dim,
-        intermediate_dim,
-        normalize_first=False,
-        attention_type="relative",
-        max_positions=None,
-        clamp_length=None,
-        same_length=False,
-        look_ahead=0,
-        tie_attention_biases=False,
-        gate=None,
+        num_heads: int,
+        head_dim: int,
+        intermediate_dim: int,
+        normalize_first: bool = False,
+        attention_type: str = "relative",
+        max_positions: int | None = None,
+        clamp_length: int | None = None,
+        same_length: bool | str = False,
+        look_ahead: int = 0,
+        tie_attention_biases: bool = False,
+        gate: str | None = None,
         **kwargs,
     ):
         super().__init__(num_heads, head_dim, intermediate_dim, **kwargs)
@@ -218,12 +222,12 @@ class DecoderBlock(Block):
 
     def attend_projected(
         self,
-        inputs,
-        past,
-        positions=(),
-        attention_biases=None,
-        return_attention_scores=False,
-    ):
+        inputs: Tensor,
+        past: Any,
+        positions: Sequence[Tensor] = (),
+        attention_biases: Tensor | None = None,
+        return_attention_scores: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes the block for a past whose keys and values are cached.
 
         For inference only. Arguments and results are those of
@@ -240,14 +244,14 @@ class DecoderBlock(Block):
         )
         return self._transform(inputs, attended), *projected
 
-    def project_positions(self, num_distances):
+    def project_positions(self, num_distances: int) -> tuple[Tensor, ...]:
         """Projects the positions, which depends on the weights only.
 
         See `CausalMultiHeadAttention.project_positions`.
         """
         return self.attention.project_positions(num_distances)
 
-    def project(self, memory):
+    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Projects what the block remembers to keys and values.
 
         See `CausalMultiHeadAttention.project`.
@@ -255,8 +259,13 @@ class DecoderBlock(Block):
         return self.attention.project(self._attention_inputs(memory))
 
     def reconstruction_loss(
-        self, inputs, evicted, num_groups, rate, lengths=None
-    ):
+        self,
+        inputs: Tensor,
+        evicted: Tensor,
+        num_groups: int,
+        rate: float,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
         """Computes how much attention changes when states are compressed.
 
         The mean squared difference of attention to evicted states and to their

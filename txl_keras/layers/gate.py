@@ -71,7 +71,11 @@ class Gate(ConfiguredLayer):
     """
 
     def __init__(
-        self, gate, bias=None, kernel_initializer="glorot_uniform", **kwargs
+        self,
+        gate: str,
+        bias: float | None = None,
+        kernel_initializer: str | keras.Initializer = "glorot_uniform",
+        **kwargs,
     ):
         super().__init__(**kwargs)
         self.gate = check_one_of("gate", gate, GATES)

@@ -11,6 +11,7 @@ from txl_keras.checks import check_seeds
 from txl_keras.layers.compute.dropout import keep_mask
 from txl_keras.layers.compute.target import fused
 from txl_keras.layers.config import ConfiguredLayer
+from txl_keras.types import Tensor
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -50,7 +51,7 @@ class RowDropout(ConfiguredLayer):
     ```
     """
 
-    def __init__(self, rate, seed=None, **kwargs):
+    def __init__(self, rate: float, seed: int | None = None, **kwargs):
         super().__init__(**kwargs)
         self.rate = check_dropout("rate", rate)
         self.seed = seed
@@ -71,7 +72,9 @@ class RowDropout(ConfiguredLayer):
         outputs = tf.custom_gradient(lambda x: (drop(x), drop))(inputs)
         return tf.ensure_shape(outputs, inputs.shape)
 
-    def row_seeds(self, batch_size, dropout_seed=None):
+    def row_seeds(
+        self, batch_size: int, dropout_seed: Tensor | None = None
+    ) -> Tensor:
         """Returns the row seeds of a call, and draws them if none are given.
 
         Args:

@@ -170,13 +170,13 @@ class Block(ConfiguredLayer):
 
     def __init__(
         self,
-        num_heads,
-        head_dim,
-        intermediate_dim,
-        dropout=0.0,
-        attention_dropout=0.0,
-        layer_norm_epsilon=1e-5,
-        kernel_initializer="glorot_uniform",
+        num_heads: int,
+        head_dim: int,
+        intermediate_dim: int,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        layer_norm_epsilon: float = 1e-5,
+        kernel_initializer: str | keras.Initializer = "glorot_uniform",
         **kwargs,
     ):
         super().__init__(**kwargs)

@@ -61,11 +61,11 @@ class TwoStreamBlock(Block):
 
     def __init__(
         self,
-        num_heads,
-        head_dim,
-        intermediate_dim,
-        layer_norm_epsilon=1e-12,
-        clamp_length=None,
+        num_heads: int,
+        head_dim: int,
+        intermediate_dim: int,
+        layer_norm_epsilon: float = 1e-12,
+        clamp_length: int | None = None,
         **kwargs,
     ):
         super().__init__(

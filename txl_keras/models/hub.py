@@ -6,6 +6,7 @@ import re
 from txl_keras.checks import check_path
 from txl_keras.checks import import_extra
 from txl_keras.json_files import read_json
+from txl_keras.types import PathLike
 
 # Symbols of a Hugging Face `transfo-xl`, in its order of preference.
 VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
@@ -18,7 +19,7 @@ _DOWNLOADED_ELSE = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 _UPLOADED = ("config.json", "model.safetensors", "tokenizer.json", "README.md")
 
 
-def upload_preset(uri, preset):
+def upload_preset(uri: str, preset: PathLike) -> None:
     """Uploads the folder of a preset to the Hugging Face Hub.
 
     Requires huggingface_hub, and its `login()` or the variable `HF_TOKEN`. The

@@ -4,14 +4,18 @@ Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `L` layers.
 """
 
 import collections
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_integer
+from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.projected_memory import choose_rows
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
+from txl_keras.types import Tensor
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -73,15 +77,15 @@ class LSTMBackbone(RecurrentBackbone):
 
     def __init__(
         self,
-        vocabulary_size,
-        num_layers,
-        hidden_dim,
-        cutoffs=(),
-        embedding_dim=None,
-        div_val=1,
-        project_same_dim=True,
-        dropout=0.0,
-        initializer_stddev=0.02,
+        vocabulary_size: int | None,
+        num_layers: int,
+        hidden_dim: int,
+        cutoffs: Sequence[int] = (),
+        embedding_dim: int | None = None,
+        div_val: int = 1,
+        project_same_dim: bool = True,
+        dropout: float = 0.0,
+        initializer_stddev: float = 0.02,
         **kwargs,
     ):
         super().__init__(
@@ -115,7 +119,7 @@ class LSTMBackbone(RecurrentBackbone):
         ]
         self.build((None, None))
 
-    def projection_initializer(self):
+    def projection_initializer(self) -> keras.Initializer:
         """Returns the initializer of projections from tables to size D."""
         return self.token_embedding.projection_initializer.clone()
 
@@ -123,11 +127,11 @@ class LSTMBackbone(RecurrentBackbone):
         return 16 * segment_length * self.hidden_dim**2
 
     @property
-    def num_states(self):
+    def num_states(self) -> int:
         """Returns 2 L: a hidden state and a cell state per layer."""
         return 2 * self.num_layers
 
-    def check_remembers(self, memory_length):
+    def check_remembers(self, memory_length: int) -> None:
         """Raises `ValueError` unless `memory_length` is `None` or 1."""
         if memory_length not in (None, self.memory_length):
             raise ValueError(
@@ -165,15 +169,17 @@ class LSTMBackbone(RecurrentBackbone):
             x = self._drop(states[-2], i + 1, training, row_seeds)
         return x, tuple(states)
 
-    def project_memory(self, memory):
+    def project_memory(self, memory: Memory) -> Any:
         """Returns the states of a `Memory`; an LSTM projects nothing."""
         return _States(memory.states)
 
-    def project_positions(self, num_distances):
+    def project_positions(self, num_distances: int) -> Any:
         """Returns an empty tuple, since an LSTM has no positions."""
         return ()
 
-    def call_projected(self, token_ids, memory, positions):
+    def call_projected(
+        self, token_ids: Tensor, memory: Memory, positions: Any
+    ) -> Any:
         """Returns hidden states and all states at every token `(B, T, D)`."""
         return self._all_states(token_ids, memory.states)
 

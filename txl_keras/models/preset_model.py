@@ -1,6 +1,8 @@
 """The base classes of models that presets and folders describe."""
 
 import tempfile
+from typing import Any
+from typing import Self
 
 import keras
 
@@ -11,14 +13,18 @@ from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
 from txl_keras.data.tokenizers.building import deserialize_tokenizer
 from txl_keras.data.tokenizers.building import serialize_tokenizer
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.keras_internals import IntegerBatches
 from txl_keras.keras_internals import layers_of
 from txl_keras.keras_internals import make_quantized
 from txl_keras.layers.config import add_arguments
+from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.models.hub import upload_preset
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.presets import build_preset
+from txl_keras.types import DType
+from txl_keras.types import PathLike
 
 # What a config may name, of `keras.quantizers`.
 _MODES = ("int8", "int4", "float8")
@@ -47,7 +53,13 @@ class PresetModel(keras.Model):
         check_dtype_policy(self.dtype_policy)
 
     @classmethod
-    def from_preset(cls, preset, load_weights=True, dtype=None, **overrides):
+    def from_preset(
+        cls,
+        preset: PathLike,
+        load_weights: bool = True,
+        dtype: DType | None = None,
+        **overrides,
+    ) -> Self:
         """Builds the model of a preset.
 
         The names in `presets` are sizes without weights. Those in
@@ -117,7 +129,12 @@ class PresetModel(keras.Model):
             model.trainable = trainable
         return model
 
-    def save_to_preset(self, folder, training=None, dtype="float32"):
+    def save_to_preset(
+        self,
+        folder: PathLike,
+        training: dict | None = None,
+        dtype: str = "float32",
+    ) -> None:
         """Writes a folder that `from_preset` reads.
 
         It has `config.json`, the class and the arguments of the model;
@@ -144,7 +161,9 @@ class PresetModel(keras.Model):
 
         save_preset(self, folder, training, dtype)
 
-    def push_to_hub(self, repo_id, training=None, dtype="float32"):
+    def push_to_hub(
+        self, repo_id: str, training: dict | None = None, dtype: str = "float32"
+    ) -> None:
         """Uploads the model to the Hugging Face Hub, as a preset.
 
         Args:
@@ -155,7 +174,9 @@ class PresetModel(keras.Model):
             self.save_to_preset(folder, training, dtype)
             upload_preset(f"hf://{repo_id}", folder)
 
-    def quantize(self, mode=None, config=None, **kwargs):
+    def quantize(
+        self, mode: str | None = None, config: Any = None, **kwargs
+    ) -> None:
         """Quantizes the kernels, as `keras.Model.quantize` does.
 
         The tables of the token embedding and of the softmax, which may be
@@ -194,7 +215,14 @@ class PresetModel(keras.Model):
 class BackboneModel(IntegerBatches, PresetModel):
     """Base class of models on a `RecurrentBackbone`, maybe with a tokenizer."""
 
-    def __init__(self, backbone, tokenizer=None, **kwargs):
+    backbone: keras.Model
+
+    def __init__(
+        self,
+        backbone: keras.Model,
+        tokenizer: Tokenizer | None = None,
+        **kwargs,
+    ):
         if not isinstance(backbone, self.backbone_classes):
             known = " or ".join(x.__name__ for x in self.backbone_classes)
             raise ValueError(
@@ -215,7 +243,7 @@ class BackboneModel(IntegerBatches, PresetModel):
         backbone.owners.add(self)
 
     @property
-    def tokenizer(self):
+    def tokenizer(self) -> Any:
         """Returns the tokenizer of the model's vocabulary, or `None`."""
         return self._tokenizer
 
@@ -238,11 +266,13 @@ class BackboneModel(IntegerBatches, PresetModel):
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
-    def has_integer_targets(self):
+    def has_integer_targets(self) -> bool:
         """Returns whether the loss is that of integer targets."""
         return isinstance(self.loss, keras.losses.SparseCategoricalCrossentropy)
 
-    def initial_memory(self, batch_size, memory_length=None):
+    def initial_memory(
+        self, batch_size: int, memory_length: int | None = None
+    ) -> Memory:
         """Returns the memory of a cold start: see `RecurrentBackbone`."""
         return self.backbone.initial_memory(batch_size, memory_length)
 

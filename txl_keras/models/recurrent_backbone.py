@@ -4,6 +4,8 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `r` rank.
 """
 
 import weakref
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -38,6 +40,9 @@ from txl_keras.models.preset_model import PresetModel
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
 from txl_keras.training.checkpointing import check_shapes
+from txl_keras.types import PathLike
+from txl_keras.types import Shape
+from txl_keras.types import Tensor
 from txl_keras.weights import normal_initializer
 
 _LORA_SUFFIX = ".lora.safetensors"
@@ -82,11 +87,11 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
 
     def __init__(
         self,
-        vocabulary_size,
-        num_layers,
-        hidden_dim,
-        initializer_stddev,
-        dropout,
+        vocabulary_size: int | None,
+        num_layers: int,
+        hidden_dim: int,
+        initializer_stddev: float,
+        dropout: float,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -148,11 +153,11 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         )
         self.memory_length = check_memory_length(memory_length)
 
-    def kernel_initializer(self):
+    def kernel_initializer(self) -> keras.Initializer:
         """Returns the initializer of kernels and embedding tables."""
         return normal_initializer(self.initializer_stddev)
 
-    def target(self, device, training):
+    def target(self, device: str, training: bool) -> Any:
         """Returns the `Target` of the layers on a device, without a kernel."""
         in_parts = (
             device == "cpu"
@@ -164,7 +169,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         )
         return Target(device, in_parts)
 
-    def check_takes_padding(self):
+    def check_takes_padding(self) -> None:
         """Raises `ValueError` if padding changes a text's hidden states."""
         if not self.remembers:
             raise ValueError(
@@ -173,7 +178,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
                 f"{self.attention_type!r}"
             )
 
-    def layer_flops(self, segment_length, memory_length):
+    def layer_flops(self, segment_length: int, memory_length: int) -> int:
         """Returns the forward FLOPs of one layer and row: see `model_flops`."""
         num_keys = memory_length + segment_length
         width = self.num_heads * self.head_dim
@@ -192,11 +197,11 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         )
 
     @property
-    def num_states(self):
+    def num_states(self) -> int:
         """Returns the number of tensors `(B, M, D)` in a memory."""
         return self.num_layers
 
-    def compute_output_shape(self, token_ids_shape):
+    def compute_output_shape(self, token_ids_shape: Shape) -> Shape:
         """Returns the shape of the hidden states, for `summary`."""
         return (*token_ids_shape[:2], self.hidden_dim)
 
@@ -205,11 +210,11 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         # the hidden states alone.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
-    def check_remembers(self, memory_length):
+    def check_remembers(self, memory_length: int) -> None:
         """Raises `ValueError` if the model cannot have such a memory."""
         check_memory_length(memory_length)
 
-    def check_positions(self, segment_length):
+    def check_positions(self, segment_length: int) -> None:
         """Raises `ValueError` if a segment is longer than `max_positions`."""
         limit = self.max_segment_length
         if limit is not None and segment_length > limit:
@@ -219,7 +224,9 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
                 f"segment_length={segment_length}, max_positions={limit}"
             )
 
-    def initial_memory(self, batch_size, memory_length=None):
+    def initial_memory(
+        self, batch_size: int, memory_length: int | None = None
+    ) -> Memory:
         """Returns the memory of a cold start.
 
         Args:
@@ -239,7 +246,12 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             self.num_pending,
         )
 
-    def memory_stack(self, batch_size, memory_length=None, name=None):
+    def memory_stack(
+        self,
+        batch_size: int,
+        memory_length: int | None = None,
+        name: str | None = None,
+    ) -> MemoryStack:
         """Creates a `MemoryStack` for the memory of this model."""
         return MemoryStack(
             self.num_states,
@@ -252,32 +264,38 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             name=name,
         )
 
-    def memory_stacks(self):
+    def memory_stacks(self) -> tuple[MemoryStack, MemoryStack]:
         """Creates the memories of training and of inference."""
         return [
             self.memory_stack(None, name=f"{use}_memory")
             for use in ("training", "inference")
         ]
 
-    def empty_projected_memory(self, memory_length):
+    def empty_projected_memory(self, memory_length: int) -> Any:
         """Projects one entry of a cold start's memory, to be broadcast to M."""
         memory = self.initial_memory(1, min(memory_length, 1))
         return self.project_memory(
             memory._replace(valid_length=memory.valid_length * memory_length)
         )
 
-    def past_length(self, memory_length=None):
+    def past_length(self, memory_length: int | None = None) -> int:
         """Returns how many entries before a segment its queries attend to."""
         if memory_length is None:
             return self.memory_length
         self.check_remembers(memory_length)
         return memory_length
 
-    def past_tokens(self, memory_length=None):
+    def past_tokens(self, memory_length: int | None = None) -> int:
         """Returns how many tokens the entries of `past_length` stand for."""
         return self.past_length(memory_length)
 
-    def append(self, memory, entries, lengths=None, **kwargs):
+    def append(
+        self,
+        memory: Memory,
+        entries: Any,
+        lengths: Tensor | None = None,
+        **kwargs,
+    ) -> Any:
         """Returns a projected memory with the entries of `call_projected`."""
         return memory.append(*entries, lengths=lengths, **kwargs)
 
@@ -321,7 +339,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             memory = memory.reset_rows(reset, self.cold_start)
         return memory
 
-    def check_memory(self, memory, batch_size):
+    def check_memory(self, memory: Memory, batch_size: int) -> Memory:
         """Checks a memory and casts its `valid_length` to int32."""
         are_fields = isinstance(memory, list) and len(memory) == len(
             Memory._fields
@@ -365,8 +383,11 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
     # section 4.
 
     def enable_lora(
-        self, rank, lora_alpha=None, target_layer_names=("query", "value")
-    ):
+        self,
+        rank: int,
+        lora_alpha: float | None = None,
+        target_layer_names: Sequence[str] = ("query", "value"),
+    ) -> None:
         """Adds trainable low-rank matrices to kernels and freezes the rest.
 
         A kernel becomes `W + lora_alpha / rank A B`, with `B` zero at first.
@@ -414,7 +435,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             lora_alpha,
         )
 
-    def save_lora_weights(self, filepath):
+    def save_lora_weights(self, filepath: PathLike) -> None:
         """Writes the weights of LoRA, and nothing else, to a file.
 
         Args:
@@ -431,7 +452,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         (alpha,) = {layer.lora_alpha for layer in layers.values()}
         write_safetensors({_LORA_ALPHA: np.float32(alpha), **arrays}, path)
 
-    def load_lora_weights(self, filepath):
+    def load_lora_weights(self, filepath: PathLike) -> None:
         """Reads the weights of LoRA that `save_lora_weights` wrote.
 
         Enables LoRA as in the file if it is not enabled yet.
@@ -480,7 +501,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         for name, matrix in _matrices(layers).items():
             matrix.assign(arrays[name])
 
-    def freeze_for_lora(self):
+    def freeze_for_lora(self) -> None:
         """Freezes the backbone and the softmax, if LoRA has matrices in it."""
         matrices = _matrices(self._lora_layers()).values()
         if not matrices:
@@ -497,7 +518,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         self.freeze_for_lora()
         self.retrace_owners()
 
-    def retrace_owners(self):
+    def retrace_owners(self) -> None:
         """Traces this model again, and the models that this is part of."""
         for model in (self, *self.owners):
             # Keras's functions hold the variables as they were.

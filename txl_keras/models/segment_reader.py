@@ -6,17 +6,21 @@ head size, `L` layers.
 
 import math
 import types
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import assign_variables
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.memory_stack import read_variables
 from txl_keras.layers.memory.memory_stack import replica_variable
 from txl_keras.training.compilation import compile_layers
+from txl_keras.types import Tensor
 
 
 class SegmentReader:
@@ -60,7 +64,11 @@ class SegmentReader:
     """
 
     def __init__(
-        self, backbone, batch_size, segment_length, memory_length=None
+        self,
+        backbone: keras.Model,
+        batch_size: int,
+        segment_length: int,
+        memory_length: int | None = None,
     ):
         if memory_length is None:
             memory_length = backbone.memory_length
@@ -90,14 +98,14 @@ class SegmentReader:
         return self._backbone.project_positions(self._num_distances)
 
     @property
-    def num_bytes(self):
+    def num_bytes(self) -> int:
         """Returns the size of memory and positions on one replica."""
         return sum(
             math.prod(variable.shape) * variable.dtype.size
             for variable in tf.nest.flatten(vars(self._holder))
         )
 
-    def begin(self, memory=None):
+    def begin(self, memory: Memory | None = None) -> None:
         """Projects positions, and a memory, with the current weights.
 
         Args:
@@ -119,7 +127,7 @@ class SegmentReader:
     def _empty_row(self):
         return self._backbone.empty_projected_memory(self._memory_length)
 
-    def reset_rows(self, reset):
+    def reset_rows(self, reset: Tensor) -> None:
         """Resets the memory of rows where a document or a stream begins.
 
         Args:
@@ -134,7 +142,7 @@ class SegmentReader:
         # Masking the entries is not enough: zero times a NaN is a NaN.
         tf.cond(tf.reduce_any(reset), forget, lambda: None)
 
-    def reorder_rows(self, rows):
+    def reorder_rows(self, rows: Tensor) -> None:
         """Replaces the memory of each row by that of another, for beam search.
 
         Args:
@@ -146,12 +154,12 @@ class SegmentReader:
         )
         assign_variables(self._holder.memory, memory)
 
-    def memory(self):
+    def memory(self) -> Any:
         """Returns the memory as a value, such as a `ProjectedMemory`."""
         dtype = self._backbone.compute_dtype
         return read_variables(self._holder.memory, dtype)
 
-    def read(self, token_ids):
+    def read(self, token_ids: Tensor) -> bytes:
         """Reads a segment without changing the memory.
 
         Args:
@@ -176,7 +184,7 @@ class SegmentReader:
         )
         return hidden, tuple(entries)
 
-    def remember(self, entries, lengths=None):
+    def remember(self, entries: Any, lengths: Tensor | None = None) -> None:
         """Appends the entries of a segment to the memory.
 
         Args:
@@ -187,7 +195,7 @@ class SegmentReader:
         memory = self._backbone.append(self.memory(), entries, lengths)
         assign_variables(self._holder.memory, memory)
 
-    def compile(self, function):
+    def compile(self, function: Callable) -> Callable:
         """Compiles a function that reads single tokens, with XLA.
 
         XLA multiplies a vector by a matrix at full memory bandwidth, but only

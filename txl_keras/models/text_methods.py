@@ -5,6 +5,8 @@ tokens of one text.
 """
 
 import types
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +14,7 @@ import tensorflow as tf
 from txl_keras import samplers
 from txl_keras.checks import check_list
 from txl_keras.checks import check_one_of
+from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.models.fit_data import as_data
 from txl_keras.models.generation.beam_search import BeamSearch
 from txl_keras.models.generation.generator import Generator
@@ -35,23 +38,23 @@ class TextMethods:
 
     def generate(
         self,
-        prompts,
-        max_length=None,
-        max_new_tokens=None,
-        stop_token_ids=(),
-        stop=(),
-        strip_prompt=False,
-        sampler=None,
-        seed=None,
-        stream=False,
-        memory_length=None,
-        engine="tensorflow",
-        weights="float32",
-        memory=None,
-        num_return_sequences=1,
-        return_log_probs=False,
-        return_memory=False,
-    ):
+        prompts: Any,
+        max_length: int | None = None,
+        max_new_tokens: int | None = None,
+        stop_token_ids: Sequence[int] | np.ndarray = (),
+        stop: str | Sequence[str] = (),
+        strip_prompt: bool = False,
+        sampler: Any = None,
+        seed: int | None = None,
+        stream: bool = False,
+        memory_length: int | None = None,
+        engine: str = "tensorflow",
+        weights: str = "float32",
+        memory: Memory | None = None,
+        num_return_sequences: int = 1,
+        return_log_probs: bool = False,
+        return_memory: bool = False,
+    ) -> Any:
         """Continues prompts of text or token ids.
 
         Keys, values and positions are projected once per token and cached, so
@@ -211,12 +214,12 @@ class TextMethods:
 
     def score_texts(
         self,
-        texts,
-        contexts=None,
-        batch_size=None,
-        segment_length=128,
-        memory_length=None,
-    ):
+        texts: Sequence[str],
+        contexts: Sequence[str] | None = None,
+        batch_size: int | None = None,
+        segment_length: int = 128,
+        memory_length: int | None = None,
+    ) -> list:
         """Computes the loss of every token of some texts.
 
         The loss is `-log p(token | context and preceding tokens)` in nats. Each
@@ -277,12 +280,12 @@ class TextMethods:
 
     def embed_texts(
         self,
-        texts,
-        pooling=None,
-        batch_size=None,
-        segment_length=128,
-        memory_length=None,
-    ):
+        texts: Sequence[str],
+        pooling: str | None = None,
+        batch_size: int | None = None,
+        segment_length: int = 128,
+        memory_length: int | None = None,
+    ) -> Any:
         """Returns hidden states of the last layer for some texts.
 
         Args:

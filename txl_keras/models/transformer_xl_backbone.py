@@ -4,6 +4,9 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden
 size, `N` heads, `H` head size, `V` vocabulary, `L` layers.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 import tensorflow as tf
 from keras import ops
@@ -29,12 +32,14 @@ from txl_keras.layers.memory.compression import Compression
 from txl_keras.layers.memory.compressive import CompressiveCache
 from txl_keras.layers.memory.compressive import extend_compressed
 from txl_keras.layers.memory.memory_stack import COLD_STARTS
+from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.padding import Padding
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.models.episodes import Episodes
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
+from txl_keras.types import Tensor
 from txl_keras.weights import normal_initializer
 
 MEMORY_SOURCES = ("inputs", "outputs")
@@ -195,37 +200,37 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     def __init__(
         self,
-        vocabulary_size,
-        num_layers,
-        num_heads,
-        hidden_dim,
-        intermediate_dim,
-        head_dim=None,
-        memory_length=0,
-        cutoffs=(),
-        embedding_dim=None,
-        div_val=1,
-        project_same_dim=True,
-        attention_type="relative",
-        max_positions=None,
-        dropout=0.0,
-        attention_dropout=0.0,
-        clamp_length=None,
-        same_length=False,
-        look_ahead=0,
-        tie_attention_biases=True,
-        normalize_first=False,
-        gate=None,
-        normalize_output=False,
-        layer_norm_epsilon=1e-5,
-        initializer_stddev=0.02,
-        projection_initializer_stddev=None,
-        cold_start="masked",
-        memory_source="inputs",
-        compression=None,
-        compression_rate=None,
-        compressed_length=None,
-        stateful=False,
+        vocabulary_size: int | None,
+        num_layers: int,
+        num_heads: int,
+        hidden_dim: int,
+        intermediate_dim: int,
+        head_dim: int | None = None,
+        memory_length: int = 0,
+        cutoffs: Sequence[int] = (),
+        embedding_dim: int | None = None,
+        div_val: int = 1,
+        project_same_dim: bool = True,
+        attention_type: str = "relative",
+        max_positions: int | None = None,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        clamp_length: int | None = None,
+        same_length: bool | str = False,
+        look_ahead: int = 0,
+        tie_attention_biases: bool = True,
+        normalize_first: bool = False,
+        gate: str | None = None,
+        normalize_output: bool = False,
+        layer_norm_epsilon: float = 1e-5,
+        initializer_stddev: float = 0.02,
+        projection_initializer_stddev: float | None = None,
+        cold_start: str = "masked",
+        memory_source: str = "inputs",
+        compression: str | None = None,
+        compression_rate: int | None = None,
+        compressed_length: int | None = None,
+        stateful: bool = False,
         **kwargs,
     ):
         super().__init__(
@@ -302,7 +307,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             self._training_memory, self._inference_memory = self.memory_stacks()
         self.build((None, None))
 
-    def projection_initializer(self):
+    def projection_initializer(self) -> keras.Initializer:
         """Returns the initializer of projections between tables and size D."""
         stddev = self.projection_initializer_stddev
         if stddev is not None:
@@ -327,7 +332,7 @@ class TransformerXLBackbone(RecurrentBackbone):
     def _shares_attention_biases(self):
         return self.tie_attention_biases and self.attention_type == "relative"
 
-    def check_remembers(self, memory_length):
+    def check_remembers(self, memory_length: int) -> None:
         """Raises `ValueError` if the model cannot have such a memory."""
         received = f"memory_length={check_memory_length(memory_length)}"
         check_remembers(self.attention_type, memory_length, received)
@@ -366,7 +371,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         return self.past_length(memory_length) + more
 
     @property
-    def num_pending(self):
+    def num_pending(self) -> int:
         """Returns the places for tokens that wait for compression, or `None`.
 
         There are none with `"most_used"`, which is not in groups.
@@ -582,7 +587,9 @@ class TransformerXLBackbone(RecurrentBackbone):
             x = x + ops.cast(self._position_encoding(x), x.dtype)
         return x
 
-    def call_projected(self, token_ids, memory, positions):
+    def call_projected(
+        self, token_ids: Tensor, memory: Memory, positions: Any
+    ) -> Any:
         """Reads a segment after a `ProjectedMemory`: see `DecoderBlock`.
 
         Returns the hidden states `(B, T, D)` of a call, L keys and L values
@@ -630,7 +637,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             **kwargs,
         )
 
-    def project_memory(self, memory):
+    def project_memory(self, memory: Memory) -> Any:
         """Projects a `Memory` to a ring buffer, the oldest entry first."""
         mask = memory.mask()
         memory = memory._replace(
@@ -659,7 +666,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             return super().empty_projected_memory(memory_length)
         return self.project_memory(self.initial_memory(1, memory_length))
 
-    def project_positions(self, num_distances):
+    def project_positions(self, num_distances: int) -> Any:
         """Projects at least M + T distances: see `DecoderBlock`; L tuples."""
         return tuple(
             block.project_positions(num_distances) for block in self.blocks

@@ -5,6 +5,9 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `V` vocabulary,
 """
 
 import functools
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,6 +24,8 @@ from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.fit_data import as_data
 from txl_keras.models.fit_data import check_arrays
@@ -37,6 +42,8 @@ from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.text_methods import TextMethods
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.updates import check_supported
+from txl_keras.types import PathLike
+from txl_keras.types import Tensor
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -98,10 +105,10 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
 
     def __init__(
         self,
-        backbone,
-        tie_embeddings=True,
-        tie_projections=True,
-        tokenizer=None,
+        backbone: keras.Model,
+        tie_embeddings: bool = True,
+        tie_projections: bool | str = True,
+        tokenizer: Tokenizer | None = None,
         **kwargs,
     ):
         super().__init__(backbone, tokenizer, **kwargs)
@@ -135,7 +142,14 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         stack.write(memory)
         return self.softmax.logits(hidden)
 
-    def score(self, inputs, targets, memory=None, reset=None, **kwargs):
+    def score(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        memory: Memory | None = None,
+        reset: Tensor | None = None,
+        **kwargs,
+    ) -> tuple[Tensor, Memory]:
         """Computes the negative log-likelihood of every target.
 
         Args:
@@ -160,7 +174,14 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         )
         return self.softmax(hidden, targets), memory, *losses
 
-    def score_blocks(self, inputs, targets, weights, is_scored, **kwargs):
+    def score_blocks(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        is_scored: Sequence[Tensor],
+        **kwargs,
+    ) -> tuple[list[Tensor], Memory]:
         """Computes the loss of every block's output with the same softmax.
 
         The intermediate losses of Al-Rfou et al. (2018), section 3.2.
@@ -187,7 +208,12 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         ]
         return [*intermediate, loss(blocks[-1])], memory
 
-    def log_probs(self, inputs, memory=None, reset=None):
+    def log_probs(
+        self,
+        inputs: Tensor,
+        memory: Memory | None = None,
+        reset: Tensor | None = None,
+    ) -> tuple[Tensor, Memory]:
         """Computes log-probabilities of the next token at every position.
 
         Args:
@@ -200,7 +226,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         hidden, memory = self.backbone(inputs, memory=memory, reset=reset)
         return self.softmax.log_probs(hidden), memory
 
-    def reset_memory(self):
+    def reset_memory(self) -> None:
         """Resets the memory of `fit`, of `evaluate`, and of calls."""
         self._training_memory.reset_state()
         self._inference_memory.reset_state()
@@ -208,8 +234,13 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             self.fit_steps.trainer.memory.reset_state()
 
     def compile(
-        self, optimizer="adam", loss="auto", *, sampler="random", **kwargs
-    ):
+        self,
+        optimizer: Any = "adam",
+        loss: Any = "auto",
+        *,
+        sampler: Any = "random",
+        **kwargs,
+    ) -> None:
         """Compiles with the loss and the metrics of a language model.
 
         By default the loss is the cross-entropy of the next token in nats, and
@@ -250,19 +281,19 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         if self.fit_steps:
             check_supported(self.optimizer)
 
-    def retrace(self):
+    def retrace(self) -> None:
         """Traces `fit` and `evaluate` again after layers have changed."""
         steps = self.fit_steps
         if steps is not None:
             self.fit_steps = FitSteps(self, steps.metrics, steps.jit_compile)
 
     @property
-    def metrics(self):
+    def metrics(self) -> list:
         """Returns the metrics of `fit` and `evaluate`, a list."""
         steps = self.fit_steps
         return super().metrics + (steps.metrics if steps else [])
 
-    def train_step(self, data):
+    def train_step(self, data: dict) -> dict:
         """Trains on a batch: see `fit`.
 
         Args:
@@ -277,18 +308,18 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         step = super() if self.fit_steps is None else self.fit_steps
         return step.train_step(data)
 
-    def test_step(self, data):
+    def test_step(self, data: dict) -> dict:
         """Evaluates a batch like that of `train_step`; returns the metrics."""
         step = super() if self.fit_steps is None else self.fit_steps
         return step.test_step(data)
 
-    def make_train_function(self, force=False):
+    def make_train_function(self, force: bool = False) -> Callable:
         """Makes the function that `fit` calls for one or several steps."""
         if self.fit_steps is None:
             return super().make_train_function(force)
         self.train_function = self.fit_steps.train
 
-    def make_test_function(self, force=False):
+    def make_test_function(self, force: bool = False) -> Callable:
         """Makes the function that `evaluate` calls for one or several steps."""
         if self.fit_steps is None:
             return super().make_test_function(force)
@@ -309,14 +340,14 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
 
     def fit(
         self,
-        x=None,
-        y=None,
-        batch_size=None,
-        epochs=1,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
         *,
-        segment_length=None,
+        segment_length: int | None = None,
         **kwargs,
-    ):
+    ) -> keras.callbacks.History:
         """Trains like `keras.Model.fit`, in the order of the text.
 
         Memory is reset at the start of every epoch, where the text begins
@@ -398,7 +429,13 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             )
         )
 
-    def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Tensor | None = None,
+        **kwargs,
+    ) -> Any:
         """Trains like `keras.Model.train_on_batch`, with the memory so far.
 
         A batch of another size than the last one begins with a cold start.
@@ -408,13 +445,13 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
 
     def evaluate(
         self,
-        x=None,
-        y=None,
-        batch_size=None,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
         *,
-        segment_length=None,
+        segment_length: int | None = None,
         **kwargs,
-    ):
+    ) -> Any:
         """Evaluates like `keras.Model.evaluate`, from a cold start.
 
         `x`, `y`, `batch_size` and `segment_length` are those of `fit`. Of text
@@ -433,7 +470,14 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         self._inference_memory.reset_state()
         return super().evaluate(**arguments)
 
-    def predict(self, x, batch_size=None, *, segment_length=None, **kwargs):
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        *,
+        segment_length: int | None = None,
+        **kwargs,
+    ) -> Any:
         """Predicts like `keras.Model.predict`, from a cold start.
 
         `x` is an array, `Segments` or a dataset; or text, for which the result
@@ -506,7 +550,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         has_attention = self.backbone.has_attention
         return has_attention and self.backbone.memory_length or 128
 
-    def export(self, filepath, *args, **kwargs):
+    def export(self, filepath: PathLike, *args, **kwargs) -> None:
         """Raises an error, since all clients would share the memory.
 
         Raises:

@@ -4,6 +4,8 @@ Letters: `B` batch, `W` tokens of the longest text, `T` segment, `M` memory,
 `D` hidden size, `C` classes.
 """
 
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -13,6 +15,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.row_dropout import draw_seeds
 from txl_keras.metrics import SparseF1Score
@@ -96,11 +99,11 @@ class TransformerXLTextClassifier(BackboneModel):
 
     def __init__(
         self,
-        backbone,
-        num_classes,
-        segment_length=128,
-        pooling="last",
-        tokenizer=None,
+        backbone: keras.Model,
+        num_classes: int,
+        segment_length: int = 128,
+        pooling: str = "last",
+        tokenizer: Tokenizer | None = None,
         **kwargs,
     ):
         super().__init__(backbone, tokenizer, **kwargs)
@@ -191,7 +194,9 @@ class TransformerXLTextClassifier(BackboneModel):
         x = tf.reshape(x, (tf.shape(x)[0], -1, self.segment_length))
         return tf.transpose(x, (1, 0, 2))
 
-    def compile(self, optimizer="adam", loss="auto", **kwargs):
+    def compile(
+        self, optimizer: Any = "adam", loss: Any = "auto", **kwargs
+    ) -> None:
         """Compiles with the loss and the metrics of a classifier.
 
         By default the loss is the cross-entropy of integer labels `(B,)` in
@@ -204,12 +209,14 @@ class TransformerXLTextClassifier(BackboneModel):
             kwargs.setdefault("metrics", ["accuracy", f1])
         super().compile(optimizer, loss, **kwargs)
 
-    def fit(self, x=None, y=None, *args, **kwargs):
+    def fit(
+        self, x: Any = None, y: Any = None, *args, **kwargs
+    ) -> keras.callbacks.History:
         """Checks arrays, then trains like `keras.Model.fit`."""
         self._check_arrays(x, y)
         return super().fit(x, y, *args, **kwargs)
 
-    def evaluate(self, x=None, y=None, *args, **kwargs):
+    def evaluate(self, x: Any = None, y: Any = None, *args, **kwargs) -> Any:
         """Checks arrays, then evaluates like `keras.Model.evaluate`."""
         self._check_arrays(x, y)
         return super().evaluate(x, y, *args, **kwargs)
@@ -226,7 +233,7 @@ class TransformerXLTextClassifier(BackboneModel):
             return y
         return check_token_ids("y", y, self.num_classes)
 
-    def predict(self, x, *args, **kwargs):
+    def predict(self, x: Any, *args, **kwargs) -> Any:
         """Checks arrays, then predicts like `keras.Model.predict`."""
         self._check_arrays(x)
         return super().predict(x, *args, **kwargs)

@@ -7,6 +7,7 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.weights import weights_by_name
 
@@ -14,7 +15,12 @@ from txl_keras.weights import weights_by_name
 _NOISE = 0.01
 
 
-def extend_vocabulary(model, vocabulary_size, tokenizer=None, seed=0):
+def extend_vocabulary(
+    model: keras.Model,
+    vocabulary_size: int,
+    tokenizer: Tokenizer | None = None,
+    seed: int = 0,
+) -> keras.Model:
     """Copies a trained model and adds tokens to its vocabulary.
 
     New tokens have the ids after the old ones; with `cutoffs` they are in the

@@ -8,10 +8,13 @@ import keras
 
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 from txl_keras.models.xlnet_backbone import causal_mask
+from txl_keras.types import Tensor
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -92,7 +95,13 @@ class XLNetPermutationLM(BackboneModel):
     presets = trained_presets = {}
     backbone_classes = (XLNetBackbone,)
 
-    def __init__(self, backbone, tie_embeddings=True, tokenizer=None, **kwargs):
+    def __init__(
+        self,
+        backbone: keras.Model,
+        tie_embeddings: bool = True,
+        tokenizer: Tokenizer | None = None,
+        **kwargs,
+    ):
         super().__init__(backbone, tokenizer, **kwargs)
         self.softmax = AdaptiveSoftmax(
             backbone.token_embedding,
@@ -112,12 +121,12 @@ class XLNetPermutationLM(BackboneModel):
 
     def score(
         self,
-        inputs,
-        targets,
-        permutation_mask=None,
-        target_mapping=None,
+        inputs: Tensor,
+        targets: Tensor,
+        permutation_mask: Tensor | None = None,
+        target_mapping: Tensor | None = None,
         **kwargs,
-    ):
+    ) -> tuple[Tensor, Memory]:
         """Computes the negative log-likelihood of every target.
 
         Args:
@@ -142,8 +151,12 @@ class XLNetPermutationLM(BackboneModel):
         return self.softmax(query, targets), memory
 
     def log_probs(
-        self, inputs, permutation_mask=None, target_mapping=None, **kwargs
-    ):
+        self,
+        inputs: Tensor,
+        permutation_mask: Tensor | None = None,
+        target_mapping: Tensor | None = None,
+        **kwargs,
+    ) -> tuple[Tensor, Memory]:
         """Computes the log-probabilities of all tokens at every target.
 
         Args:

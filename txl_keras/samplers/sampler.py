@@ -6,6 +6,7 @@ an adaptive softmax.
 
 import dataclasses
 import numbers
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import shown
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.types import Tensor
 
 # The values at which a parameter has no effect; so has None.
 NO_EFFECT = {
@@ -161,7 +163,7 @@ class Sampler:
         return tuple(v.ref() if tf.is_tensor(v) else v for v in values)
 
     @staticmethod
-    def draw(log_probs, seeds, token_ids):
+    def draw(log_probs: Tensor, seeds: Tensor, token_ids: Tensor) -> Tensor:
         """Draws from unchanged probabilities, without any parameter.
 
         Args:
@@ -177,11 +179,13 @@ class Sampler:
         return _best(log_probs + gumbel(seeds, token_ids), token_ids)
 
     @property
-    def is_plain(self):
+    def is_plain(self) -> bool:
         """Returns whether no parameter has an effect: boolean or tensor."""
         return self._is_off(*NO_EFFECT)
 
-    def needed_tails(self, words, tails, seen=None):
+    def needed_tails(
+        self, words: Tensor, tails: Tensor, seen: Tensor | None = None
+    ) -> Tensor:
         """Returns which tail clusters may contain a token that can be drawn.
 
         The log-probabilities of the other clusters need not be computed: a
@@ -330,7 +334,7 @@ class BeamSampler:
         return cls(**config)
 
 
-def get(sampler):
+def get(sampler: Any) -> Any:
     """Returns a sampler by its name, or for one of KerasHub.
 
     The names and their parameters are those of `keras_hub.samplers`:

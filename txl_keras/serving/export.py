@@ -5,8 +5,11 @@ hidden size, `N` heads, `H` head size, `L` layers, `V` vocabulary, `W` tokens to
 generate.
 """
 
+import keras
+
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_vocabulary
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import write_saved_model
 from txl_keras.serving.graph_tokenizers import GraphTokenizer
@@ -15,20 +18,21 @@ from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
 from txl_keras.serving.served_model import SAMPLING
 from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.slots import Slots
+from txl_keras.types import PathLike
 
 
 def export(
-    model,
-    path,
-    tokenizer=None,
-    memory_length=None,
-    max_segment_length=None,
-    num_slots=8,
-    settings=None,
-    assets=None,
-    max_batch_size=MAX_BATCH_SIZE,
-    max_generate_length=MAX_GENERATE_LENGTH,
-):
+    model: keras.Model,
+    path: PathLike,
+    tokenizer: Tokenizer | None = None,
+    memory_length: int | None = None,
+    max_segment_length: int | None = None,
+    num_slots: int = 8,
+    settings: dict | None = None,
+    assets: dict | None = None,
+    max_batch_size: int = MAX_BATCH_SIZE,
+    max_generate_length: int = MAX_GENERATE_LENGTH,
+) -> None:
     """Exports a language model as a SavedModel.
 
     TensorFlow Serving expects the path `NAME/VERSION/`, where the version is

@@ -3,28 +3,33 @@
 Letters: `B` batch, `W` tokens of the longest text, `C` classes.
 """
 
+from collections.abc import Sequence
+
+import keras
 import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_vocabulary
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import write_saved_model
 from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_tokenizers import GraphTokenizer
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
+from txl_keras.types import PathLike
 
 
 def export_classifier(
-    model,
-    tokenizer,
-    label_names,
-    path,
-    max_tokens=None,
-    settings=None,
-    assets=None,
-    max_batch_size=MAX_BATCH_SIZE,
-):
+    model: keras.Model,
+    tokenizer: Tokenizer,
+    label_names: Sequence[str],
+    path: PathLike,
+    max_tokens: int | None = None,
+    settings: dict | None = None,
+    assets: dict | None = None,
+    max_batch_size: int = MAX_BATCH_SIZE,
+) -> None:
     """Exports a classifier as a SavedModel that takes raw text.
 
     | signature | in | out |

@@ -8,6 +8,7 @@ import os
 import pathlib
 import tempfile
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -19,17 +20,18 @@ from txl_keras.models.generation.openvino_graph import import_openvino
 from txl_keras.models.generation.openvino_graph import unsupported_parts
 from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import export_folder
+from txl_keras.types import PathLike
 
 
 def export_openvino(
-    model,
-    path,
-    memory_length=None,
-    num_rows=1,
-    weights_dtype="float32",
-    settings=None,
-    assets=None,
-):
+    model: keras.Model,
+    path: PathLike,
+    memory_length: int | None = None,
+    num_rows: int = 1,
+    weights_dtype: str = "float32",
+    settings: dict | None = None,
+    assets: dict | None = None,
+) -> None:
     """Exports a language model, token by token, for OpenVINO.
 
     `model.xml` and `model.bin` need no TensorFlow. A call reads one token per

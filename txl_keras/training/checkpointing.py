@@ -24,6 +24,8 @@ import functools
 import math
 import os
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -72,12 +74,12 @@ class Checkpoints:
 
     def __init__(
         self,
-        directory,
-        trainer,
-        max_to_keep=2,
-        write_best=None,
-        run=None,
-        plan=None,
+        directory: str,
+        trainer: Any,
+        max_to_keep: int = 2,
+        write_best: Callable | None = None,
+        run: int | None = None,
+        plan: Any = None,
     ):
         check_no_pattern("directory", directory)
         self._directory = directory
@@ -109,14 +111,14 @@ class Checkpoints:
         }
 
     @property
-    def latest(self):
+    def latest(self) -> int | None:
         """Returns the path of the newest undamaged checkpoint, or `None`."""
         steps = set(saved_steps(self._directory)) - self._damaged
         if not steps:
             return None
         return checkpoint_path(self._directory, max(steps))
 
-    def save(self, results=None):
+    def save(self, results: dict | None = None) -> None:
         """Writes a checkpoint of the current step.
 
         Args:
@@ -147,7 +149,7 @@ class Checkpoints:
             write_checkpoint, self._directory, state, self._max_to_keep
         )
 
-    def save_best(self):
+    def save_best(self) -> None:
         """Writes the weights in place of the best ones so far."""
         self.wait()
         if self._is_chief:
@@ -163,13 +165,13 @@ class Checkpoints:
             write = functools.partial(when_present, config, write)
         self._writing = self._writer.submit(write)
 
-    def wait(self):
+    def wait(self) -> None:
         """Waits until everything is written; raises the errors of `save`."""
         if self._writing:
             writing, self._writing = self._writing, None
             writing.result()
 
-    def remove(self):
+    def remove(self) -> None:
         """Removes all checkpoints, and the folder if it holds nothing else."""
         self.wait()
         if self._is_chief:
@@ -177,7 +179,7 @@ class Checkpoints:
             remove_checkpoints(self._directory, steps)
             remove_if_empty(self._directory)
 
-    def restore(self, expected=None):
+    def restore(self, expected: dict | None = None) -> dict:
         """Restores the newest complete checkpoint, if there is any.
 
         Args:

@@ -8,7 +8,7 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _LARGEST = 2**31 - 1
 
 
-def keep_freed_memory():
+def keep_freed_memory() -> None:
     """Lets this process reuse memory that it freed, and not return it to Linux.
 
     Each step on a CPU allocates the memory of the step before. By default,

@@ -6,6 +6,7 @@ import numbers
 
 import keras
 from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
 
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_number
@@ -13,6 +14,7 @@ from txl_keras.checks import check_one_of
 from txl_keras.keras_internals import MatrixMuon
 from txl_keras.layers.gate import GATE_KERNELS
 from txl_keras.training.updates import takes_weight_decay
+from txl_keras.types import Tensor
 
 _MAX_WEIGHT_NORM = 10.0
 # Names of the weights that Muon takes for matrices.
@@ -62,11 +64,11 @@ class Lamb(keras.optimizers.Lamb):
 
     def __init__(
         self,
-        learning_rate=0.001,
-        weight_decay=0.0,
-        beta_1=0.9,
-        beta_2=0.999,
-        epsilon=1e-6,
+        learning_rate: float | LearningRateSchedule = 0.001,
+        weight_decay: float = 0.0,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
         **kwargs,
     ):
         super().__init__(learning_rate, beta_1, beta_2, epsilon, **kwargs)
@@ -151,10 +153,10 @@ class Muon(MatrixMuon):
 
     def __init__(
         self,
-        learning_rate=0.001,
-        weight_decay=0.0,
-        momentum=0.95,
-        epsilon=1e-9,
+        learning_rate: float | LearningRateSchedule = 0.001,
+        weight_decay: float = 0.0,
+        momentum: float = 0.95,
+        epsilon: float = 1e-9,
         **kwargs,
     ):
         # Versions of Keras differ in some of these defaults.
@@ -179,13 +181,15 @@ class Muon(MatrixMuon):
             config.pop(name, None)
         return config
 
-    def is_matrix(self, variable):
+    def is_matrix(self, variable: keras.Variable) -> bool:
         """Returns whether a variable is a kernel, and none of a softmax."""
         *layers, name = variable.path.split("/")
         is_softmax = bool(layers) and layers[-1].startswith("logits")
         return name in _MATRICES and not is_softmax
 
-    def update_matrix(self, gradient, variable, lr, m):
+    def update_matrix(
+        self, gradient: Tensor, variable: keras.Variable, lr: Tensor, m: Tensor
+    ) -> None:
         """Orthogonalizes the update of a kernel, and adds it."""
         self.assign(m, self.momentum * m + gradient)
         ahead = self.momentum * m + gradient if self.nesterov else m
@@ -231,7 +235,9 @@ _OPTIMIZERS = {
 OPTIMIZERS = tuple(_OPTIMIZERS)
 
 
-def build_optimizer(name, learning_rate, **settings):
+def build_optimizer(
+    name: str, learning_rate: float | LearningRateSchedule, **settings
+) -> keras.optimizers.Optimizer:
     """Builds an optimizer by name.
 
     `"adam"` is the optimizer of the original code, `"adamw"` adds decoupled

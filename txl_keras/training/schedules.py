@@ -4,6 +4,7 @@ import dataclasses
 
 import keras
 from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
@@ -48,12 +49,12 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def build_schedule(
-    name,
-    learning_rate,
-    max_steps,
-    warmup_steps=0,
-    min_learning_rate=0.0,
-):
+    name: str,
+    learning_rate: float | LearningRateSchedule,
+    max_steps: int,
+    warmup_steps: int = 0,
+    min_learning_rate: float = 0.0,
+) -> LearningRateSchedule:
     """Builds a learning rate schedule: a linear warm-up, then a decay.
 
     With `t` the number of updates so far, `w = warmup_steps`, `T = max_steps`,

@@ -12,7 +12,9 @@ from txl_keras.training.workers import bound_waiting
 from txl_keras.training.workers import read_cluster
 
 
-def create_strategy(tpu=None, num_cpu_devices=None):
+def create_strategy(
+    tpu: str | None = None, num_cpu_devices: int | None = None
+) -> tf.distribute.Strategy:
     """Chooses the `tf.distribute` strategy for this machine.
 
     Call it before TensorFlow initializes a device. Several workers, each

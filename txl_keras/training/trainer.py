@@ -4,7 +4,10 @@ Letters: `B` batch over all replicas, `b` rows of one replica, `T` segment.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -112,18 +115,18 @@ class Trainer:
 
     def __init__(
         self,
-        model,
-        optimizer,
-        strategy,
-        batch_size,
-        clip_norm=None,
-        seed=0,
-        accumulate_steps=1,
-        intermediate_loss_steps=0,
-        attention_kernel=False,
-        stop=None,
-        jit_compile=True,
-        step_function=None,
+        model: keras.Model,
+        optimizer: Any,
+        strategy: tf.distribute.Strategy,
+        batch_size: int,
+        clip_norm: float | None = None,
+        seed: int = 0,
+        accumulate_steps: int = 1,
+        intermediate_loss_steps: int = 0,
+        attention_kernel: bool = False,
+        stop: Any = None,
+        jit_compile: bool = True,
+        step_function: Callable | None = None,
     ):
         check_supported(optimizer)
         if clip_norm is None:
@@ -219,7 +222,7 @@ class Trainer:
     def seed(self, seed):
         self._seed.assign(seed)
 
-    def train(self, iterator, num_steps):
+    def train(self, iterator: Any, num_steps: int) -> dict:
         """Runs steps in one host call.
 
         Args:
@@ -262,12 +265,12 @@ class Trainer:
     # AutoGraph is off below because no Python `if` or `for` depends on tensors:
     # converting each function would delay the first step by seconds.
     @tf.autograph.experimental.do_not_convert
-    def replica_step(self, batch, stop):
+    def replica_step(self, batch: dict, stop: Any) -> dict:
         """Runs one step of one replica; public for `--compile_only`."""
         return self.scored_step(batch, stop)[0]
 
     @tf.autograph.experimental.do_not_convert
-    def scored_step(self, batch, stop):
+    def scored_step(self, batch: dict, stop: Any) -> tuple:
         """Runs one step of one replica; also returns nll `(b, T)`, if whole."""
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows

@@ -15,6 +15,7 @@ from txl_keras.checks import shown
 from txl_keras.data.corpora import published
 from txl_keras.data.corpora import python_stdlib
 from txl_keras.data.corpora import text_files
+from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.files import absolute_path
 from txl_keras.data.corpora.files import is_remote
 
@@ -23,13 +24,13 @@ TFDS_PREFIX = "tfds:"
 
 
 def load_corpus(
-    name,
-    data_dir=None,
-    manual_dir=None,
-    document_separator=None,
-    text_key=None,
-    whole=False,
-):
+    name: str,
+    data_dir: str | None = None,
+    manual_dir: str | None = None,
+    document_separator: str | None = None,
+    text_key: str | None = None,
+    whole: bool = False,
+) -> Corpus:
     """Loads a corpus by its name, or your own text by its path.
 
     Args:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator
 
 from txl_keras.checks import check_one_of
 
@@ -65,7 +66,7 @@ class Corpus:
             )
         check_one_of("encoding", self.encoding, ENCODINGS)
 
-    def text(self, split):
+    def text(self, split: str) -> "Text":
         """Returns a split as an object that can be iterated over.
 
         Args:
@@ -78,7 +79,7 @@ class Corpus:
         text = self.splits[check_one_of("split", split, self.splits)]
         return text if isinstance(text, Text) else _GivenText(text)
 
-    def blocks(self, split):
+    def blocks(self, split: str) -> Iterator:
         """Yields the text of a split in `Block`s of about 1 MiB.
 
         Args:
@@ -90,11 +91,11 @@ class Corpus:
         for number, section in enumerate(self.text(split).sections()):
             yield from section.blocks(number)
 
-    def read(self, split):
+    def read(self, split: str) -> bytes:
         """Returns the whole text of a split as `bytes`."""
         return b"".join(block.text for block in self.blocks(split))
 
-    def fingerprint(self):
+    def fingerprint(self) -> str:
         """Returns a SHA-256 that identifies the text of prepared ids."""
         if self.identity is not None:
             content = [self.name, self.encoding, self.identity]

@@ -8,11 +8,13 @@ import json
 import os
 import sqlite3
 import sys
+from typing import Any
 
 import tensorflow as tf
 
 from txl_keras.checks import check_one_of
 from txl_keras.checks import shown
+from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.corpora.id_files import MAX_ID
 from txl_keras.data.parallel import map_blocks
@@ -27,11 +29,13 @@ from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
 from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
 from txl_keras.data.tokenizers.subword_tokenizer import draw_sentences
 from txl_keras.data.tokenizers.subword_tokenizer import sentences_of
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import count_words
 from txl_keras.json_files import check_fields
 from txl_keras.json_files import read_json
+from txl_keras.types import PathLike
 
 # Largest tokenizer file: about five million words.
 _MAX_BYTES = 64 << 20
@@ -68,7 +72,9 @@ OPTIONS = {
 _COUNTED = {"vocabulary_size", "min_count", "model_type", "character_coverage"}
 
 
-def build_tokenizer(name, corpus, beam=None, **options):
+def build_tokenizer(
+    name: str, corpus: Corpus, beam: Any = None, **options
+) -> Tokenizer:
     """Builds the tokenizer of a corpus, on all cores.
 
     The vocabulary of `"characters"` contains every symbol of all three splits,
@@ -305,7 +311,7 @@ _BUILDERS = {
 }
 
 
-def save_tokenizer(tokenizer, path):
+def save_tokenizer(tokenizer: Tokenizer, path: PathLike) -> None:
     """Writes a tokenizer to a JSON file.
 
     Args:
@@ -317,7 +323,7 @@ def save_tokenizer(tokenizer, path):
     write_text(text, os.fspath(path))
 
 
-def load_tokenizer(path):
+def load_tokenizer(path: PathLike) -> Tokenizer:
     """Loads a tokenizer from a file that `save_tokenizer` wrote.
 
     Args:

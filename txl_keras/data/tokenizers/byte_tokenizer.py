@@ -28,7 +28,7 @@ class ByteTokenizer(Tokenizer):
     unit = "byte"
     is_lossless = True
 
-    def __init__(self, drop_newlines=False):
+    def __init__(self, drop_newlines: bool = False):
         self.drop_newlines = drop_newlines
 
     def encode(self, text, begins_line=True):

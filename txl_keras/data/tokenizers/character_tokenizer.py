@@ -1,6 +1,10 @@
 """`CharacterTokenizer`: one id per symbol of a corpus."""
 
 import collections
+from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import tensorflow as tf
@@ -46,7 +50,12 @@ position 2 is not in the vocabulary.
     unit = "character"
     is_lossless = True
 
-    def __init__(self, vocabulary, encoding="utf-8", drop_newlines=False):
+    def __init__(
+        self,
+        vocabulary: Vocabulary | Sequence[str],
+        encoding: str = "utf-8",
+        drop_newlines: bool = False,
+    ):
         self.vocabulary = Vocabulary(list(vocabulary))
         self.vocabulary_size = len(self.vocabulary)
         self.encoding = check_one_of("encoding", encoding, ENCODINGS)
@@ -62,7 +71,12 @@ position 2 is not in the vocabulary.
             self._ids[ord(symbol)] = i
 
     @classmethod
-    def from_counts(cls, counts, encoding="utf-8", drop_newlines=False):
+    def from_counts(
+        cls,
+        counts: Mapping[str, int],
+        encoding: str = "utf-8",
+        drop_newlines: bool = False,
+    ) -> Self:
         """Builds the vocabulary, the most frequent symbols first.
 
         Args:
@@ -103,7 +117,9 @@ position 2 is not in the vocabulary.
         return self.vocabulary.symbols[token_id].encode(self.encoding)
 
 
-def count_symbols(text, encoding="utf-8", drop_newlines=False):
+def count_symbols(
+    text: str | bytes, encoding: str = "utf-8", drop_newlines: bool = False
+) -> Counter:
     """Counts how often each symbol occurs in a text.
 
     Args:

@@ -1,5 +1,8 @@
 """`IdTokenizer`: for data that is token ids already."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from txl_keras.checks import check_integer
@@ -30,11 +33,11 @@ class IdTokenizer(Tokenizer):
 
     releases_gil = True
 
-    def __init__(self, vocabulary_size):
+    def __init__(self, vocabulary_size: int):
         check_integer("vocabulary_size", vocabulary_size, 1, MAX_ID + 1)
         self.vocabulary_size = vocabulary_size
 
-    def encode(self, text, begins_line=True):
+    def encode(self, text: Any, begins_line: bool = True) -> np.ndarray:
         """Checks ids, or reads them from text, as `Tokenizer.encode` does.
 
         Args:
@@ -66,6 +69,6 @@ class IdTokenizer(Tokenizer):
     def _text(self, token_id):
         return b"%d " % token_id
 
-    def decode(self, ids):
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Writes ids as a `str` of numbers separated by spaces."""
         return self.decode_bytes(ids).decode().removesuffix(" ")

@@ -3,6 +3,8 @@
 import functools
 import json
 import re
+from typing import Any
+from typing import Self
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from txl_keras.data.tokenizers.tokenizer import check_ids
 from txl_keras.data.tokenizers.tokenizer import decode_utf8
 from txl_keras.data.vocabulary import smallest_dtype
 from txl_keras.json_files import open_checked
+from txl_keras.types import PathLike
 
 _MAX_BYTES = 32 << 20  # of a tokenizer.json; the largest have 262,144 tokens
 _MAX_IDS = 1 << 20
@@ -61,7 +64,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     unit = "subword"
 
-    def __init__(self, definition):
+    def __init__(self, definition: str):
         self.definition = definition
         self._tokenizer = tokenizer = _parse(definition)
         ids, model = tokenizer.get_vocab(), tokenizer.model
@@ -92,7 +95,7 @@ class HuggingFaceTokenizer(Tokenizer):
         )
 
     @classmethod
-    def from_file(cls, path):
+    def from_file(cls, path: PathLike) -> Self:
         """Loads a `tokenizer.json`; nothing that it holds is executed.
 
         Args:
@@ -166,7 +169,7 @@ class KerasHubTokenizer(Tokenizer):
     unit = "subword"
     releases_gil = True  # TensorFlow must not be forked
 
-    def __init__(self, tokenizer):
+    def __init__(self, tokenizer: Any):
         methods = ("tokenize", "detokenize", "id_to_token", "vocabulary_size")
         length = getattr(tokenizer, "sequence_length", None)
         if length or not all(hasattr(tokenizer, name) for name in methods):

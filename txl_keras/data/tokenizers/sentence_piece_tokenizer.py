@@ -4,6 +4,8 @@ import base64
 import io
 import re
 import threading
+from collections.abc import Iterable
+from typing import Self
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +24,7 @@ from txl_keras.data.tokenizers.subword_tokenizer import default_size
 from txl_keras.data.tokenizers.subword_tokenizer import sample_sentences
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked
+from txl_keras.types import PathLike
 
 _SPACE = "\u2581"  # in pieces
 # Values of `type`.
@@ -124,7 +127,7 @@ class SentencePieceTokenizer(SubwordTokenizer):
 
     _keeps_newlines = True
 
-    def __init__(self, model, line_end=None):
+    def __init__(self, model: bytes, line_end: str | None = None):
         if not isinstance(model, bytes):
             raise ValueError(
                 "`model` must be the bytes of a SentencePiece model: load a "
@@ -156,7 +159,7 @@ class SentencePieceTokenizer(SubwordTokenizer):
             raise _no_model_error(error.message) from error
 
     @classmethod
-    def from_file(cls, path, line_end=None):
+    def from_file(cls, path: PathLike, line_end: str | None = None) -> Self:
         """Loads a model file, such as the `spiece.model` of XLNet.
 
         Args:
@@ -179,12 +182,12 @@ class SentencePieceTokenizer(SubwordTokenizer):
     @classmethod
     def train(
         cls,
-        texts,
-        vocabulary_size=None,
-        model_type="bpe",
-        character_coverage=0.9995,
-        max_characters=MAX_CHARACTERS,
-    ):
+        texts: Iterable[str | bytes],
+        vocabulary_size: int | None = None,
+        model_type: str = "bpe",
+        character_coverage: float = 0.9995,
+        max_characters: int = MAX_CHARACTERS,
+    ) -> Self:
         """Trains a lossless model, deterministically.
 
         Its first 258 pieces are `<unk>`, the newline and the 256 bytes.

@@ -1,8 +1,10 @@
 """`Tokenizer`, the base class of all tokenizers."""
 
 import inspect
+from collections.abc import Sequence
 
 import numpy as np
+import tensorflow as tf
 
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
@@ -29,7 +31,7 @@ class Tokenizer:
             Otherwise large texts are encoded in other processes.
     """
 
-    vocabulary_size = None
+    vocabulary_size: int
     unit = "token"
     unknown_id = None
     newline_id = None
@@ -37,7 +39,7 @@ class Tokenizer:
     releases_gil = False
     _has_prefix = False  # whether decoded lines begin with a space
 
-    def encode(self, text, begins_line=True):
+    def encode(self, text: str | bytes, begins_line: bool = True) -> np.ndarray:
         """Encodes text as ids.
 
         Args:
@@ -55,7 +57,7 @@ class Tokenizer:
         """
         raise NotImplementedError
 
-    def encode_in_graph(self, text):
+    def encode_in_graph(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Encodes texts in a graph of TensorFlow, with the ids of `encode`.
 
         Args:
@@ -66,7 +68,7 @@ class Tokenizer:
         """
         raise NotImplementedError
 
-    def decode_bytes(self, ids):
+    def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
         """Decodes ids to bytes; the results of successive calls can be joined.
 
         They may end inside a character: pass them to
@@ -89,7 +91,7 @@ class Tokenizer:
         """Returns the bytes of a token; by default those in a list `_texts`."""
         return self._texts[token_id]
 
-    def decode(self, ids):
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Decodes ids to a `str`; invalid characters become U+FFFD.
 
         Leaves out the space with which `decode_bytes` begins lines of words.

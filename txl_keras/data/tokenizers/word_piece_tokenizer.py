@@ -1,6 +1,8 @@
 """`WordPieceTokenizer`: one id per word or part of a word, as in BERT."""
 
 import re
+from collections.abc import Sequence
+from typing import Self
 
 import tensorflow as tf
 
@@ -10,6 +12,7 @@ from txl_keras.data.tokenizers.subword_tokenizer import SubwordTokenizer
 from txl_keras.data.vocabulary import Vocabulary
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked
+from txl_keras.types import PathLike
 
 
 class WordPieceTokenizer(SubwordTokenizer):
@@ -58,11 +61,11 @@ class WordPieceTokenizer(SubwordTokenizer):
 
     def __init__(
         self,
-        vocabulary,
-        unknown="[UNK]",
-        suffix_indicator="##",
-        lower_case=False,
-        line_end="[EOS]",
+        vocabulary: Vocabulary | Sequence[str],
+        unknown: str = "[UNK]",
+        suffix_indicator: str = "##",
+        lower_case: bool = False,
+        line_end: str | None = "[EOS]",
     ):
         vocabulary = Vocabulary(vocabulary)
         for name, mark in (("unknown", unknown), ("line_end", line_end)):
@@ -97,7 +100,7 @@ class WordPieceTokenizer(SubwordTokenizer):
             ) from error
 
     @classmethod
-    def from_file(cls, path, **options):
+    def from_file(cls, path: PathLike, **options) -> Self:
         """Loads a vocabulary file, such as the `vocab.txt` of BERT.
 
         Args:

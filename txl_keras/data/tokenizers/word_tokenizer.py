@@ -1,6 +1,10 @@
 """`WordTokenizer`: one id per whitespace-separated word."""
 
 import collections
+from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Self
 
 import tensorflow as tf
 
@@ -52,11 +56,11 @@ class WordTokenizer(Tokenizer):
 
     def __init__(
         self,
-        vocabulary,
-        unknown="<unk>",
-        line_start=None,
-        line_end="<eos>",
-        lower_case=False,
+        vocabulary: Vocabulary | Sequence[str],
+        unknown: str | None = "<unk>",
+        line_start: str | None = None,
+        line_end: str | None = "<eos>",
+        lower_case: bool = False,
     ):
         vocabulary = Vocabulary(vocabulary)
         self.vocabulary = vocabulary
@@ -83,14 +87,14 @@ class WordTokenizer(Tokenizer):
     @classmethod
     def from_counts(
         cls,
-        counts,
-        min_count=1,
-        vocabulary_size=None,
-        unknown="<unk>",
-        line_start=None,
-        line_end="<eos>",
-        lower_case=False,
-    ):
+        counts: Mapping[str, int],
+        min_count: int = 1,
+        vocabulary_size: int | None = None,
+        unknown: str = "<unk>",
+        line_start: str | None = None,
+        line_end: str = "<eos>",
+        lower_case: bool = False,
+    ) -> Self:
         """Builds the vocabulary, the most frequent words first.
 
         Words of equal frequency keep their order in `counts`, that of their
@@ -172,7 +176,7 @@ class WordTokenizer(Tokenizer):
         return marks.get(word, f" {word}").encode()
 
 
-def count_words(text, lower_case=False):
+def count_words(text: str | bytes, lower_case: bool = False) -> Counter:
     """Counts how often each word occurs in a text.
 
     Args:

@@ -4,6 +4,9 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads,
 `H` head size, `D` hidden size.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 import tensorflow as tf
 from keras import ops
@@ -24,6 +27,7 @@ from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.compute.problem import move_nonfinite_to_keys
 from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.sublayers import project_heads
+from txl_keras.types import Tensor
 
 SAME_LENGTHS = (False, True, "pytorch")
 
@@ -93,7 +97,12 @@ class CausalMultiHeadAttention(HeadsAttention):
     """
 
     def __init__(
-        self, num_heads, key_dim, same_length=False, look_ahead=0, **kwargs
+        self,
+        num_heads: int,
+        key_dim: int,
+        same_length: bool | str = False,
+        look_ahead: int = 0,
+        **kwargs,
     ):
         super().__init__(num_heads, key_dim, **kwargs)
         self.same_length = check_one_of(
@@ -195,7 +204,9 @@ class CausalMultiHeadAttention(HeadsAttention):
             attended, scores = compute.attend(problem), []
         return self._output_dense(attended), *scores
 
-    def attend_by_content(self, query, states, mask):
+    def attend_by_content(
+        self, query: Tensor, states: Tensor, mask: Tensor
+    ) -> Tensor:
         """Computes attention to all states by content alone, `(B, T, N, H)`."""
         length, num_keys = ops.shape(query)[1], ops.shape(states)[1]
         states = zero_masked(states, mask)
@@ -207,7 +218,7 @@ class CausalMultiHeadAttention(HeadsAttention):
         )
         return compute.attend(problem)
 
-    def project_positions(self, num_distances):
+    def project_positions(self, num_distances: int) -> tuple[Tensor, ...]:
         """Projects the positions, which depends on the weights only.
 
         Args:
@@ -225,12 +236,12 @@ class CausalMultiHeadAttention(HeadsAttention):
 
     def attend_projected(
         self,
-        query,
-        past,
-        positions=(),
-        attention_biases=None,
-        return_attention_scores=False,
-    ):
+        query: Tensor,
+        past: Any,
+        positions: Sequence[Tensor] = (),
+        attention_biases: Tensor | None = None,
+        return_attention_scores: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes attention to a past whose keys and values are cached.
 
         For inference only. The output equals that of a call, but each token
@@ -276,7 +287,7 @@ class CausalMultiHeadAttention(HeadsAttention):
         output, *scores = self._solve(problem, return_attention_scores)
         return output, key, value, *scores
 
-    def project(self, states):
+    def project(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Projects hidden states to keys and values.
 
         Args:

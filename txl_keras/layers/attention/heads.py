@@ -28,11 +28,11 @@ class HeadsAttention(ConfiguredLayer):
 
     def __init__(
         self,
-        num_heads,
-        key_dim,
-        dropout=0.0,
-        kernel_initializer="glorot_uniform",
-        seed=None,
+        num_heads: int,
+        key_dim: int,
+        dropout: float = 0.0,
+        kernel_initializer: str | keras.Initializer = "glorot_uniform",
+        seed: int | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)

@@ -73,7 +73,11 @@ class RelativePositionEncoding(ConfiguredLayer):
     """
 
     def __init__(
-        self, clamp_length=None, bidirectional=False, look_ahead=0, **kwargs
+        self,
+        clamp_length: int | None = None,
+        bidirectional: bool = False,
+        look_ahead: int = 0,
+        **kwargs,
     ):
         # Only shapes are read, so a cast of the inputs would be wasted.
         super().__init__(autocast=False, **kwargs)

@@ -76,10 +76,10 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
 
     def __init__(
         self,
-        num_heads,
-        key_dim,
-        clamp_length=None,
-        tie_attention_biases=False,
+        num_heads: int,
+        key_dim: int,
+        clamp_length: int | None = None,
+        tie_attention_biases: bool = False,
         **kwargs,
     ):
         super().__init__(num_heads, key_dim, **kwargs)

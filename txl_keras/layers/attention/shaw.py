@@ -51,7 +51,12 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
     """
 
     def __init__(
-        self, num_heads, key_dim, max_positions, clamp_length=None, **kwargs
+        self,
+        num_heads: int,
+        key_dim: int,
+        max_positions: int,
+        clamp_length: int | None = None,
+        **kwargs,
     ):
         super().__init__(num_heads, key_dim, **kwargs)
         check_integer("max_positions", max_positions, 1)

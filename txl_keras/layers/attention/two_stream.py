@@ -103,7 +103,13 @@ class TwoStreamRelativeAttention(HeadsAttention):
         2.5 and appendix A.
     """
 
-    def __init__(self, num_heads, key_dim, clamp_length=None, **kwargs):
+    def __init__(
+        self,
+        num_heads: int,
+        key_dim: int,
+        clamp_length: int | None = None,
+        **kwargs,
+    ):
         super().__init__(num_heads, key_dim, **kwargs)
         self._add_positions(clamp_length, bidirectional=True)
 

@@ -7,8 +7,10 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads,
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.types import Tensor
 
-def relative_shift(scores):
+
+def relative_shift(scores: Tensor) -> Tensor:
     """Shifts attention scores from distances to keys.
 
     The trick of appendix B in Dai et al., 2019. Column `r` of the input is

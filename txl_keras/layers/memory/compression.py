@@ -62,7 +62,7 @@ class Compression(ConfiguredLayer):
         [Rae et al., 2020](https://arxiv.org/abs/1911.05507), section 3.2.
     """
 
-    def __init__(self, compression, rate, **kwargs):
+    def __init__(self, compression: str, rate: float, **kwargs):
         super().__init__(**kwargs)
         check_one_of("compression", compression, COMPRESSIONS)
         self.compression = compression

@@ -5,6 +5,9 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `L` layers.
 
 import collections
 import types
+from collections.abc import Sequence
+from typing import Any
+from typing import Self
 
 import keras
 import tensorflow as tf
@@ -19,6 +22,7 @@ from txl_keras.checks import check_shape_in_graph
 from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.layers.memory.projected_memory import choose_rows
 from txl_keras.layers.padding import Padding
+from txl_keras.types import Tensor
 
 COLD_STARTS = ("masked", "zeros")
 
@@ -47,19 +51,19 @@ class Memory(
     __slots__ = ()
 
     @property
-    def length(self):
+    def length(self) -> int:
         """Returns the length of the states: M, or C + M with compression."""
         static = self.states[0].shape[1]
         return tf.shape(self.states[0])[1] if static is None else static
 
-    def mask(self):
+    def mask(self) -> Tensor:
         """Returns a boolean tensor `(B, length)`, true for real entries."""
         return (
             tf.range(self.length)[None, :]
             >= self.length - self.valid_length[:, None]
         )
 
-    def reset_rows(self, reset, cold_start="masked"):
+    def reset_rows(self, reset: Tensor, cold_start: str = "masked") -> Self:
         """Clears the memory of rows in which a new document or text begins.
 
         Args:
@@ -75,7 +79,9 @@ class Memory(
             empty = empty._replace(valid_length=self.length)
         return choose_rows(reset, empty, self)
 
-    def extend(self, hidden_states, lengths=None):
+    def extend(
+        self, hidden_states: Sequence[Tensor], lengths: Tensor | None = None
+    ) -> Self:
         """Appends a segment and keeps the last M entries.
 
         Gradients do not flow into memory (section 3.2 of Dai et al., 2019):
@@ -200,12 +206,12 @@ class MemoryStack(ConfiguredLayer):
 
     def __init__(
         self,
-        num_layers,
-        batch_size,
-        memory_length,
-        hidden_dim,
-        cold_start="masked",
-        num_pending=None,
+        num_layers: int,
+        batch_size: int,
+        memory_length: int,
+        hidden_dim: int,
+        cold_start: str = "masked",
+        num_pending: int | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -230,7 +236,7 @@ class MemoryStack(ConfiguredLayer):
         self.reset_state()
 
     @property
-    def state_variables(self):
+    def state_variables(self) -> list:
         """Returns all variables, states first, for use in checkpoints."""
         parts = zip(*map(tf.nest.flatten, self._holder.layers), strict=True)
         return [variable for part in parts for variable in part]
@@ -271,7 +277,7 @@ class MemoryStack(ConfiguredLayer):
         self._write_layer(layer, before.extend([inputs], lengths), rows)
         return before.states[0], before.mask()
 
-    def read(self, rows=None):
+    def read(self, rows: Tensor | None = None) -> Memory:
         """Reads the memory of all blocks.
 
         Args:
@@ -287,7 +293,7 @@ class MemoryStack(ConfiguredLayer):
             pending=tuple(x for memory in layers for x in memory.pending),
         )
 
-    def write(self, memory):
+    def write(self, memory: Any) -> None:
         """Writes the memory of all blocks.
 
         Args:
@@ -301,13 +307,13 @@ class MemoryStack(ConfiguredLayer):
             )
             self._write_layer(layer, layer_memory, rows)
 
-    def reset_state(self):
+    def reset_state(self) -> None:
         """Resets all memory to a cold start."""
         empty = self._empty(self.batch_size or 0)
         for variables in self._holder.layers:
             assign_variables(variables, empty)
 
-    def check_batches(self):
+    def check_batches(self) -> None:
         """Checks the batches of the loop of Keras that runs, if one does."""
         keras_internals.check_batches(self.batch_size, _remedy(self.batch_size))
 

@@ -5,12 +5,16 @@ Letters: `B` batch, `T` segment, `M` memory, `N` heads, `H` head size,
 """
 
 import collections
+from collections.abc import Callable
+from typing import Any
+from typing import Self
 
 import tensorflow as tf
 
 from txl_keras.layers.memory.ring_buffer import RingWrite
 from txl_keras.layers.memory.ring_buffer import age_order
 from txl_keras.layers.memory.ring_buffer import slots_by_age
+from txl_keras.types import Tensor
 
 
 class Past(collections.namedtuple("Past", ["keys", "values", "mask", "order"])):
@@ -75,11 +79,11 @@ class ProjectedMemory(
     __slots__ = ()
 
     @property
-    def length(self):
+    def length(self) -> int:
         """Returns the memory length M, an integer."""
         return self.keys[0].shape[2]
 
-    def pasts(self):
+    def pasts(self) -> list:
         """Returns a list of L `Past`, one for each attention layer."""
         mask = tf.range(self.length) >= self.length - self.valid_length[:, None]
         order = None
@@ -90,13 +94,13 @@ class ProjectedMemory(
             for key, value in zip(self.keys, self.values, strict=True)
         ]
 
-    def as_ring(self):
+    def as_ring(self) -> Self:
         """Returns the same entries as a ring buffer."""
         if self.next_slot is not None:
             return self
         return self._replace(next_slot=tf.zeros_like(self.valid_length))
 
-    def in_order(self):
+    def in_order(self) -> Self:
         """Returns the same entries in text order."""
         if self.next_slot is None or self.length == 0:
             return self._replace(next_slot=None)
@@ -112,7 +116,7 @@ class ProjectedMemory(
             arrange(self.keys), arrange(self.values), None, self.valid_length
         )
 
-    def reset_rows(self, reset, empty):
+    def reset_rows(self, reset: Tensor, empty: Any) -> Self:
         """Clears the memory of rows in which a new document or text begins.
 
         Args:
@@ -124,7 +128,13 @@ class ProjectedMemory(
         """
         return choose_rows(reset, empty, self)
 
-    def append(self, keys, values, lengths=None, write=None):
+    def append(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        lengths: Tensor | None = None,
+        write: Callable | None = None,
+    ) -> Self:
         """Appends a segment and keeps the last M entries.
 
         Args:

@@ -3,12 +3,15 @@
 Letters: `B` batch, `T` segment, `V` vocabulary, `D` hidden size, `C` clusters.
 """
 
+from collections.abc import Sequence
+
 import keras
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.config import ConfiguredLayer
+from txl_keras.types import Tensor
 
 
 class ClusteredLayer(ConfiguredLayer):
@@ -104,14 +107,14 @@ class AdaptiveEmbedding(ClusteredLayer):
 
     def __init__(
         self,
-        input_dim,
-        output_dim,
-        cutoffs=(),
-        embedding_dim=None,
-        div_val=1,
-        project_same_dim=True,
-        embeddings_initializer="uniform",
-        projection_initializer="glorot_uniform",
+        input_dim: int,
+        output_dim: int,
+        cutoffs: Sequence[int] = (),
+        embedding_dim: int | None = None,
+        div_val: int = 1,
+        project_same_dim: bool = True,
+        embeddings_initializer: str | keras.Initializer = "uniform",
+        projection_initializer: str | keras.Initializer = "glorot_uniform",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -146,17 +149,17 @@ class AdaptiveEmbedding(ClusteredLayer):
         self.projections = self._projections(self, [True] * num_projections)
         self.built = True
 
-    def cluster_size(self, cluster):
+    def cluster_size(self, cluster: int) -> int:
         """Returns the number of ids in a cluster."""
         return self.bounds[cluster + 1] - self.bounds[cluster]
 
-    def needs_projection(self, cluster):
+    def needs_projection(self, cluster: int) -> bool:
         """Returns whether a cluster's table is projected to size `D`."""
         if self.div_val > 1 and self.project_same_dim:
             return True
         return self.dims[cluster] != self.output_dim
 
-    def projection(self, cluster):
+    def projection(self, cluster: int) -> Tensor:
         """Returns the projection of a cluster.
 
         It is a variable of shape `(size of the embeddings, D)`, or `None`.

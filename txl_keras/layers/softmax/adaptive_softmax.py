@@ -7,6 +7,8 @@ Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `C` tails
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -16,6 +18,7 @@ from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.compute.target import fused
 from txl_keras.layers.softmax.adaptive_embedding import ClusteredLayer
+from txl_keras.types import Tensor
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -84,12 +87,12 @@ class AdaptiveSoftmax(ClusteredLayer):
 
     def __init__(
         self,
-        embedding,
-        tie_embeddings=True,
-        tie_projections=True,
-        tail_rows=None,
-        kernel_initializer="glorot_uniform",
-        projection_initializer="glorot_uniform",
+        embedding: Any,
+        tie_embeddings: bool = True,
+        tie_projections: bool | str = True,
+        tail_rows: int | None = None,
+        kernel_initializer: str | keras.Initializer = "glorot_uniform",
+        projection_initializer: str | keras.Initializer = "glorot_uniform",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -210,7 +213,7 @@ class AdaptiveSoftmax(ClusteredLayer):
         logits = [a + b for a, b in zip(parts, biases, strict=True)]
         return tf.concat(logits, axis=-1)
 
-    def logits(self, hidden):
+    def logits(self, hidden: Tensor) -> Tensor:
         """Computes logits over the vocabulary.
 
         Args:
@@ -224,7 +227,9 @@ class AdaptiveSoftmax(ClusteredLayer):
             return self.log_probs(hidden)
         return self._head_logits(tf.cast(hidden, tf.float32))
 
-    def log_probs(self, hidden, needed=None):
+    def log_probs(
+        self, hidden: Tensor, needed: Callable | None = None
+    ) -> Tensor:
         """Computes the log-probabilities of all words, in the order of ids.
 
         Args:
@@ -263,7 +268,13 @@ class AdaptiveSoftmax(ClusteredLayer):
             )
         return tf.concat(parts, axis=-1)
 
-    def sample(self, hidden, sampler, seeds, seen=None):
+    def sample(
+        self,
+        hidden: Tensor,
+        sampler: Any,
+        seeds: Tensor,
+        seen: Tensor | None = None,
+    ) -> Tensor:
         """Samples one word per row, and computes only the tails it needs.
 
         With filters, a tail is skipped if the head's probabilities show that

@@ -1,6 +1,10 @@
 """Decoding of token ids into text while they are generated."""
 
 import codecs
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import numpy as np
 
 
 class TextStream:
@@ -39,14 +43,14 @@ class TextStream:
     ```
     """
 
-    def __init__(self, decode_bytes, stop=()):
+    def __init__(self, decode_bytes: Callable, stop: str | Sequence[str] = ()):
         self._stop = check_stop(stop)
         self._decode_bytes = decode_bytes
         self._bytes = b""  # of a character that is not complete yet
         self._held = ""
         self.is_stopped = False
 
-    def add(self, ids):
+    def add(self, ids: Sequence[int] | np.ndarray) -> str:
         """Adds the next ids and returns the text that is now certain.
 
         Args:
@@ -67,7 +71,7 @@ class TextStream:
         self._held = shown[len(shown) - kept :]
         return shown[: len(shown) - kept]
 
-    def finish(self):
+    def finish(self) -> str:
         """Returns the remaining text, after the last ids.
 
         Returns:

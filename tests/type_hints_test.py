@@ -38,12 +38,12 @@ def missing_hints(function):
     signature = inspect.signature(function)
     variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     for name, parameter in signature.parameters.items():
-        has_hint = parameter.annotation is not parameter.empty
-        if name not in ("self", "cls") and parameter.kind not in variable:
-            if not has_hint:
-                yield f"{function.__qualname__}: {name}"
-    returns = signature.return_annotation is not signature.empty
-    if not returns and function.__name__ != "__init__":
+        needs_hint = name not in ("self", "cls")
+        needs_hint &= parameter.kind not in variable
+        if needs_hint and parameter.annotation is parameter.empty:
+            yield f"{function.__qualname__}: {name}"
+    has_result = function.__name__ != "__init__"
+    if has_result and signature.return_annotation is signature.empty:
         yield f"{function.__qualname__}: what it returns"
 
 

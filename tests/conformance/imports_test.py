@@ -10,6 +10,7 @@ from script_runs import run_code
 ROOT = pathlib.Path(__file__).parents[2]
 # The parts from the bottom up. Each may import those above it in this list.
 PARTS = [
+    "types",
     "checks",
     "keras_internals",
     "json_files",

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.types import DType
 from txl_keras.types import Tensor
 
@@ -306,7 +305,7 @@ class SparseF1Score(keras.metrics.F1Score):
 _BY_NAME = {"bits_per_token": BitsPerToken, "perplexity": Perplexity}
 
 
-def get(identifier: str, tokenizer: Tokenizer | None = None) -> Any:
+def get(identifier: Any, tokenizer: Any = None) -> Any:
     """Returns a new metric for its name; anything else is returned as it is."""
     if identifier == "bits_per_byte":
         if tokenizer is None or not tokenizer.is_lossless:

@@ -109,7 +109,7 @@ class FitSteps(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         """Resets the memory of training where the text begins again."""
         if not self.progress.to_skip:
-            # That of calls in a `train_step` of the user, then the trainer's.
+            # The memory of calls in a user's `train_step`, then the trainer's.
             self.model._training_memory.reset_state()
             if not self.progress.has_resets:
                 self.trainer.memory.reset_state()

@@ -58,9 +58,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
       continues row r of the batch before it, so samples must not be shuffled.
       With arrays and a batch size of B, samples r, B + r, 2 B + r are one
       stream (`Segments.arrays` returns this layout). Training and inference
-      have separate memories. `fit` resets that of training at the start of
-      every epoch, `evaluate` and `predict` that of inference at their start,
-      and `reset_memory` both. Direct calls go on with them, and so does
+      have separate memories. `fit` resets the first at the start of every
+      epoch, `evaluate` and `predict` reset the second at their start, and
+      `reset_memory` resets both. Direct calls go on with them, and so does
       `train_on_batch`, unless the batch has another size.
     - *Functional*: `score` and `log_probs` take memory as a value and return
       the new one.

@@ -141,7 +141,7 @@ class Trainer:
         )
         compressing = {id(v) for v in model.backbone.compression_variables}
         self._compresses = bool(compressing)
-        # The model's gradients (False) and those of the compression (True)
+        # The gradients of the model (False) and of the compression (True)
         # have a norm each.
         self._parts = [id(v) in compressing for v in model.trainable_variables]
         self._rows = replica_batch_size(batch_size, strategy)
@@ -329,7 +329,7 @@ class Trainer:
             apply()
         else:
             tf.cond(is_applied, apply, lambda: None)
-        # That of the compression only if nothing else is trained.
+        # The norm of the compression only if nothing else is trained.
         norm = norms.get(False, norms.get(True))
         return {**results, "gradient_norm": norm}, is_finite
 

@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 # The parts from the bottom up. Each may import those above it in this list.
 PARTS = [
     "types",
+    "extending",
     "checks",
     "keras_internals",
     "json_files",
@@ -34,6 +35,8 @@ PARTS = [
     "serving",
     "demo",
     "scripts",
+    "extensions",
+    "pages",
 ]
 # `from_preset` is a method of the classes whose objects it reads.
 UPWARDS = {"models/preset_model.py": {"preset_folders"}}

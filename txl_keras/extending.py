@@ -1,0 +1,61 @@
+"""What extensions add under a name: backbones, presets, options of commands.
+
+An extension is a module of `txl_keras.extensions`, one that an installed
+package names as an entry point of the group `txl_keras.extensions`, or any that
+was imported. The rest of the package imports none of them: it asks for what is
+`registered`.
+"""
+
+import functools
+import importlib.metadata
+import pkgutil
+from typing import Any
+
+import txl_keras
+
+_GROUP = "txl_keras.extensions"
+_found = {}  # by kind, then by name
+
+
+def register(kind: str, **named: Any) -> None:
+    """Registers objects of a kind, which other modules look up by name.
+
+    Args:
+        kind: String, such as `"backbone"`: docs/extending.md lists the kinds
+            and what an object of each must be.
+        **named: The objects by name.
+
+    Raises:
+        ValueError: If another object of that kind has one of the names.
+
+    Example:
+
+    ```python
+    from txl_keras.extending import register, registered
+
+    register("backbone", mine=object)
+    assert registered("backbone")["mine"] is object
+    ```
+    """
+    known = _found.setdefault(kind, {})
+    for name, value in named.items():
+        if known.setdefault(name, value) is not value:
+            raise ValueError(
+                f"`{name}` must be a new name of a {kind}. Received: {value!r},"
+                f" but {known[name]!r} is registered"
+            )
+
+
+def registered(kind: str) -> dict[str, Any]:
+    """Returns the registered objects of a kind by name, in order of names."""
+    _import_extensions()
+    return dict(sorted(_found.get(kind, {}).items()))
+
+
+@functools.cache
+def _import_extensions():
+    for path in txl_keras.__path__:
+        for module in pkgutil.iter_modules([f"{path}/extensions"]):
+            importlib.import_module(f"{_GROUP}.{module.name}")
+    for entry in importlib.metadata.entry_points(group=_GROUP):
+        entry.load()

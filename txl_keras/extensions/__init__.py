@@ -1,0 +1,4 @@
+"""What is not the paper's Transformer-XL: nothing else imports it.
+
+Each module registers what it adds, see `txl_keras.extending`.
+"""

@@ -70,10 +70,7 @@ Recl.define()
 
 def main(_):
     # Check everything that is possible before text and models are loaded.
-    output = several_runs.output_path(
-        (".json",), "a picture is written beside it"
-    )
-    several_runs.check_replaces(output, ["recl"])
+    output = several_runs.output_path((".json",))
     context_lengths = options.numbers("context_lengths", int)
     check_context_lengths(context_lengths)
     shares = options.numbers("top_r", float)

@@ -57,7 +57,7 @@ def test_flags_that_differ_come_first_and_no_hashes(tmp_path):
     workdir.claim(config(1))
     message = (
         "settings: flags.seed was 1, now 2; model.num_layers was 1, now 2; "
-        "the text .* others .*data.test, data.train, tokenizer.$"
+        r"another text or tokens \(data.test, data.train, tokenizer\)$"
     )
     with pytest.raises(ValueError, match=message):
         workdir.check_config(config(2))
@@ -189,7 +189,7 @@ def test_a_tokenizer_that_was_removed_is_written_again(tmp_path):
     with pytest.raises(FileNotFoundError, match="writes it again"):
         workdir.load_tokenizer()
     other = {**CONFIG, "tokenizer": tokenizer_hash(tokenizer_of(5))}
-    with pytest.raises(ValueError, match="tokens .*tokenizer"):
+    with pytest.raises(ValueError, match="or tokens .tokenizer"):
         workdir.claim(other, tokenizer_of(5))
     assert not (tmp_path / "tokenizer.json").exists()
 

@@ -260,8 +260,6 @@ class Workdir:
 
     def claim(self, config, tokenizer=None):
         """Starts a run of this configuration here, or resumes it."""
-        # The entry `corpus` of `config` tells where the text is. It may change
-        # as long as the hashes of the text do not.
         tf.io.gfile.makedirs(self.path)
         self._lock()
         self.check_has_config()
@@ -274,21 +272,36 @@ class Workdir:
         if is_new:
             # Written last: without it the folder is not a run.
             write_json(config, self.file("config.json"))
-        elif tokenizer:
+            return
+        if tokenizer:
             self.load_tokenizer()
+        kept = self.read_config()
+        steps = config["flags"].get("max_steps")
+        if kept["flags"].get("max_steps") != steps:
+            if self.is_finished():
+                tf.io.gfile.remove(self.file("results.json"))
+            kept["flags"]["max_steps"] = steps
+            write_json(kept, self.file("config.json"))
 
     def check_config(self, config):
-        """Checks that the run here has the same `config`, except `corpus`."""
-        differences = _differences(
-            {**self.read_config(), "corpus": None},
-            # Tuples become lists, as in the file.
-            {**json.loads(json.dumps(config)), "corpus": None},
-        )
-        if differences:
+        """Checks that a run may resume with a configuration."""
+        # Tuples become lists, as in the file.
+        now = _flat(_fixed(json.loads(json.dumps(config))))
+        before = _flat(_fixed(self.read_config()))
+        paths = {p for p in before | now if before.get(p) != now.get(p)}
+        hashes = {p for p in paths if re.match("data[.]|tokenizer$", p)}
+        words = [
+            f"{path} was {before.get(path)!r}, now {now.get(path)!r}"
+            for path in sorted(paths - hashes)
+        ]
+        if hashes:
+            names = sorted({".".join(p.split(".")[:2]) for p in hashes})
+            words.append(f"another text or tokens ({', '.join(names)})")
+        if words:
             raise ValueError(
                 f"`workdir` {self.path} holds a run of another configuration. "
                 "Give another --workdir, or the same settings: "
-                + "; ".join(_described(differences))
+                + "; ".join(words)
             )
 
     def _lock(self):
@@ -313,11 +326,6 @@ class Workdir:
     def write_results(self, results):
         """Writes results.json, which marks the run as finished."""
         write_json(results, self.file("results.json"))
-
-    def remove_results(self):
-        """Removes results.json, because the run goes on."""
-        if self.is_finished():
-            tf.io.gfile.remove(self.file("results.json"))
 
     def read_results(self):
         """Returns the dictionary in results.json."""
@@ -367,12 +375,21 @@ class Workdir:
         return metrics
 
 
+def _fixed(config):
+    """Returns a configuration without what may change when a run resumes."""
+    # The text may lie elsewhere, as long as its hashes are the same.
+    return {
+        **config,
+        "corpus": None,
+        "flags": {k: v for k, v in config["flags"].items() if k != "max_steps"},
+    }
+
+
 def _hash_of(config):
     """Returns the `run_hash` of a configuration."""
-    # Without the location of the text, which may change.
-    config = {**config, "corpus": None}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    return int.from_bytes(digest.digest()[:8], "big", signed=True)
+    text = json.dumps(_fixed(config), sort_keys=True)
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def _training_of(config):
@@ -386,28 +403,12 @@ def write_json(content, path):
     write_text(json.dumps(content, indent=1) + "\n", path)
 
 
-def _differences(old, new, prefix=""):
-    """Returns the old and new value of each field that differs, by path."""
-    found = {}
-    for key in sorted(old.keys() | new.keys()):
-        before, now = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(now, dict):
-            found |= _differences(before, now, f"{prefix}{key}.")
-        elif before != now:
-            found[f"{prefix}{key}"] = before, now
-    return found
-
-
-def _described(differences):
-    """Yields flags first, as causes, and last the text, without its hashes."""
-    hashes = {p for p in differences if re.match("data[.]|tokenizer$", p)}
-    paths = differences.keys() - hashes
-    for path in sorted(paths, key=lambda p: (not p.startswith("flags."), p)):
-        before, now = differences[path]
-        yield f"{path} was {before!r}, now {now!r}"
-    if hashes:
-        names = sorted({".".join(path.split(".")[:2]) for path in hashes})
-        yield (
-            "the text or its tokens are others than those of the run "
-            f"({', '.join(names)})"
-        )
+def _flat(config, prefix=""):
+    """Returns the values in nested dictionaries, by path."""
+    flat = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -23,7 +23,6 @@ XLNET = (
     "--eval_every=15",
     "--max_eval_tokens=200",
     "--learning_rate=0.01",
-    "--not_predicted=10,255",
     "--reuse_half",
 )
 
@@ -64,8 +63,6 @@ def test_an_xlnet_is_trained_and_comes_back(corpus, succeed, fail, tmp_path):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--not_predicted=256", "`not_predicted` must hold integers in [0, 25"),
-        ("--not_predicted=a", "not_predicted=a"),
         ("--segment_length=13", "`segment_length` must be even"),
         ("--segment_length=10", "segment_length=5, drop_remainder"),
         ("--segment_length=99998", "tokens"),

@@ -16,7 +16,6 @@ from txl_keras.training import loop as loops
 from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.optimizers import build_optimizer
-from txl_keras.training.run_plan import RunPlan
 from txl_keras.training.trainer import Trainer
 from txl_keras.workdir import Workdir
 
@@ -45,10 +44,9 @@ class Run:
         self.drawn = []
         tokens = np.arange(300) ** 2 % 7
         settings = {**SETTINGS, **settings}
-        self.plan = RunPlan(lambda _: 0.01, settings.pop("max_steps"))
         self.loop = TrainingLoop(
             self.trainer,
-            self.plan,
+            settings.pop("max_steps"),
             Segments(tokens, 2, 4, drop_remainder=True),
             self.validate,
             self.workdir,
@@ -58,9 +56,9 @@ class Run:
             on_score=(self.on_score,),
         )
 
-    def go(self, pace=None):
+    def go(self):
         """Restores and runs; returns the step it began with, and the result."""
-        return self.loop.restore(), self.loop.run(pace)
+        return self.loop.restore(), self.loop.run()
 
     def on_score(self, loop, step):
         assert loop is self.loop
@@ -160,41 +158,19 @@ def test_best_weights_that_were_removed_give_way_to_the_next(
     assert second.loop.run()
     assert second.workdir.best_step() == 12
     # Later scores have to beat that of the weights that are kept.
-    third = begin(tmp_path, [3.15, 3.05])
-    assert third.loop.restore() == 12
-    third.plan.change(updates=12, step=12, last_step=20)
-    assert third.loop.run()
+    third = begin(tmp_path, [3.15, 3.05], max_steps=20)
+    assert third.go() == (12, True)
     assert third.steps("valid") == [4, 8, 12, 16, 20]
     assert third.workdir.best_step() == 20
 
 
-def test_a_plan_may_change_as_it_goes(begin, tmp_path):
-    """The new last step has all that the last step has."""
-    run = begin(tmp_path, [3.0, 2.0, 1.0])
-    asked = []
-
-    def pace(step):
-        asked.append(step)
-        if step == 6:
-            run.plan.change(updates=6, step=6, last_step=9)
-            return "faster"
-
-    assert run.go(pace) == (0, True)
-    assert asked == run.steps("loss") == [4, 5, 6, 8, 9]
-    assert run.steps("valid") == [4, 8, 9]
-    assert saved_steps(run.workdir.checkpoints) == [6, 9]
-
-
-def test_the_time_of_a_run_that_stops_before_its_first_line_counts(
-    begin, tmp_path
-):
+def test_a_run_without_a_score_names_those_it_has(begin, tmp_path):
     run = begin(tmp_path, [])
     run.stop.variable.assign(1.0)
     assert run.go() == (0, False)
     assert run.steps("loss") == []
     with pytest.raises(ValueError, match=r"score of step 7. .* steps \[\]"):
         run.loop.score_at(7)
-    assert float(run.plan.variables["seconds"].numpy()) > 0
 
 
 def test_a_loss_that_runs_away_stops_the_run(begin, tmp_path):

@@ -125,7 +125,7 @@ def _lower_steps(folder, rows, eval_rows):
     slice_, strategy = TYPES[FLAGS.tpu_type], tf.distribute.get_strategy()
     length, segments = FLAGS.segment_length, _segments(rows)
     with tf.device("CPU:0"), use(Target("tpu")):  # the host that lowers
-        trainer, _ = training_flags.build_trainer(
+        trainer = training_flags.build_trainer(
             _build_model, strategy, batch_size=rows
         )
         model, backbone = trainer.model, trainer.model.backbone

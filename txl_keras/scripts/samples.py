@@ -44,7 +44,7 @@ class Samples:
         start = time.monotonic()
         is_due = self._seconds <= _SHARE * (start - self._start)
         # At the end there is a sample of the best weights.
-        is_end = step == loop.plan.last_step
+        is_end = step == loop.max_steps
         if is_end or not is_due or not self._are_shown:
             return
         try:

@@ -8,7 +8,6 @@ plain names:
     weights/NAME       such as weights/block_0/attention/query/kernel
     optimizer/INDEX    `optimizer.variables`, in their order
     loss_scale/...     in float16
-    plan/NAME          `RunPlan.variables`, if there is a plan
     memory/INDEX       states and valid lengths, rows in the order of the batch
     results/NAME       of steps that are not in metrics.jsonl yet
 
@@ -66,7 +65,6 @@ class Checkpoints:
         run: Optional integer that identifies the run: `Workdir.run_hash`. Then
             writing waits while the config.json of the run, beside `directory`,
             is missing.
-        plan: Optional `RunPlan`, to save and restore.
     """
 
     # One thread for all objects: a write ends before another one begins.
@@ -79,7 +77,6 @@ class Checkpoints:
         max_to_keep: int = 2,
         write_best: Callable | None = None,
         run: int | None = None,
-        plan: Any = None,
     ):
         check_no_pattern("directory", directory)
         self._directory = directory
@@ -103,8 +100,6 @@ class Checkpoints:
             for name in ("value", "good_steps"):
                 variable = getattr(trainer.loss_scale, name)
                 self._variables[f"loss_scale/{name}"] = variable
-        for name, variable in (plan.variables if plan else {}).items():
-            self._variables[f"plan/{name}"] = variable
         self._memory = {
             f"memory/{i:03}": variable
             for i, variable in enumerate(trainer.memory.state_variables)

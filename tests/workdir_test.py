@@ -14,7 +14,6 @@ from script_runs import run_code
 from txl_keras.data import WordTokenizer
 from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.preparation import tokenizer_hash
-from txl_keras.missing_folder import when_present
 from txl_keras.models import LSTMBackbone
 from txl_keras.training.checkpointing import copies
 from txl_keras.weights import weights_by_name
@@ -119,18 +118,6 @@ def test_a_wrong_line_of_metrics_is_named(tmp_path, line, message):
     assert f"Line 2 of {workdir.metrics}" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "name", ["checkpoints", "model", "metrics.jsonl", "results.json"]
-)
-def test_a_run_that_lost_its_configuration_is_refused(tmp_path, name):
-    (tmp_path / name).mkdir()
-    workdir = Workdir(str(tmp_path))
-    message = f"has {name} of a run, but no config.json.*another --workdir"
-    with pytest.raises(ValueError, match=message):
-        workdir.claim(CONFIG)
-    assert not workdir.is_claimed()
-
-
 @pytest.fixture(scope="module")
 def model():
     return small_model(
@@ -228,14 +215,6 @@ def test_only_a_folder_is_written_to(tmp_path):
     with pytest.raises(OSError, match=f"`workdir` must be.*={path} "):
         check_can_write("workdir", path)
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "lock"}
-
-
-def test_an_error_of_another_cause_is_not_waited_for(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match="other"):
-        when_present(
-            str(tmp_path / "config.json"), (tmp_path / "other").read_text
-        )
 
 
 def test_a_bucket_is_a_folder_as_any_other(model):

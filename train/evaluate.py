@@ -196,7 +196,7 @@ def _evaluate(workdir, stop):
     if workdir is not None:
         path = workdir.file(f"evaluation_{FLAGS.split}")
         unit = tokenizer.unit
-        workdir.when_present(lambda: _write(workdir, result, path, unit))
+        _write(workdir, result, path, unit)
         written += [f"{path}_positions.png"] * FLAGS.position_curve
         if FLAGS.html:
             page = surprise_page(

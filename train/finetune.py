@@ -17,31 +17,31 @@ Files are .tsv, .csv or .jsonl (or .gz of these). Without --valid_file, a tenth
 of train is split off by a hash of each text. Training ends when the loss of
 valid has not fallen for --patience epochs; the best weights are kept.
 
-Writes to the workdir: config.json, tokenizer.json, metrics.jsonl (one line per
-epoch), model (the best weights, for `TransformerXLTextClassifier.from_preset`
-of the workdir), results.json (accuracy, F1 and confusion matrix, also of the
-texts that are longer than a segment) and export/STEP, a SavedModel that takes
-raw text.
+Writes to the workdir: metrics.jsonl (one line per epoch), model (the best
+weights, for `TransformerXLTextClassifier.from_preset`), results.json (accuracy,
+F1 and confusion matrix, also of the texts that are longer than a segment) and
+export/STEP, a SavedModel that takes raw text.
 """
 
+import os
 import sys
 
 import txl_keras.scripts.quiet  # noqa: F401
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from txl_keras.checks import check_vocabulary
 from txl_keras.data import Corpus
 from txl_keras.data import TextBatches
 from txl_keras.data import read_labelled_texts
 from txl_keras.data.corpora.corpus import SPLITS
-from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.preparation import token_folder
-from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.evaluation.classification import classification_scores
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models.transformer_xl_text_classifier import POOLINGS
+from txl_keras.output_folders import check_new
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
@@ -51,11 +51,9 @@ from txl_keras.scripts import training_flags
 from txl_keras.scripts.exporting import loading_note
 from txl_keras.scripts.options import FLAGS
 from txl_keras.serving import export_classifier
-from txl_keras.training.checkpointing import copies
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.schedules import build_schedule
 from txl_keras.training.updates import takes_weight_decay
-from txl_keras.weights import weights_by_name
 from txl_keras.workdir import Workdir
 
 _VALID_SHARE = 0.1
@@ -123,12 +121,7 @@ training_flags.Training.define("precision")
 
 def main(_):
     workdir = Workdir(FLAGS.workdir)
-    check_can_write("workdir", workdir.path)
-    options.refuse(
-        workdir.is_claimed(),
-        "`workdir` must be new: it holds a run, and the training of a "
-        "classifier cannot resume.",
-    )
+    check_new("workdir", workdir.path)  # the training cannot resume
     if FLAGS.initialize_from is not None:
         training_flags.check_inherited_flags()
     keras.utils.set_random_seed(FLAGS.seed)
@@ -171,16 +164,6 @@ def main(_):
     }
     steps = batches["train"].steps_per_epoch
     model.compile(_build_optimizer(model, FLAGS.epochs * steps))
-    config = {
-        "flags": {flag.name: flag.value for flag in options.defined_flags()},
-        "labels": label_names,
-        "class_name": type(model).__name__,
-        "model": model.get_config(),
-        "tokenizer": tokenizer_hash(tokenizer),
-        "corpus": {split: texts[split].name for split in texts},
-        "data": {split: texts[split].fingerprint() for split in texts},
-    }
-    workdir.claim(config, tokenizer)
     print(
         f"{workdir.path}: classes {label_names}; {model.count_params():,} "
         f"weights, {FLAGS.precision}; segments of {model.segment_length}, "
@@ -196,6 +179,7 @@ def main(_):
         )
 
     # Train.
+    tf.io.gfile.makedirs(workdir.path)
     valid = batches["valid"]
     stopping = keras.callbacks.EarlyStopping(
         patience=FLAGS.patience, restore_best_weights=True
@@ -230,7 +214,14 @@ def main(_):
     print("Scoring and exporting the best weights.", flush=True)
     epoch = stopping.best_epoch + 1
     results = {"step": epoch * steps, "epoch": epoch}
-    workdir.save_best(copies(weights_by_name(model)), results["step"])
+    training = {
+        **{flag.name: flag.value for flag in options.defined_flags()},
+        "step": results["step"],
+        "labels": label_names,
+        "texts": {split: texts[split].fingerprint() for split in texts},
+    }
+    model.tokenizer = tokenizer
+    model.save_to_preset(workdir.model, training)
     for split in ("valid", "test"):
         if split in texts:
             results[split] = _scores(
@@ -247,7 +238,7 @@ def main(_):
         workdir.file(f"export/{results['step']}"),
         FLAGS.max_text_tokens,
         {"step": results["step"]},
-        {"config.json": workdir.file("config.json")},
+        {"config.json": os.path.join(workdir.model, "config.json")},
     )
     workdir.write_results(results)
     print(_describe_results(workdir, results) + loading_note(tokenizer))

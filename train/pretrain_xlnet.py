@@ -55,14 +55,10 @@ class Permutation(options.Options, free=()):
     """Holds options of the targets.
 
     Model options:
-    context_factor: Predict one of this many tokens; the others are context.
-    max_span: Most consecutive tokens to predict.
     reuse_half: Advance by half a segment per step, and keep only that half in
         memory, so that segments overlap by half.
     """
 
-    context_factor: options.integer(1) = 6
-    max_span: options.integer(1) = 5
     reuse_half: bool = False
 
 
@@ -191,8 +187,6 @@ def _permuted(segments, seed):
     """Makes `PermutedSegments`, whose targets the seed chooses."""
     return PermutedSegments(
         segments,
-        context_factor=FLAGS.context_factor,
-        max_span=FLAGS.max_span,
         with_next=FLAGS.reuse_half,
         seed=seed,
     )

@@ -34,7 +34,6 @@ from txl_keras.json_files import check_fields
 from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 from txl_keras.json_files import read_json
-from txl_keras.missing_folder import when_present
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.model_folder import CLASSES
 from txl_keras.models.model_folder import MAX_LENGTH
@@ -245,24 +244,10 @@ class Workdir:
 
     # ------------------------------ Training -------------------------------
 
-    def check_has_config(self):
-        """Raises `ValueError` if a run is here but has lost its config.json."""
-        names = ("checkpoints", "model", "metrics.jsonl", "results.json")
-        left = [n for n in names if tf.io.gfile.exists(self.file(n))]
-        if left and not self.is_claimed():
-            raise ValueError(
-                f"`workdir` {self.path} has {', '.join(left)} of a run, but no "
-                "config.json, without which nobody can tell whether the flags "
-                "are still those of the run. Bring that file back (a copy is "
-                "in export/STEP/assets of a finished run), or give another "
-                "--workdir."
-            )
-
     def claim(self, config, tokenizer=None):
         """Starts a run of this configuration here, or resumes it."""
         tf.io.gfile.makedirs(self.path)
         self._lock()
-        self.check_has_config()
         is_new = not self.is_claimed()
         if not is_new:
             # The configuration includes the hash of the tokenizer.
@@ -347,10 +332,6 @@ class Workdir:
         """Appends a dictionary with `step` as a line to metrics.jsonl."""
         with tf.io.gfile.GFile(self.metrics, "a") as file:
             file.write(json.dumps(metrics) + "\n")
-
-    def when_present(self, function):
-        """Returns `function()`, called once the folder of this run is there."""
-        return when_present(self.file("config.json"), function)
 
     def drop_metrics_after(self, step):
         """Removes lines after `step`, which a resumed run will write again."""

@@ -16,7 +16,6 @@ PARTS = [
     "keras_internals",
     "json_files",
     "file_lock",
-    "missing_folder",
     "tensor_files",
     "weights",
     "metrics",

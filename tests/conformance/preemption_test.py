@@ -235,22 +235,6 @@ def four_workers(corpus, tmp_path_factory):
     return workdir, flags
 
 
-@pytest.mark.large  # 1 minute
-def test_four_workers_wait_for_a_workdir_that_goes_away(four_workers, tmp_path):
-    whole, flags = four_workers
-    workdir, away = tmp_path / "gone", tmp_path / "away"
-    with running_workers(workdir, flags, 4, lines=9) as processes:
-        workdir.rename(away)
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
-            assert not workdir.exists()  # nobody writes in its place
-            time.sleep(0.1)
-        away.rename(workdir)
-        assert [process.wait() for process in processes] == [0] * 4
-    assert f"{workdir} is missing" in log_of(workdir)
-    assert_same_run(workdir, whole)
-
-
 @pytest.mark.large  # 10 minutes
 def test_four_workers_killed_ten_times_equal_four_that_were_not(
     four_workers, tmp_path

@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 from factories import save_run
-from script_runs import NOT_UTF8
 from script_runs import evaluation_of
 from script_runs import results_of
 
@@ -295,8 +294,6 @@ def test_flags_of_an_evaluation_are_checked_before_any_score(
     )
     cases = (
         ([of_memory, "--corpus="], ["`corpus` must not be empty"]),
-        ([of_memory, f"--corpus={NOT_UTF8}"], ["`corpus`", "UTF-8"]),
-        ([of_memory, f"--data_dir={NOT_UTF8}"], ["`data_dir`", "UTF-8"]),
         ([of_memory, "--token_nll="], ["`token_nll`", ".npy file"]),
         ([of_none], ["evaluation_all.json", "must hold a JSON list"]),
         (

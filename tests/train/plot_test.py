@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-from script_runs import NOT_UTF8
 from script_runs import metrics_of
 
 from txl_keras.data import load_corpus
@@ -200,7 +199,6 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
             ([one, "--corpus="], ["`corpus` must not be empty"]),
             ([f"{one},{other}", text], ["one tokenizer", str(other)]),
             ([two, "--labels=a"], ["`labels`", "2", "--labels=a"]),
-            ([one, f"--labels={NOT_UTF8}"], ["`labels`", r"b'\xff'"]),
             ([one, text, "--output=a.gif"], [".png or .svg or .pdf"]),
         ),
         "recl": (

@@ -50,7 +50,7 @@ def test_an_xlnet_is_trained_and_comes_back(corpus, succeed, fail, tmp_path):
     assert again.splitlines()[-4:] == printed.splitlines()[-4:]
     assert (workdir / "results.json").read_bytes() == before
     for changed, message in (
-        ("--max_span=2", "flags.max_span was 5, now 2"),
+        ("--seed=2", "flags.seed was 0, now 2"),
         ("--hidden_dim=10", "hidden_dim was 8, now 10"),
     ):
         error = fail("pretrain_xlnet.py", *flags, changed)

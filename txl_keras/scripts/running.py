@@ -4,7 +4,6 @@ import difflib
 import math
 import os
 import pathlib
-import re
 import sys
 
 import tensorflow as tf
@@ -104,15 +103,8 @@ def _run(main, argv):
 
 
 def _check_flags():
-    """Checks that numbers are finite and strings are valid UTF-8."""
+    """Checks that numbers are finite."""
     for name in flags.FLAGS:
-        values = flags.FLAGS[name].value
-        for value in values if isinstance(values, list) else [values]:
-            is_wrong = isinstance(value, float) and not math.isfinite(value)
-            refuse(is_wrong, f"`{name}` must be a finite number.")
-            # Python decodes invalid bytes of a command line to surrogates.
-            if re.search("[\ud800-\udfff]", str(value)):
-                raise ValueError(
-                    f"`{name}` must be UTF-8: convert the text, or rename the "
-                    f"file. Received: --{name}={os.fsencode(value)!r}"
-                )
+        value = flags.FLAGS[name].value
+        is_wrong = isinstance(value, float) and not math.isfinite(value)
+        refuse(is_wrong, f"`{name}` must be a finite number.")

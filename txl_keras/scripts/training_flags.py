@@ -42,7 +42,6 @@ class Training(
     optimizer: Optimizer; lamb is for large batches, muon orthogonalizes the
         updates of kernels.
     weight_decay: Weight decay of adamw, lamb and muon.
-    beta_2: Decay of the second moment of adam, adamw and lamb. Default: 0.999.
     clip_norm: Global norm to which gradients are clipped; 0 for no clipping.
     schedule: Decay of the learning rate after its warm-up.
     learning_rate: Peak learning rate. Models of 40 million weights and more
@@ -75,7 +74,6 @@ class Training(
     seed: int = 0
     optimizer: options.one_of(OPTIMIZERS) = "adam"
     weight_decay: options.number(0) = 0.0
-    beta_2: float = None
     clip_norm: float = 0.25
     schedule: options.one_of(SCHEDULES) = "cosine"
     learning_rate: options.number(0) = 1.5e-3
@@ -134,8 +132,6 @@ class LanguageTraining(
         Default: max_steps counts.
     half_loss: Compute the training loss on the second half of each segment
         only. With --order=roll all tokens become targets in some epoch.
-    intermediate_losses: Let the blocks below the last one predict, too, during
-        parts of the first half of the steps, as in Al-Rfou et al.
 
     Device options:
     attention_kernel: Compute attention in training with a Pallas kernel, which
@@ -146,7 +142,6 @@ class LanguageTraining(
     max_sample_tokens: options.integer(0) = 500
     minutes: options.number(0.01, 1e6) = None
     half_loss: bool = False
-    intermediate_losses: bool = False
     attention_kernel: bool = False
 
 
@@ -211,7 +206,6 @@ def build_trainer(build_model, strategy, stop=None, batch_size=None):
             FLAGS.optimizer,
             schedule,
             weight_decay=FLAGS.weight_decay,
-            beta_2=FLAGS.beta_2,
         )
     return Trainer(
         model,
@@ -221,9 +215,6 @@ def build_trainer(build_model, strategy, stop=None, batch_size=None):
         clip_norm=FLAGS.clip_norm or None,
         seed=FLAGS.seed,
         accumulate_steps=FLAGS.accumulate_steps,
-        intermediate_loss_steps=steps // 2
-        if given.get("intermediate_losses")
-        else 0,
         attention_kernel=given.get("attention_kernel", False),
         stop=stop,
     )

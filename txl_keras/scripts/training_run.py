@@ -28,7 +28,6 @@ def open_workdir(strategy):
     replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
     data_flags.check_outside_text("workdir", FLAGS.workdir)
     workdir = Workdir(FLAGS.workdir)
-    workdir.check_has_config()
     if is_chief(strategy):
         check_can_write("workdir", workdir.path)
     run_length.keep_length(workdir)
@@ -99,9 +98,7 @@ def train_and_score(loop, evaluate, test):
     # Until the chief has written everything.
     wait_for_all(strategy)
     log(strategy, "Scoring test and finishing with the best weights.")
-    step = workdir.when_present(
-        lambda: workdir.restore_weights(loop.trainer.model, "best")
-    )
+    step = workdir.restore_weights(loop.trainer.model, "best")
     scores = {"valid": loop.score_at(step)}
     with loop.stop.deferred():
         scores["test"] = evaluate(test)

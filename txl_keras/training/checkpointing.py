@@ -19,7 +19,6 @@ Letters: `B` batch over all replicas.
 """
 
 import concurrent.futures
-import functools
 import math
 import os
 import re
@@ -34,7 +33,6 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_no_pattern
 from txl_keras.data.corpora.files import remove_if_empty
 from txl_keras.json_files import open_checked
-from txl_keras.missing_folder import when_present
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
 from txl_keras.weights import weights_by_name
@@ -62,9 +60,7 @@ class Checkpoints:
         max_to_keep: Integer, the number of checkpoints to keep.
         write_best: Optional function of `save_best`, of weights by name and
             their step.
-        run: Optional integer that identifies the run: `Workdir.run_hash`. Then
-            writing waits while the config.json of the run, beside `directory`,
-            is missing.
+        run: Optional integer that identifies the run: `Workdir.run_hash`.
     """
 
     # One thread for all objects: a write ends before another one begins.
@@ -153,12 +149,7 @@ class Checkpoints:
             self._begin_writing(self._write_best, weights, step)
 
     def _begin_writing(self, function, *args):
-        write = functools.partial(function, *args)
-        if self._run is not None:
-            folder = os.path.dirname(self._directory.rstrip("/"))
-            config = os.path.join(folder, "config.json")
-            write = functools.partial(when_present, config, write)
-        self._writing = self._writer.submit(write)
+        self._writing = self._writer.submit(function, *args)
 
     def wait(self) -> None:
         """Waits until everything is written; raises the errors of `save`."""

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from txl_keras.data import Segments
 from txl_keras.data.feed import Feed
@@ -91,19 +90,8 @@ class TrainingLoop:
 
     def _kept_score(self):
         """Returns the score of the best weights, infinity without any."""
-        scores = {step: score["nll"] for step, score in self._scores().items()}
-        lowest = min(scores.values(), default=math.inf)
-        kept = self.workdir.best_step()
-        if kept is not None:
-            return scores.get(kept, lowest)
-        if scores and self._is_chief:
-            logging.warning(
-                "%s is missing, with the best weights so far (%.4f nats per "
-                "token). Those of the next score are kept as the best.",
-                self.workdir.model,
-                lowest,
-            )
-        return math.inf
+        kept = self._scores().get(self.workdir.best_step())
+        return kept["nll"] if kept else math.inf
 
     def run(self):
         """Trains; returns true at the last step, false if stopped."""
@@ -250,13 +238,7 @@ class TrainingLoop:
 
     def score_at(self, step):
         """Returns the validation score of a step, from metrics.jsonl."""
-        scores = self._scores()
-        if step not in scores:
-            raise ValueError(
-                f"{self.workdir.metrics} must have a validation score of step "
-                f"{step}. It has those of steps {sorted(scores)}."
-            )
-        return scores[step]
+        return self._scores()[step]
 
     def _scores(self):
         """Returns the validation scores in metrics.jsonl by step."""
@@ -292,4 +274,9 @@ class TrainingLoop:
     def _write(self, function):
         """Calls a function that writes files, if they are this worker's."""
         if self._is_chief:
-            self.workdir.when_present(function)
+            if not self.workdir.is_claimed():  # as of a disk that is gone
+                raise FileNotFoundError(
+                    f"`workdir` {self.workdir.path} is missing. Bring it back "
+                    "and run the same command to resume."
+                )
+            function()

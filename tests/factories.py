@@ -201,7 +201,7 @@ def random_ids(*shape, seed=0):
 
 
 def save_run(path, model, step, tokenizer=None, best=None, **config):
-    """Run with the weights of a step, and of `best`: a model and its step."""
+    """Run with a checkpoint, and the best weights: by default the same."""
     workdir = Workdir(str(path))
     content = {
         "flags": {},
@@ -215,9 +215,8 @@ def save_run(path, model, step, tokenizer=None, best=None, **config):
     del content["model"]["tokenizer"]
     workdir.claim(content, tokenizer)
     save_checkpoint(workdir.checkpoints, model, step, workdir.run_hash())
-    if best:
-        weights = copies(weights_by_name(best[0]))
-        workdir.save_best(weights, best[1])
+    best, step = best or (model, step)
+    workdir.save_best(copies(weights_by_name(best)), step)
     return workdir
 
 

@@ -158,7 +158,7 @@ def _load_model():
     }
     overrides = {k: v for k, v in overrides.items() if v is not None}
     if FLAGS.input_format == "workdir":
-        return Workdir(FLAGS.input).load_model("best", **overrides)
+        return Workdir(FLAGS.input).load_model(**overrides)
     if FLAGS.input_format == "preset":
         expected = "`input` must be a preset with weights."
         options.refuse(FLAGS.input in PRESETS, expected)

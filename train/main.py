@@ -17,10 +17,7 @@ import sys
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-import numpy as np
-
 from txl_keras.data.statistics import mean_bytes
-from txl_keras.data.statistics import typical_passage
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation import report
 from txl_keras.evaluation.evaluator import Evaluator
@@ -46,8 +43,6 @@ from txl_keras.training.strategy import create_strategy
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
 
-# The prompt of the sample is a passage from the first tokens of test.
-_MAX_PROMPT_TOKENS = 100_000
 # Tokens of valid in surprise.html.
 _PAGE_TOKENS = 1000
 
@@ -84,7 +79,11 @@ def _train(strategy, stop):
     workdir = training_run.open_workdir(strategy)
 
     # Text, tokenizer and segments.
-    origin = _load_origin(workdir)
+    origin = None
+    if FLAGS.initialize_from is not None:
+        training_flags.check_inherited_flags()
+        origin = trained_model.TrainedOrigin()
+        training_flags.set_fine_tuning_rate(origin.flags)
     text = data_flags.prepare_text(origin and origin.load_tokenizer())
     tokenizer, splits = text.tokenizer, text.splits
     segments = training_flags.training_segments(splits["train"])
@@ -106,7 +105,7 @@ def _train(strategy, stop):
         FLAGS.segment_length,
         stop=stop,
     )
-    if origin and origin is not workdir:
+    if origin and not saved_steps(workdir.checkpoints):
         source = origin.restore_weights(trainer.model)
         rate = f"at a learning rate of {FLAGS.learning_rate:g}"
         training_run.log(strategy, f"{source}, {rate}.")
@@ -117,7 +116,7 @@ def _train(strategy, stop):
     test = splits["test"].head(run_length.max_test_tokens())
     samples = Samples(
         tokenizer,
-        prompt=_prompt(splits["test"], tokenizer),
+        prompt=splits["test"].tokens[: FLAGS.segment_length],
         text=valid[0][:_PAGE_TOKENS],
         title=f"{text.corpus.name}, valid",
         segment_length=FLAGS.segment_length,
@@ -157,7 +156,7 @@ def _train(strategy, stop):
             samples.finish(loop, step)
             if trainer.model.backbone.has_attention:
                 # Copied to one device: that model may be on several.
-                export_run(workdir, *workdir.load_model("best", tokenizer))
+                export_run(workdir, *workdir.load_model(tokenizer))
             workdir.write_results({"step": step, **scores})
     if is_chief(strategy):
         print(_describe_results(workdir, tokenizer), flush=True)
@@ -205,21 +204,6 @@ def _describe_step(trainer):
     return f"{step}; MiB per device, about: {mebibytes}"
 
 
-def _load_origin(workdir):
-    """Returns what provides model and tokenizer, or `None`."""
-    if FLAGS.initialize_from is None:
-        return None
-    training_flags.check_inherited_flags()
-    # A run with a checkpoint has its own model and tokenizer.
-    if saved_steps(workdir.checkpoints):
-        rate = workdir.read_config()["flags"].get("learning_rate")
-        FLAGS.set_default("learning_rate", rate or FLAGS.learning_rate)
-        return workdir
-    origin = trained_model.TrainedOrigin()
-    training_flags.set_fine_tuning_rate(origin.flags)
-    return origin
-
-
 def _describe(tokenizer, sizes, nll, split):
     """Returns words for nats per token of a split."""
     facts = sizes and {"bytes_per_token": sizes[split]}
@@ -235,7 +219,7 @@ def _describe_results(workdir, tokenizer):
                 f"{split}: {report.describe(results[split], tokenizer)}"
                 for split in ("valid", "test")
             ),
-            "--- A sample that continues a passage of the test text",
+            "--- A sample that continues the beginning of the test text",
             workdir.read_sample(),
             "---",
             training_run.written(
@@ -252,20 +236,6 @@ def _describe_results(workdir, tokenizer):
             "evaluate` and `txl generate`.",
         ]
     )
-
-
-def _prompt(test, tokenizer):
-    """Returns a segment of test that starts a line or a document."""
-    tokens, documents = test.head(_MAX_PROMPT_TOKENS)
-    try:
-        newline = tokenizer.encode("\n")
-    except ValueError:  # some vocabularies lack the newline
-        newline = []
-    lines = []
-    if len(newline) == 1:
-        lines = np.flatnonzero(tokens == newline[0]) + 1
-    starts = np.unique([*documents, *lines]).tolist()
-    return typical_passage(tokens[:], starts, FLAGS.segment_length)
 
 
 if __name__ == "__main__":

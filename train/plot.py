@@ -164,7 +164,6 @@ def _scored_unit(workdir):
     unit = workdir.load_tokenizer().unit
     if workdir.read_config()["class_name"] == "XLNetPermutationLM":
         return f"predicted {unit}"  # not comparable with left-to-right losses
-    workdir.check_model_class()
     return unit
 
 

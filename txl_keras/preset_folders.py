@@ -39,13 +39,12 @@ def load_folder(
         check_links(folder)
     path = os.path.join(folder, "config.json")
     content = read_json(path)
-    if "flags" in content:  # of a run
+    if "training" in content and "weights" not in content:  # of a run
         folder = os.path.join(folder, "model")
         if not tf.io.gfile.exists(os.path.join(folder, "config.json")):
             raise FileNotFoundError(
                 f"The run of {path} has no best weights: there is no {folder}. "
-                "Train until the first validation score. The commands read the "
-                "newest weights with --checkpoint=latest."
+                "Train until the first validation score."
             )
     elif "model_type" in content or "n_layer" in content:
         return _load_hugging_face(
@@ -53,8 +52,8 @@ def load_folder(
         )
     elif "class_name" not in content:
         raise ValueError(
-            f"{path} must be that of a preset, with `class_name`; of a run, "
-            "with `flags`; or of Hugging Face, with `model_type`. Received: "
+            f"{path} must be that of a preset or a run, with `class_name`, or "
+            "of Hugging Face, with `model_type`. Received: "
             f"{shown(sorted(content))}"
         )
     model, _ = load_stored(
@@ -108,7 +107,7 @@ def check_links(folder):
 def load_stored(
     model_class, stored, load_weights=True, dtype=None, overrides=()
 ):
-    """Returns the model of a `ModelFolder` or `Workdir`, and its step."""
+    """Returns the model of a `ModelFolder`, and its step."""
     overrides, step = dict(overrides), None
     stored_class = CLASSES[stored.class_name]
     is_same = issubclass(model_class, stored_class)

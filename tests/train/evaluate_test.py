@@ -42,7 +42,7 @@ def test_evaluate_agrees_with_training_and_takes_longer_memory(
     assert same["nll"] == pytest.approx(trained["nll"], abs=1e-5)
     assert same["num_tokens"] == trained["num_tokens"]
     assert same["memory_length"] == 12
-    assert (same["checkpoint"], same["step"]) == ("best", 60)
+    assert same["step"] == 60
     assert "corpus" not in same
     # Of bytes it is the number that was printed.
     assert same["bits_per_byte"] == pytest.approx(same["bits_per_token"])
@@ -123,7 +123,7 @@ def test_evaluate_scores_all_of_a_text_of_ones_own(
     evaluate(run[0], f"--corpus={text}", "--warmup=memory", split="all")
     assert warning not in capsys.readouterr().err
 
-    of_run = json.loads((run[0] / "config.json").read_text())["corpus"]
+    of_run = Workdir(str(run[0])).read_config()["corpus"]
     own_text = [f"--corpus={of_run['corpus']}", "--text_key=other"]
     cases = (
         ([], ["`split` all is for text that"]),
@@ -225,7 +225,7 @@ def test_evaluate_slides_a_window_over_a_text(run, corpus, evaluate, refuse):
     # Each token by the 6 before it, the first ones by as many as there are.
     ids = np.array(list(load_corpus(str(corpus)).read("test")[:40]))
     windows = np.stack([ids[max(0, t - 6) :][:7] for t in range(1, 40)])
-    model, _ = Workdir(str(run[0])).load_model("best", memory_length=0)
+    model, _ = Workdir(str(run[0])).load_model(memory_length=0)
     nll, _ = model.score(windows[:, :-1], windows[:, 1:])
     last = np.minimum(np.arange(39), 5)
     expected = nll.numpy()[np.arange(39), last].mean()
@@ -251,7 +251,7 @@ def test_a_text_that_changed_is_not_scored(run, corpus, fail, tmp_path):
     shutil.copytree(run[0], workdir)
     path = workdir / "config.json"
     config = json.loads(path.read_text())
-    config["corpus"]["corpus"] = str(changed)
+    config["training"]["run"]["corpus"]["corpus"] = str(changed)
     path.write_text(json.dumps(config))
     for script, flags, remedy in (
         ("evaluate.py", [f"--workdir={workdir}"], "another text with --corpus"),

@@ -89,7 +89,7 @@ def test_a_run_learns_scores_and_exports(
     error = fail("finetune.py", *flags_of(run, files))
     assert "`workdir` must be a new or empty folder" in error
     error = fail("generate.py", f"--workdir={run}/model", "--max_tokens=1")
-    assert "of class TransformerXLTextClassifier" in error
+    assert "which holds a TransformerXLTextClassifier" in error
 
 
 def test_bad_input_is_one_message_before_any_work(files, refuse, tmp_path):

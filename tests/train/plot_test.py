@@ -158,7 +158,7 @@ def test_attention_of_a_run_is_drawn_with_its_words(
         "--heads=1",
     )
     tokenizer = Workdir(str(words_run[0])).load_tokenizer()
-    path = json.loads((words_run[0] / "config.json").read_text())["corpus"]
+    path = Workdir(str(words_run[0])).read_config()["corpus"]
     tokens = tokenizer.encode(load_corpus(path["corpus"]).read("test"))
     drawn = picture.read_text("utf-8")
     middle = len(tokens) // 2

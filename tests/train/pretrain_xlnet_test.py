@@ -56,8 +56,8 @@ def test_an_xlnet_is_trained_and_comes_back(corpus, succeed, fail, tmp_path):
         error = fail("pretrain_xlnet.py", *flags, changed)
         assert message in error
     error = fail("generate.py", f"--workdir={workdir}")
-    assert "`workdir` must be that of a TransformerXLCausalLM" in error
-    assert f"{workdir}, of class XLNetPermutationLM" in error
+    assert "must hold a TransformerXLCausalLM" in error
+    assert f"{workdir}/model, which holds a XLNetPermutationLM" in error
 
 
 @pytest.mark.parametrize(

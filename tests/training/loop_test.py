@@ -34,8 +34,8 @@ class Run:
         path.mkdir(exist_ok=True)
         config = {
             "class_name": type(trainer.model).__name__,
-            "model": trainer.model.get_config(),
-            **dict.fromkeys(("flags", "data", "corpus"), {}),
+            "config": trainer.model.get_config(),
+            "training": {},
         }
         (path / "config.json").write_text(json.dumps(config))
         self.workdir = Workdir(str(path))

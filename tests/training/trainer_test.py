@@ -15,7 +15,6 @@ from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.tpu import compiling as tpu_compile
 from txl_keras.training.checkpointing import Checkpoints
-from txl_keras.training.checkpointing import restore_weights
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
 
@@ -322,7 +321,6 @@ def test_a_restored_trainer_has_weights_step_and_memory(
     trainer.train(make_iterator(), 4)
     save(tmp_path, trainer)
     memory = [variable.numpy() for variable in trainer.memory.state_variables]
-    weights = trainer.model.get_weights()
     expected = trainer.train(make_iterator(4), 3)["loss"]
 
     restored = rewind_other()
@@ -333,30 +331,12 @@ def test_a_restored_trainer_has_weights_step_and_memory(
     found = restored.train(make_iterator(4), 3)["loss"]
     np.testing.assert_array_equal(found, expected)
 
-    # The weights alone go into a model of another memory length.
-    model = make_model(memory_length=11)
-    assert restore_weights(model, str(tmp_path)) == 4
-    assert_same(model.weights, weights)
-
 
 def test_a_folder_must_be_no_pattern(tmp_path):
     """TensorFlow would find no files, or those of another run."""
     trainer = make_trainer(make_model())
     with pytest.raises(ValueError, match=r"`directory` must not .*run\[1\]"):
         Checkpoints(str(tmp_path / "run[1]"), trainer)
-    save(tmp_path / "run", trainer)
-    renamed = (tmp_path / "run").rename(tmp_path / "run[1]")
-    with pytest.raises(ValueError, match=r"must not have any of .*run\[1\]"):
-        restore_weights(trainer.model, str(renamed))
-    with pytest.raises(FileNotFoundError, match="No checkpoint"):
-        restore_weights(trainer.model, str(tmp_path / "nothing"))
-
-
-def test_a_run_is_found_above_a_folder_with_a_slash(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    folder = tmp_path / "checkpoints"
-    save(f"{folder}/", make_trainer(make_model()), run=7)
-    assert any(folder.iterdir())
 
 
 def test_results_of_a_skipped_step_are_saved(tmp_path):
@@ -382,7 +362,6 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     data = tmp_path / "ckpt-4.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:200])
 
-    assert restore_weights(make_model(), str(tmp_path)) == 2
     again = rewind_other()
     checkpoints = Checkpoints(str(tmp_path), again)
     checkpoints.restore()

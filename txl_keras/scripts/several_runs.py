@@ -9,7 +9,6 @@ from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
-from txl_keras.scripts import trained_model
 from txl_keras.scripts.options import FLAGS
 from txl_keras.workdir import Workdir
 
@@ -42,7 +41,6 @@ class Group(options.Options):
 def define_group_flags(context_lengths, **defaults):
     """Defines the flags that name several runs and the text to read."""
     Group.define(context_lengths=list(map(str, context_lengths)), **defaults)
-    trained_model.TrainedModel.define("checkpoint")
     data_flags.Corpus.define()  # by default the text of the runs
 
 
@@ -92,8 +90,6 @@ def open_group():
     # Returns the `Run`s, their tokenizer, the name of the text, facts about it
     # to write as JSON, and the `PreparedSplit`.
     names, workdirs = labels(), [Workdir(path) for path in FLAGS.workdirs]
-    for workdir in workdirs:
-        workdir.check_model_class()
     tokenizers = [workdir.load_tokenizer() for workdir in workdirs]
     check_equal("workdirs", "tokenizer", map(tokenizer_hash, tokenizers))
     configs = [workdir.read_config() for workdir in workdirs]
@@ -107,9 +103,7 @@ def open_group():
                 split, config["data"].get(FLAGS.split), corpus, workdir.path,
                 "Bring it back, or give one text for all runs with --corpus",
             )  # fmt: skip
-        model, step = workdir.load_model(
-            FLAGS.checkpoint, tokenizers[0], **model_flags.given()
-        )
+        model, step = workdir.load_model(tokenizers[0], **model_flags.given())
         length = FLAGS.segment_length or config["flags"].get("segment_length")
         check_integer("segment_length", length, 1)
         model.backbone.check_positions(length)

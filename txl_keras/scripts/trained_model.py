@@ -21,8 +21,6 @@ class TrainedModel(options.Options, trained=", ".join(TRAINED)):
     """Holds options that name a trained model.
 
     workdir: Folder of the run.
-    checkpoint: Weights of a run to load: those with the best validation score,
-        or the latest.
 
     Model options:
     preset: A trained model in place of that of a --workdir: {trained}, a folder
@@ -31,7 +29,6 @@ class TrainedModel(options.Options, trained=", ".join(TRAINED)):
 
     workdir: str = None
     preset: str = None
-    checkpoint: options.one_of(["best", "latest"]) = "best"
 
 
 class Origin(options.Options, free=(), trained=", ".join(TRAINED)):
@@ -58,11 +55,6 @@ def given_workdir():
         (FLAGS.workdir is None) == (FLAGS.preset is None),
         "Either `workdir` or `preset` must be given.",
     )
-    options.refuse(
-        FLAGS.preset is not None and FLAGS["checkpoint"].present,
-        "`checkpoint` must be left out with `preset`, which has one set of "
-        "weights.",
-    )
     return None if FLAGS.workdir is None else Workdir(FLAGS.workdir)
 
 
@@ -75,10 +67,8 @@ def load(workdir, **overrides):
         options.refuse(model.tokenizer is None, expected)
         return model, {"preset": FLAGS.preset}
     tokenizer = workdir.load_tokenizer()
-    model, step = workdir.load_model(FLAGS.checkpoint, tokenizer, **overrides)
-    # `load_model` takes the latest checkpoint if there is no best one.
-    is_best = FLAGS.checkpoint == "best" and workdir.best_step() is not None
-    return model, {"checkpoint": "best" if is_best else "latest", "step": step}
+    model, step = workdir.load_model(tokenizer, **overrides)
+    return model, {"step": step}
 
 
 def load_trained_model():
@@ -119,7 +109,7 @@ class TrainedOrigin:
         workdir = Workdir(folder)
         is_ours = "class_name" in read_json(workdir.file("config.json"))
         self.flags = workdir.read_config()["flags"] if is_ours else {}
-        self._step = is_ours and workdir.best_step() or self.flags.get("step")
+        self._step = is_ours and workdir.best_step()
 
     def read_model_config(self):
         config = self._model.get_config()

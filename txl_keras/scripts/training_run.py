@@ -98,7 +98,7 @@ def train_and_score(loop, evaluate, test):
     # Until the chief has written everything.
     wait_for_all(strategy)
     log(strategy, "Scoring test and finishing with the best weights.")
-    step = workdir.restore_weights(loop.trainer.model, "best")
+    step = workdir.best().restore_weights(loop.trainer.model)
     scores = {"valid": loop.score_at(step)}
     with loop.stop.deferred():
         scores["test"] = evaluate(test)

@@ -253,30 +253,6 @@ def weight_variables(model):
     return {f"weights/{n}": v for n, v in weights_by_name(model).items()}
 
 
-def restore_weights(model, directory, run=None):
-    """Restores a run's newest weights only; returns the step of them."""
-    variables = weight_variables(model)
-    state = read_newest(directory, {"step": (), **shapes_of(variables)}, run)
-    for name, variable in variables.items():
-        variable.assign(state[name])
-    return int(state["step"])
-
-
-def check_saved_shapes(directory, make_expected):
-    """Checks the shapes of a run's newest weights by reading only the index."""
-    # `make_expected` takes the number of saved tensors, an upper limit of the
-    # number of layers, and returns the expected shapes by name. So a model need
-    # not be built before its size is known.
-
-    def check(path):
-        _, saved = _open(path)
-        expected = make_expected(len(saved))
-        weights = {f"weights/{name}": s for name, s in expected.items()}
-        check_shapes(path, saved, weights)
-
-    _try_newest(directory, check)
-
-
 def average_weights(model, directory, run=None):
     """Gives a model the mean of a run's checkpoints; returns their steps."""
     # Like `avg_checkpoints` of the original code, with sums in float64.
@@ -377,21 +353,16 @@ def remove_leftovers(directory):
 
 def read_newest(directory, shapes, run=None):
     """Reads the newest complete checkpoint; logs an error for a damaged one."""
-    return _try_newest(directory, lambda path: _read(path, shapes, run))
-
-
-def _try_newest(directory, read):
-    """Returns `read(path)` for the newest checkpoint that is not damaged."""
     errors = []
     for step in reversed(_steps_to_read(directory)):
         try:
-            result = read(checkpoint_path(directory, step))
+            state = _read(checkpoint_path(directory, step), shapes, run)
         except DamagedCheckpointError as error:
             errors.append(str(error))
             continue
         for error in errors:
             logging.error("%s. Step %d is taken instead.", error, step)
-        return result
+        return state
     raise DamagedCheckpointError(
         f"No checkpoint in {directory} can be read. {errors[0]}. Bring back a "
         "copy of the folder, or begin again with another --workdir."

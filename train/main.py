@@ -13,20 +13,18 @@ with code 75.
 """
 
 import functools
-import sys
 
 import txl_keras.scripts.quiet  # noqa: F401
 
 import numpy as np
 import tensorflow as tf
-from absl import flags
 
 from txl_keras.data.statistics import mean_bytes
 from txl_keras.data.statistics import typical_passage
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation import report
 from txl_keras.evaluation.evaluator import Evaluator
-from txl_keras.scripts import compiling
+from txl_keras.extending import registered
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
@@ -38,12 +36,7 @@ from txl_keras.scripts import training_run
 from txl_keras.scripts.exporting import export_run
 from txl_keras.scripts.options import FLAGS
 from txl_keras.scripts.samples import Samples
-from txl_keras.tpu.slices import TYPES
-from txl_keras.tpu.slices import check_kernel
-from txl_keras.tpu.slices import check_replicas
 from txl_keras.training.checkpointing import saved_steps
-from txl_keras.training.compilation import describe as describe_strategy
-from txl_keras.training.compilation import device_of
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import create_strategy
@@ -61,29 +54,21 @@ model_flags.define_model_flags()
 trained_model.Origin.define()
 training_flags.Training.define(workdir=None)
 training_flags.LanguageTraining.define()
-compiling.Compilation.define()
-
-
-@flags.multi_flags_validator(
-    ["workdir", "corpus", "compile_only"],
-    "--workdir and --corpus must be given, unless --compile_only is given",
-)
-def _are_given(values):
-    given = values["workdir"] is not None and values["corpus"] is not None
-    return given or values["compile_only"]
+for added in registered("train").values():
+    added.define()
 
 
 def main(_):
-    # Checked before minutes of waiting for a TPU.
-    if FLAGS.tpu_type and FLAGS.attention_kernel:
-        check_kernel(TYPES[FLAGS.tpu_type], FLAGS.precision)
-    if FLAGS.compile_only:
-        sys.exit(0 if compiling.compile_run() else 1)
+    for added in registered("train").values():
+        added.begin()
+    options.refuse(
+        FLAGS.workdir is None or FLAGS.corpus is None,
+        "`workdir` and `corpus` must be given.",
+    )
     strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
     # In a cluster TensorFlow installs its own signal handler, so this one must
     # be installed after the strategy is created.
     with StopRequest() as stop:
-        _check_devices(strategy)
         workdir, new_length = training_run.open_workdir(strategy)
 
         # Text, tokenizer and segments.
@@ -194,17 +179,6 @@ class HeldOut:
             **report.add_bits_per_byte(scores, self.facts),
             **report.left_out(self.tokens, self._all_tokens),
         }
-
-
-def _check_devices(strategy):
-    if FLAGS.tpu_type and FLAGS.tpu is not None:
-        check_replicas(TYPES[FLAGS.tpu_type], strategy)
-    options.refuse(
-        FLAGS.attention_kernel and device_of(strategy) != "tpu",
-        "`attention_kernel` can only be given with --tpu or --compile_only: "
-        "other devices would interpret the kernel, which is slow, and the run "
-        f"has {describe_strategy(strategy)}.",
-    )
 
 
 def _build_model(text, config):

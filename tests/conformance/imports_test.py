@@ -24,7 +24,6 @@ PARTS = [
     "output_folders",
     "layers",
     "samplers",
-    "tpu",
     "training",
     "callbacks",
     "models",
@@ -36,6 +35,7 @@ PARTS = [
     "demo",
     "scripts",
     "extensions",
+    "tpu",
     "pages",
 ]
 # `from_preset` is a method of the classes whose objects it reads.

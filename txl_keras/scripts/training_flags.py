@@ -110,7 +110,7 @@ class Training(
 
 
 class LanguageTraining(
-    options.Options, free=("max_sample_tokens", "attention_kernel")
+    options.Options, free=("max_sample_tokens", "attention")
 ):
     """Holds further options of training a language model.
 
@@ -131,16 +131,15 @@ class LanguageTraining(
         parts of the first half of the steps, as in Al-Rfou et al.
 
     Device options:
-    attention_kernel: Compute attention in training with a Pallas kernel, which
-        uses less memory and bandwidth. For TPU v4 and later (v2 and v3 in
-        float32 only); needs jax.
+    attention: Name of a way of computing attention in training that an
+        extension registered, such as pallas, a kernel for TPU v4 and later.
     """
 
     max_sample_tokens: options.integer(0) = 500
     minutes: options.number(0.01, 1e6) = None
     half_loss: bool = False
     intermediate_losses: bool = False
-    attention_kernel: bool = False
+    attention: str = None
 
 
 # They may differ from worker to worker.
@@ -224,7 +223,7 @@ def build_trainer(build_model, strategy, stop=None, batch_size=None):
         seed=FLAGS.seed,
         accumulate_steps=FLAGS.accumulate_steps,
         intermediate_loss_steps=half if given.get("intermediate_losses") else 0,
-        attention_kernel=given.get("attention_kernel", False),
+        attention=given.get("attention") or None,
         stop=stop,
     )
     return trainer, plan

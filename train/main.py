@@ -13,7 +13,6 @@ with code 75.
 """
 
 import functools
-import sys
 
 import txl_keras.scripts.quiet  # noqa: F401
 
@@ -21,7 +20,7 @@ from txl_keras.data.statistics import mean_bytes
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation import report
 from txl_keras.evaluation.evaluator import Evaluator
-from txl_keras.scripts import compiling
+from txl_keras.extending import registered
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
@@ -33,9 +32,6 @@ from txl_keras.scripts import training_run
 from txl_keras.scripts.exporting import export_run
 from txl_keras.scripts.options import FLAGS
 from txl_keras.scripts.samples import Samples
-from txl_keras.tpu.slices import TYPES
-from txl_keras.tpu.slices import check_kernel
-from txl_keras.tpu.slices import check_replicas
 from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.stopping import StopRequest
@@ -53,22 +49,18 @@ trained_model.Origin.define()
 training_flags.Training.define(workdir=None)
 training_flags.Loop.define()
 training_flags.LanguageTraining.define()
-compiling.Compilation.define()
+for added in registered("train").values():
+    added.define()
 
 
 def main(_):
-    # Checked before minutes of waiting for a TPU.
-    if FLAGS.tpu_type and FLAGS.attention_kernel:
-        check_kernel(TYPES[FLAGS.tpu_type], FLAGS.precision)
-    if FLAGS.compile_only:
-        sys.exit(0 if compiling.compile_run() else 1)
+    for added in registered("train").values():
+        added.begin()
     options.refuse(
         FLAGS.workdir is None or FLAGS.corpus is None,
-        "`workdir` and `corpus` must be given, unless there is --compile_only.",
+        "`workdir` and `corpus` must be given.",
     )
     strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
-    if FLAGS.tpu_type and FLAGS.tpu is not None:
-        check_replicas(TYPES[FLAGS.tpu_type], strategy)
     # In a cluster TensorFlow installs its own signal handler, so this one must
     # be installed after the strategy is created.
     with StopRequest() as stop:

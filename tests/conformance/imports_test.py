@@ -23,7 +23,6 @@ PARTS = [
     "output_folders",
     "layers",
     "samplers",
-    "tpu",
     "training",
     "callbacks",
     "models",
@@ -35,6 +34,7 @@ PARTS = [
     "demo",
     "scripts",
     "extensions",
+    "tpu",
     "pages",
 ]
 # `from_preset` is a method of the classes whose objects it reads.

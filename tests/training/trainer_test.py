@@ -10,10 +10,8 @@ from factories import trainer_rewinder
 from step_checks import check_first_step
 
 from txl_keras.data import Segments
-from txl_keras.layers.compute import pallas
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.tpu import compiling as tpu_compile
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
@@ -124,50 +122,6 @@ def test_a_seed_set_between_steps_is_that_of_the_next_masks(dropping):
     assert trainer.seed == 9
     assert abs(expected - before) > 1e-3
     assert first_loss(trainer) == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_kernel_changes_the_speed_alone(monkeypatch):
-    pytest.importorskip("jax")
-    used = []
-    attend = pallas.attend
-    monkeypatch.setattr(
-        pallas, "attend", lambda problem: used.append(1) or attend(problem)
-    )
-    tokens = np.random.default_rng(0).integers(0, 7, 2000)
-    segments = Segments(tokens, 3, 128, drop_remainder=True)
-    results = []
-    for attention_kernel in (False, True):
-        seed_weights(0)
-        model = make_model(memory_length=128, attention_dropout=0.2)
-        trainer = make_trainer(model, attention_kernel=attention_kernel)
-        results.append(trainer.train(iter(segments.distribute(STRATEGY)), 4))
-        assert len(used) == attention_kernel
-    for name in ("loss", "gradient_norm"):
-        expected, found = (result[name] for result in results)
-        assert np.ptp(expected) > 1e-3
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"memory_length": 100}, "memory_length=100"),
-        ({"attention_type": "shaw", "max_positions": 9}, "type=shaw"),
-        ({"dtype": "mixed_float16"}, "float16"),
-        ({"memory_length": 0}, "memory_length=0"),
-    ],
-)
-def test_a_model_without_a_kernel_is_named(changes, message):
-    pytest.importorskip("jax")
-    model = make_model(**{"memory_length": 128, **changes})
-    with pytest.raises(ValueError, match=message):
-        make_trainer(model, attention_kernel=True)
-
-
-def test_a_kernel_without_jax_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(tpu_compile, "_version", {"jax": None}.get)
-    with pytest.raises(ImportError, match="pip install jax==.*is missing"):
-        make_trainer(make_model(memory_length=128), attention_kernel=True)
 
 
 def test_a_step_is_the_clipped_gradient_of_the_mean_loss():

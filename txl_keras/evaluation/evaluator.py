@@ -207,7 +207,7 @@ class SegmentSums:
         )
 
     def replica_step(self, batch, stop):
-        """Runs one step on a replica; public for `--compile_only`."""
+        """Runs one step on a replica; public so that it can be lowered."""
         values, of_rows = self._step(batch)
         context = tf.distribute.get_replica_context()
         sums = context.all_reduce("SUM", tf.stack([*values, stop]))

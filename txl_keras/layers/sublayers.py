@@ -9,7 +9,6 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.compute.pallas import with_row_major_gradient
 from txl_keras.layers.compute.target import fused
 from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.layers.config import part_of
@@ -155,10 +154,7 @@ def project_heads(states, *layers):
         projected = tf.tensordot(states, tf.concat(kernels, axis=1), 1)
         projected = tf.transpose(projected, (2, 0, 1, 3))
         return tf.split(projected, len(layers), axis=0)
-    return [
-        tf.einsum("bsd,dnh->nbsh", states, with_row_major_gradient(kernel))
-        for kernel in kernels
-    ]
+    return [tf.einsum("bsd,dnh->nbsh", states, kernel) for kernel in kernels]
 
 
 class Block(ConfiguredLayer):

@@ -54,9 +54,7 @@ def keep_length(workdir):
 def choose(strategy, build, segments):
     """Chooses flags that are not given, by `--minutes`, text and processor."""
     # `build` builds a `Trainer`, not the one that the run uses.
-    # `--attention_kernel` was checked with the precision that was given.
-    is_free = not FLAGS["precision"].present and not FLAGS.attention_kernel
-    if is_free and _has_bfloat16(strategy):
+    if not FLAGS["precision"].present and _has_bfloat16(strategy):
         FLAGS.precision = "bfloat16"
     if FLAGS.max_eval_tokens is None:
         tokens = FLAGS.eval_every * FLAGS.batch_size * FLAGS.segment_length

@@ -116,7 +116,7 @@ class Loop(
 
 
 class LanguageTraining(
-    options.Options, free=("max_sample_tokens", "attention_kernel")
+    options.Options, free=("max_sample_tokens", "attention")
 ):
     """Holds further options of training a language model.
 
@@ -134,15 +134,14 @@ class LanguageTraining(
         only. With --order=roll all tokens become targets in some epoch.
 
     Device options:
-    attention_kernel: Compute attention in training with a Pallas kernel, which
-        uses less memory and bandwidth. For TPU v4 and later (v2 and v3 in
-        float32 only); needs jax.
+    attention: Name of a way of computing attention in training that an
+        extension registered, such as pallas, a kernel for TPU v4 and later.
     """
 
     max_sample_tokens: options.integer(0) = 500
     minutes: options.number(0.01, 1e6) = None
     half_loss: bool = False
-    attention_kernel: bool = False
+    attention: str = None
 
 
 # They may differ from worker to worker.
@@ -215,7 +214,7 @@ def build_trainer(build_model, strategy, stop=None, batch_size=None):
         clip_norm=FLAGS.clip_norm or None,
         seed=FLAGS.seed,
         accumulate_steps=FLAGS.accumulate_steps,
-        attention_kernel=given.get("attention_kernel", False),
+        attention=given.get("attention") or None,
         stop=stop,
     )
 

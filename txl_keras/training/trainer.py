@@ -14,12 +14,10 @@ import tensorflow as tf
 from txl_keras import keras_internals
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
+from txl_keras.checks import check_one_of
 from txl_keras.data.step_batches import replica_batch_size
+from txl_keras.extending import registered
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.compute.pallas import TILE_QUERIES
-from txl_keras.layers.compute.pallas import check_lengths
-from txl_keras.tpu.compiling import VERSIONS
-from txl_keras.tpu.compiling import check_packages
 from txl_keras.training.compilation import compile_layers
 from txl_keras.training.compilation import device_of
 from txl_keras.training.loss_scale import LossScale
@@ -71,9 +69,8 @@ class Trainer:
             steps. Al-Rfou et al. (2018), section 3.2, use half of all steps.
             These losses are added to the minimized loss, but not to the
             reported `loss`.
-        attention_kernel: Boolean, whether attention uses the Pallas kernel for
-            TPUs (`txl_keras.layers.compute.pallas`), which needs jax. On a CPU
-            the kernel is interpreted, which is slow.
+        attention: Optional string, the name of a registered way of computing
+            attention (see docs/extending.md), such as `"pallas"`.
         stop: Optional `txl_keras.training.stopping.StopRequest`, whose signal
             ends `train` early.
         jit_compile: Boolean, whether XLA may compile the step.
@@ -123,7 +120,7 @@ class Trainer:
         seed: int = 0,
         accumulate_steps: int = 1,
         intermediate_loss_steps: int = 0,
-        attention_kernel: bool = False,
+        attention: str | None = None,
         stop: Any = None,
         jit_compile: bool = True,
         step_function: Callable | None = None,
@@ -170,8 +167,11 @@ class Trainer:
                     f"{type(model.backbone).__name__} of num_layers="
                     f"{model.backbone.num_layers}"
                 )
-        if attention_kernel:
-            _check_kernel(model)
+        if attention is not None:
+            ways = registered("attention")
+            check_one_of("attention", attention, ways)
+            attention = ways[attention]
+            attention.check(model)
         self.model = model
         self.optimizer = optimizer
         self.strategy = strategy
@@ -199,7 +199,7 @@ class Trainer:
             # TensorFlow has no gradient of functions that XLA compiled inside
             # a `tf.cond`.
             in_parts=intermediate_loss_steps == 0,
-            kernel=attention_kernel,
+            attention=attention,
             jit_compile=jit_compile,
         )
         compile_function = functools.partial(
@@ -266,7 +266,7 @@ class Trainer:
     # converting each function would delay the first step by seconds.
     @tf.autograph.experimental.do_not_convert
     def replica_step(self, batch: dict, stop: Any) -> dict:
-        """Runs one step of one replica; public for `--compile_only`."""
+        """Runs one step of one replica; public so that it can be lowered."""
         return self.scored_step(batch, stop)[0]
 
     @tf.autograph.experimental.do_not_convert
@@ -441,24 +441,6 @@ class Trainer:
             else tf.cast(tf.convert_to_tensor(gradient), tf.float32)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]  # fmt: skip
-
-
-def _check_kernel(model):
-    """Checks that the attention of a model can use the Pallas kernel."""
-    # Not an extra of this package: with it, pip would replace the TensorFlow
-    # build of a TPU.
-    check_packages("`attention_kernel`", f"jax=={VERSIONS['jax']}", ["jax"])
-    backbone = model.backbone
-    attention_type = getattr(backbone, "attention_type", None)
-    if attention_type != "relative" or model.compute_dtype == "float16":
-        raise ValueError(
-            "`attention_kernel` is for a TransformerXLBackbone with "
-            "attention_type=relative, in float32 or bfloat16. Received: "
-            f"{type(backbone).__name__}, attention_type={attention_type}, "
-            f"{model.compute_dtype}"
-        )
-    # The segment length is checked where a step is compiled.
-    check_lengths(TILE_QUERIES, backbone.memory_length)
 
 
 def _norm_by_matmul(gradients):

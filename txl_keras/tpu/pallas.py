@@ -1,17 +1,17 @@
 """Attention for TPUs with a Pallas kernel, whose scores never leave the chip.
 
-When XLA compiles attention, most memory traffic is scores, written and read
-again. The kernel (`pallas_kernels.py`, in JAX's Pallas) holds them in the
-vector memory of a core, and its backward pass recomputes them (Dao et al.,
-2022). TensorFlow runs the kernel as an op that contains a compiled module, so
-jax is needed to trace a step, but not to run it.
+`txl_keras.tpu` registers this module as the way of attention `"pallas"`.
+
+The kernel (`pallas_kernels.py`, in JAX's Pallas) holds them in the vector
+memory of a core, and its backward pass recomputes them (Dao et al., 2022).
+TensorFlow runs it as an op that contains a compiled module, so jax is needed to
+trace a step, but not to run it.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
 head size; `t` queries and `s` keys of a tile.
 """
 
 import dataclasses
-import functools
 import math
 
 import tensorflow as tf
@@ -20,17 +20,36 @@ from txl_keras.layers.compute import target as targets
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import MASKED_SCORE
 from txl_keras.layers.compute.softmax import softmax_delta
+from txl_keras.tpu.compiling import VERSIONS
+from txl_keras.tpu.compiling import check_packages
 
 # `t`: queries are the columns of a tile, and a vector register has 128.
 TILE_QUERIES = 128
 
 
+def check(model):
+    """Checks that the attention of a model can use the kernel."""
+    # Not an extra of this package: with it, pip would replace the TensorFlow
+    # build of a TPU.
+    check_packages("`attention`", f"jax=={VERSIONS['jax']}", ["jax"])
+    backbone = model.backbone
+    attention_type = getattr(backbone, "attention_type", None)
+    if attention_type != "relative" or model.compute_dtype == "float16":
+        raise ValueError(
+            "`attention` can only be pallas for a TransformerXLBackbone with "
+            "attention_type=relative, in float32 or bfloat16. Received: "
+            f"{type(backbone).__name__}, attention_type={attention_type}, "
+            f"{model.compute_dtype}"
+        )
+    # The segment length is checked where a step is compiled.
+    _check_lengths(TILE_QUERIES, backbone.memory_length)
+
+
 def supports(problem, target):
-    """Returns whether the kernel can solve this problem on this target."""
+    """Returns whether the kernel can solve this problem."""
     visible, positions = problem.visible, problem.positions
     is_supported = (
-        target.kernel
-        and visible.look_ahead == 0
+        visible.look_ahead == 0
         and visible.attention_mask is None
         and problem.has_static_sizes
         and len(problem.parts) == 2
@@ -41,8 +60,17 @@ def supports(problem, target):
         and problem.content_bias is not None
     )
     if is_supported:
-        check_lengths(visible.length, visible.num_memory)
+        _check_lengths(visible.length, visible.num_memory)
     return is_supported
+
+
+def _check_lengths(length, num_memory):
+    if num_memory < 1 or length % TILE_QUERIES or num_memory % TILE_QUERIES:
+        raise ValueError(
+            "`segment_length` and `memory_length` must be positive multiples "
+            f"of {TILE_QUERIES}, the tile size of the attention kernel. "
+            f"Received: segment_length={length}, memory_length={num_memory}"
+        )
 
 
 def attend(problem):
@@ -52,9 +80,11 @@ def attend(problem):
     through which no gradient flows.
     """
     # Imported here because only the kernel needs jax.
-    from txl_keras.layers.compute.pallas_kernels import build_kernels
+    from txl_keras.tpu.pallas_kernels import build_kernels
 
     visible, query = problem.visible, problem.query
+    # On a CPU the kernel is interpreted, which is slow and meant for tests.
+    platform = "cpu" if targets.current().is_cpu else "tpu"
     shape = KernelShape(
         heads=query.shape[0],
         batch=query.shape[1],
@@ -65,10 +95,7 @@ def attend(problem):
         max_distance=visible.max_distance,
         rate=float(problem.rate),
     )
-    forward, backward = (
-        functools.partial(_call, kernel)
-        for kernel in build_kernels(shape, _platform())
-    )
+    forward, backward = build_kernels(shape, platform)
     mask, seeds = visible.key_mask, problem.seeds
     if mask is None:
         mask = tf.ones((shape.batch, shape.num_keys), tf.bool)
@@ -81,14 +108,13 @@ def attend(problem):
 
     @tf.custom_gradient  # of the first order only
     def attended(*tensors):
-        output, log_sum_exp = forward(*constants, *tensors)
+        output, log_sum_exp = _call(forward, *constants, *tensors)
 
         def gradient(output_gradient):
             delta = softmax_delta(output, output_gradient)
             delta = tf.reshape(delta, log_sum_exp.shape)
-            return backward(
-                *constants, *tensors, output_gradient, log_sum_exp, delta
-            )
+            saved = output_gradient, log_sum_exp, delta
+            return _call(backward, *constants, *tensors, *saved)
 
         return output, gradient
 
@@ -112,59 +138,20 @@ class KernelShape:
 
     @property
     def num_keys(self):
-        """Returns the number of keys, `S`."""
         return self.num_memory + self.length
 
     @property
     def tile_keys(self):
-        """Returns the keys per tile, `s`; no tile has memory and segment."""
+        # No tile has keys of both memory and segment.
         twice = 2 * TILE_QUERIES
         is_even = math.gcd(self.num_memory, self.length) % twice == 0
         return twice if is_even else TILE_QUERIES
 
     @property
     def num_rows(self):
-        """Returns the number of distances, with padding for corners of tiles.
-
-        One is before the largest distance and `s - 1` are after the smallest.
-        """
+        # Distances, with padding for corners of tiles: one before the largest
+        # distance and `s - 1` after the smallest.
         return self.num_keys + self.tile_keys
-
-
-def check_lengths(length, num_memory):
-    """Checks that segment and memory lengths are multiples of a tile."""
-    if num_memory < 1 or length % TILE_QUERIES or num_memory % TILE_QUERIES:
-        raise ValueError(
-            "`segment_length` and `memory_length` must be positive multiples "
-            f"of {TILE_QUERIES}, the tile size of `attention_kernel`. "
-            f"Received: segment_length={length}, memory_length={num_memory}"
-        )
-
-
-@tf.custom_gradient
-def with_row_major_gradient(kernel):
-    """Returns a projection kernel `(D, N, H)` whose gradient is row-major.
-
-    The gradient's matmul has the heads outermost. XLA would use that layout
-    for the whole optimizer, and copy float32 weights and moments there and
-    back.
-    """
-
-    def gradient(kernel_gradient):
-        target = targets.current()
-        if not target.kernel or target.is_cpu:
-            return kernel_gradient
-        from txl_keras.layers.compute.pallas_kernels import build_row_major
-
-        shape = tuple(kernel_gradient.shape)
-        to_row_major = build_row_major(shape, kernel_gradient.dtype.name)
-        return _call(to_row_major, kernel_gradient)[0]
-
-    return tf.identity(kernel), gradient
-
-
-def _platform():
-    return "cpu" if targets.current().is_cpu else "tpu"
 
 
 def _call(kernel, *tensors):

@@ -18,13 +18,11 @@ import jax.numpy as jnp
 from jax import export
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.layout import Layout
-from jax.experimental.layout import with_layout_constraint
 from jax.experimental.pallas import tpu as pltpu
 
 from txl_keras.layers.compute.dropout import mix
-from txl_keras.layers.compute.pallas import TILE_QUERIES
 from txl_keras.layers.compute.problem import MASKED_SCORE
+from txl_keras.tpu.pallas import TILE_QUERIES
 
 # TensorFlow holds the TPU. Here jax only compiles, and must not claim it.
 jax.config.update("jax_platforms", "cpu")
@@ -34,29 +32,15 @@ _SUBLANES = 8
 
 
 @functools.cache
-def build_row_major(shape, dtype):
-    """Exports a function for TPUs that copies a tensor to row-major layout."""
-    order = Layout(major_to_minor=tuple(range(len(shape))))
-    target = export.DisabledSafetyCheck.custom_call("LayoutConstraint")
-    return export.export(
-        jax.jit(lambda x: with_layout_constraint(x, order)),
-        platforms=["tpu"],
-        disabled_checks=[target],
-    )(jax.ShapeDtypeStruct(shape, dtype))
-
-
-@functools.cache
 def build_kernels(shape, platform):
     """Exports the forward and the backward kernel for `"tpu"` or `"cpu"`.
 
     Forward takes seeds `(B,)`, the additive mask `(B, 1, S)`, queries, `u` and
     `v` `(N, 1, H)`, keys of memory and segment, values of both, and rows of
     distances. It returns the output `(N, B, T, H)` and the log-sum-exp
-    `(N, B, 1, T)`.
-
-    Backward takes the same, the output gradient, the log-sum-exp, and
-    `softmax_delta` `(N, B, 1, T)`. It returns the gradients of the queries and
-    all inputs after them.
+    `(N, B, 1, T)`. Backward takes the same, the output gradient, the
+    log-sum-exp, and `softmax_delta` `(N, B, 1, T)`. It returns the gradients of
+    the queries and all inputs after them.
     """
     sizes = {"n": shape.heads, "b": shape.batch, "i": shape.length}
     blocks = {"n": None, "b": None, "i": TILE_QUERIES}
@@ -72,56 +56,42 @@ def build_kernels(shape, platform):
         array = jax.ShapeDtypeStruct(array_shape, dtype)
         return array, pl.BlockSpec(block_shape, index)
 
-    head_dim = shape.head_dim
-    query_operand = operand("n", "b", "i", head_dim)
-    memory_operand = operand("n", "b", shape.num_memory, head_dim)
-    segment_operand = operand("n", "b", shape.length, head_dim)
-    bias_operand = operand("n", 1, head_dim)
-    rows_operand = operand("n", shape.num_rows, head_dim)
-    sum_operand = operand("n", "b", 1, "i", dtype="float32")
-    mask_operand = operand("b", 1, shape.num_keys, dtype="float32")
-    seeds_operand = (
+    head_dim, lengths = shape.head_dim, (shape.num_memory, shape.length)
+    query = operand("n", "b", "i", head_dim)
+    keys = [operand("n", "b", length, head_dim) for length in lengths]
+    bias = operand("n", 1, head_dim)
+    sums = operand("n", "b", 1, "i", dtype="float32")
+    seeds = (
         jax.ShapeDtypeStruct((shape.batch,), "uint32"),
         pl.BlockSpec(memory_space=pltpu.SMEM),
     )
-    key_operands = [memory_operand, segment_operand]
-    tensors = [
-        query_operand,
-        bias_operand,
-        bias_operand,
-        *key_operands,
-        *key_operands,
-        rows_operand,
-    ]
-    inputs = [seeds_operand, mask_operand, *tensors]
+    mask = operand("b", 1, shape.num_keys, dtype="float32")
+    rows = operand("n", shape.num_rows, head_dim)
+    tensors = [query, bias, bias, *keys, *keys, rows]
+    inputs = [seeds, mask, *tensors]
+    # They persist from block to block.
     accumulators = [
         pltpu.VMEM((length, head_dim), "float32")
-        for length in (1, 1, *2 * (shape.num_memory, shape.length))
+        for length in (1, 1, *lengths, *lengths, shape.num_rows)
     ]
-    accumulators.append(pltpu.VMEM((shape.num_rows, head_dim), "float32"))
-    compile_kernel = functools.partial(_export, shape=shape, platform=platform)
     return (
-        compile_kernel(
-            _forward, inputs, [query_operand, sum_operand], matmuls=(2, 1)
-        ),
-        compile_kernel(
+        _export(shape, platform, _forward, (2, 1), inputs, [query, sums]),
+        _export(
+            shape,
+            platform,
             _backward,
-            [*inputs, query_operand, sum_operand, sum_operand],
+            (5, 3),
+            [*inputs, query, sums, sums],
             tensors,
             accumulators,
-            matmuls=(5, 3),
         ),
     )
 
 
-def _export(
-    body, inputs, outputs, accumulators=(), *, matmuls, shape, platform
-):
-    """Exports a kernel so that TensorFlow can call it.
-
-    `accumulators` persist from block to block. `matmuls` are the numbers of
-    matmuls with the keys and with the distances of a tile, for the FLOP count.
-    """
+def _export(shape, platform, body, matmuls, inputs, outputs, accumulators=()):
+    """Exports a kernel so that TensorFlow can call it."""
+    # `matmuls` are the numbers of matmuls with the keys and with the distances
+    # of a tile, for the FLOP count.
     t, s = TILE_QUERIES, shape.tile_keys
     blocks = shape.length // t
     segment_tiles = sum(-(-end * t // s) for end in range(1, blocks + 1))
@@ -173,10 +143,8 @@ class _Tile:
         self.distance_slice = pl.ds(pl.multiple_of(start, t), s + t)
 
     def scores(self, keys, rows, additive_mask):
-        """Computes masked float32 scores `(s, t)`, and their mask.
-
-        Shapes: keys `(s, H)`, rows `(s + t, H)`, additive mask `(1, S)`.
-        """
+        """Computes masked float32 scores `(s, t)`, and their mask."""
+        # Shapes: keys `(s, H)`, rows `(s + t, H)`, additive mask `(1, S)`.
         t, s = TILE_QUERIES, self._shape.tile_keys
         content = _dot(keys, self._block.content_query, (1, 1))
         by_distance = _dot(rows, self._block.position_query, (1, 1))
@@ -215,10 +183,9 @@ class _Tile:
 
 
 class _Block:
-    """Holds a block of `t` queries, of one head and one batch row.
+    """Holds a block of `t` queries, of one head and one batch row."""
 
-    `content_query` is `q + u`, `position_query` is `q + v`, both `(t, H)`.
-    """
+    # `content_query` is `q + u`, `position_query` is `q + v`, both `(t, H)`.
 
     def __init__(self, shape, seeds, query, content_bias, position_bias):
         self._shape = shape
@@ -240,14 +207,14 @@ class _Block:
             tile = _Tile(self._shape, self, in_segment, index * s)
             return add_tile(tile, carry)
 
-        num_segment_tiles = lax.div(self.first + (TILE_QUERIES + s - 1), s)
-        memory_step = functools.partial(step, False)
-        carry = lax.fori_loop(
-            0, self._shape.num_memory // s, memory_step, carry
-        )
-        return lax.fori_loop(
-            0, num_segment_tiles, functools.partial(step, True), carry
-        )
+        tiles = lax.div(self.first + (TILE_QUERIES + s - 1), s)
+        for in_segment, end in (
+            (False, self._shape.num_memory // s),
+            (True, tiles),
+        ):
+            one = functools.partial(step, in_segment)
+            carry = lax.fori_loop(0, end, one, carry)
+        return carry
 
 
 def _forward(shape, seeds, mask, query, u, v, *rest):
@@ -373,23 +340,19 @@ def _iota(shape, axis):
 
 
 def _shift(x):
-    """Shifts `(s + t, t)` by distance to `(s, t)` by key.
-
-    Column `a` moves down by `a` rows, one bit of `a` at a time. Large steps
-    move whole registers, which is free, and come first. The `t` rows at the
-    top are lost.
-    """
+    """Shifts `(s + t, t)` by distance to `(s, t)` by key."""
+    # Column `a` moves down by `a` rows, one bit of `a` at a time. Large steps
+    # move whole registers, which is free, and come first. The `t` rows at the
+    # top are lost.
     for step in _steps():
         x = jnp.where(_has_bit(step), x[:-step], x[step:])
     return x[1:]
 
 
 def _unshift(x):
-    """Computes the gradient of `_shift`.
-
-    Rows rotate upwards within a register, one at a time. Moving them down
-    would take almost a full rotation, so the small steps move them up.
-    """
+    """Computes the gradient of `_shift`."""
+    # Rows rotate upwards within a register, one at a time. Moving them down
+    # would take almost a full rotation, so the small steps move them up.
     zeros = jnp.zeros((TILE_QUERIES, TILE_QUERIES))
     x = jnp.concatenate([zeros, x, zeros])
     for step in _steps():

@@ -1,7 +1,18 @@
-"""A replica context for tracing one of many replicas that do not exist yet."""
+"""Lowering of the function of one of many replicas that do not exist."""
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+
+def lower(function, arguments, num_replicas):
+    """Lowers a function of one of many replicas to a serialized HLO module."""
+    # Only the shapes and dtypes of the arguments matter.
+    # A new `tf.function`: a trace made outside of the context would be reused.
+    step = tf.function(lambda *args: function(*args), jit_compile=True)
+    with tf.device("CPU:0"), OneOfManyReplicas(num_replicas):
+        compiler_ir = step.experimental_get_compiler_ir(*arguments)
+        # HLO lowered for a GPU would call libraries of the GPU.
+        return compiler_ir(stage="hlo_serialized", platform_name="CPU")
 
 
 class OneOfManyReplicas(tf.distribute.ReplicaContext):
@@ -25,10 +36,7 @@ class OneOfManyReplicas(tf.distribute.ReplicaContext):
 
     def all_reduce(self, reduce_op, value, options=None):
         """Returns the sum over all replicas of every tensor in `value`."""
-        if tf.distribute.ReduceOp(reduce_op) != tf.distribute.ReduceOp.SUM:
-            raise ValueError(
-                f"`reduce_op` must be SUM. Received: reduce_op={reduce_op}"
-            )
+        assert reduce_op == "SUM"
         return tf.nest.map_structure(self._sum, value)
 
     def _sum(self, tensor):

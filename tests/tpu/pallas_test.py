@@ -12,10 +12,18 @@ from attention_loops import assert_alike
 from attention_loops import output_and_gradients
 from attention_loops import random
 from attention_loops import with_random_weights
+from factories import seed_weights
+from factories import small_backbone
 
+from txl_keras.data import Segments
 from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import use
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.tpu import compiling
+from txl_keras.tpu import pallas
+from txl_keras.training import Trainer
+from txl_keras.training import build_optimizer
 
 pytest.importorskip("jax")
 
@@ -55,7 +63,7 @@ def compiled(layer, lengths, **arguments):
 
 
 def in_kernel(layer, lengths, **arguments):
-    with use(Target("cpu", kernel=True)):
+    with use(Target("cpu", attention=pallas)):
         return compiled(layer, lengths, **arguments)
 
 
@@ -104,13 +112,64 @@ def test_bfloat16_is_as_near_to_float32_as_attention_at_once():
     assert 1e-4 < errors[0] < 1.5 * errors[1] < 0.1
 
 
+def make_trainer(attention="pallas", **overrides):
+    seed_weights(0)
+    config = {"memory_length": 128, "attention_dropout": 0.2, **overrides}
+    model = TransformerXLCausalLM(
+        small_backbone(vocabulary_size=7, num_layers=1, **config)
+    )
+    strategy = tf.distribute.get_strategy()
+    optimizer = build_optimizer("adam", 0.03)
+    return Trainer(model, optimizer, strategy, 3, attention=attention)
+
+
+def test_a_kernel_changes_the_speed_alone(monkeypatch):
+    used = []
+    attend = pallas.attend
+    monkeypatch.setattr(
+        pallas, "attend", lambda problem: used.append(1) or attend(problem)
+    )
+    tokens = np.random.default_rng(0).integers(0, 7, 2000)
+    segments = Segments(tokens, 3, 128, drop_remainder=True)
+    results = []
+    for attention in (None, "pallas"):
+        trainer = make_trainer(attention)
+        iterator = iter(segments.distribute(trainer.strategy))
+        results.append(trainer.train(iterator, 4))
+        assert len(used) == bool(attention)
+    for name in ("loss", "gradient_norm"):
+        expected, found = (result[name] for result in results)
+        assert np.ptp(expected) > 1e-3
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"memory_length": 100}, "memory_length=100"),
+        ({"attention_type": "shaw", "max_positions": 9}, "type=shaw"),
+        ({"dtype": "mixed_float16"}, "float16"),
+        ({"attention": "other"}, "attention.*pallas.*other"),
+    ],
+)
+def test_a_model_without_a_kernel_is_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(**changes)
+
+
+def test_a_kernel_without_jax_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(compiling, "_version", {"jax": None}.get)
+    with pytest.raises(ImportError, match="pip install jax==.*is missing"):
+        make_trainer()
+
+
 def test_jax_does_not_ask_for_the_tpu():
     # As on a TPU's host, where it would; this process has it on the CPU.
     environment = os.environ | {"JAX_FORCE_TPU_INIT": "1"}
     environment.pop("JAX_PLATFORMS", None)
     code = (
-        "from txl_keras.layers.compute.pallas import KernelShape\n"
-        "from txl_keras.layers.compute.pallas_kernels import build_kernels\n"
+        "from txl_keras.tpu.pallas import KernelShape\n"
+        "from txl_keras.tpu.pallas_kernels import build_kernels\n"
         "shape = KernelShape(1, 1, 128, 128, 8, 'float32')\n"
         "assert len(build_kernels(shape, 'tpu')) == 2\n"
         "import jax\n"

@@ -73,10 +73,10 @@ _BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 
 _FLAGS_INTRODUCTION = """\
 Those in the tables below, by command and topic; `txl COMMAND --help` prints the
-same. A boolean flag such as `--lower_case` is turned off by `--nolower_case`.
-`--flagfile=NAME` reads flags from a file, or from one that comes with the
-package, such as `quickstart`. If a flag is given twice, the last one counts. An
-empty default means that the flag is not set.
+same. A boolean flag such as `--drop_newlines` is turned off by
+`--nodrop_newlines`. `--flagfile=NAME` reads flags from a file, or from one that
+comes with the package, such as `quickstart`. If a flag is given twice, the last
+one counts. An empty default means that the flag is not set.
 """
 _API_INTRODUCTION = """\
 Those below, by package: every exported name with its signature and the first

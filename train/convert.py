@@ -82,12 +82,10 @@ class Convert(options.Options, trained=" or ".join(TRAINED)):
     vocabulary: options.path = None
 
 
-_WORD_FLAGS = ("unknown", "line_start", "line_end", "lower_case")
+_WORD_FLAGS = ("unknown", "line_start", "line_end")
 
 Convert.define()
-data_flags.Tokenizer.define(
-    *_WORD_FLAGS, unknown="<unk>", line_end="<eos>", lower_case=False
-)
+data_flags.Tokenizer.define(*_WORD_FLAGS, unknown="<unk>", line_end="<eos>")
 
 
 def main(_):

@@ -110,7 +110,7 @@ def prepare_both(corpus, name, folder, runner="DirectRunner", **options):
     "text,name,options",
     [
         ("file", "words", {"min_count": 3, "line_start": "<s>"}),
-        ("folder", "words", {"vocabulary_size": 5, "lower_case": True}),
+        ("folder", "words", {"vocabulary_size": 5}),
         ("records", "words", {}),
         ("separated", "characters", {"drop_newlines": True}),
         ("folder", "bytes", {}),
@@ -121,7 +121,7 @@ def prepare_both(corpus, name, folder, runner="DirectRunner", **options):
 def test_beam_writes_the_files_that_one_machine_writes(
     text, name, options, texts, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(building, "MAX_CHARACTERS", 2000)  # of more
+    monkeypatch.setattr(building, "SAMPLE_BYTES", 2000)  # of more
     corpus = load_corpus(**texts[text])
     prepared = prepare_both(corpus, name, tmp_path, **options)
     same_files(tmp_path / "local", tmp_path / "beam")

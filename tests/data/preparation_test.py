@@ -121,7 +121,7 @@ def test_what_was_prepared_is_used_again_and_only_where_all_is_the_same(
     assert text.times_read == 1
     others = [
         run({"version": 2}, WORDS),
-        run({"version": 1}, WordTokenizer(WORDS.vocabulary, lower_case=True)),
+        run({"version": 1}, WordTokenizer(WORDS.vocabulary, line_end=None)),
         run({"version": 1}, WordTokenizer(["<eos>", "<unk>", "cat", "the"])),
     ]
     assert len({first, *others}) == 4

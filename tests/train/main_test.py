@@ -225,7 +225,7 @@ def test_a_value_that_is_no_choice_stops_before_any_work(
         (["--corpus=tfds:lm2b"], ["lm1b", "'lm2b'"]),
         (["--corpus=ptb", "--manual_dir={folder}/no"], ["manual_dir", "/no'"]),
         (["--document_separator=<end>"], ["empty", "'<end>'"]),
-        (["--tokenizer=wordpiece"], ["vocabulary", "vocab.txt"]),
+        (["--tokenizer=hugging_face"], ["vocabulary", "tokenizer.json"]),
         (["--dropout=1.5"], ["1.5"]),
         (["--min_count=2"], ["'bytes'", "min_count=2"]),
         (["--vocabulary={folder}/words.txt"], ["'bytes'", "vocabulary"]),

@@ -57,7 +57,6 @@ class Tokenizer(options.Options, free=("vocabulary",)):
         more than the largest id (default: of those in the corpus).
     min_count: Words that occur less often in the train split become unknown.
         Default: keep all.
-    lower_case: Convert the text to lower case. Default: no.
     unknown: Token for unknown words; empty for none. Default: <unk>.
     line_start: Token that is put before each line. Default: none.
     line_end: Token that stands for the end of each line; empty for none.
@@ -67,11 +66,10 @@ class Tokenizer(options.Options, free=("vocabulary",)):
         Default: the vocabulary is built from the train split.
     """
 
-    tokenizer: options.one_of(building.OPTIONS) = None
+    tokenizer: options.one_of(building.BUILDERS) = None
     drop_newlines: bool = None
     vocabulary_size: int = None
     min_count: int = None
-    lower_case: bool = None
     unknown: str = None
     line_start: str = None
     line_end: str = None

@@ -280,6 +280,11 @@ def test_beyond(full, guide):
     assert np.shape(names["written"]) == (8, 80, 3)
 
 
+def test_extending(guide):
+    names = guide("extending.md")
+    assert names["scores"]["nll"] < names["scores"]["alone"] - 0.5
+
+
 def test_troubleshooting(guide):
     assert guide("troubleshooting.md")["keras"].backend.backend() == (
         "tensorflow"

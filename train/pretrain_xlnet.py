@@ -116,7 +116,11 @@ def main(_):
             functools.partial(_build_model, size), strategy, stop
         )
         evaluator = PermutationEvaluator(
-            trainer.model, strategy, FLAGS.eval_batch_size, stop=stop
+            trainer.model,
+            strategy,
+            FLAGS.eval_batch_size,
+            segments.segment_length,
+            stop=stop,
         )
 
         # Training.

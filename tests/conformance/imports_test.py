@@ -33,7 +33,6 @@ PARTS = [
     "workdir",
     "evaluation",
     "serving",
-    "demo",
     "scripts",
     "extensions",
     "pages",

@@ -185,7 +185,7 @@ def _evaluate(workdir, chosen, stop):
         return
     if FLAGS.position_curve:
         scores["position_curve"] = report.position_curve(nll, documents)
-    workdir.when_present(lambda: _write(workdir, settings, scores))
+    _write(workdir, settings, scores)
     path = workdir.file(f"evaluation_{FLAGS.split}")
     if FLAGS.position_curve:
         _plot_positions(

@@ -1,6 +1,5 @@
 """The server of the demo and its page, in a browser where there is one."""
 
-import contextlib
 import http.client
 import json
 import socket
@@ -132,20 +131,6 @@ def test_a_visitor_who_does_not_read_is_not_waited_for(server, monkeypatch):
     lines = ["POST /write HTTP/1.1", HOST, TYPE, "Content-Length: 2", ""]
     with connect(server, *lines, body="{}"):
         assert is_closed.wait(10)
-
-
-def test_a_connection_too_many_is_closed(server):
-    with contextlib.ExitStack() as stack:
-        for _ in range(40):
-            stack.enter_context(connect(server))
-        with pytest.raises(OSError):
-            ask(server, "GET", "/")
-    wait_for(lambda: _is_served(server))
-
-
-def _is_served(server):
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        return ask(server, "GET", "/").status == 200
 
 
 def test_a_visitor_who_leaves_is_not_waited_for(server):

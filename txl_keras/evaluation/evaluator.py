@@ -107,7 +107,7 @@ class Evaluator:
         return self.model.softmax(hidden, batch["targets"])
 
     def replica_step(self, batch: dict, stop: tf.Tensor) -> dict:
-        """Runs one step on a replica; public for `--compile_only`."""
+        """Runs one step on a replica; public so that it can be lowered."""
         found, weights = self.score_segment(batch), batch["weights"]
         sums = [tf.reduce_sum(value * weights) for value in found.values()]
         context = tf.distribute.get_replica_context()
@@ -306,10 +306,9 @@ def warmup_segments(
     """
     if not backbone.has_finite_reach:
         raise ValueError(
-            "`backbone` must have a finite reach: the state of an LSTM and "
-            "memory of outputs (memory_source='outputs') depend on all "
-            "earlier segments, and compressed memory on where reading began, "
-            "so no number of warm-up segments is enough. "
+            "`backbone` must have a finite reach: what this one remembers "
+            "depends on all earlier segments, or on where reading began, so no "
+            "number of warm-up segments is enough. "
             f"Received: {type(backbone).__name__}"
         )
     check_integer("segment_length", segment_length, 1)

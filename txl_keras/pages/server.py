@@ -8,7 +8,6 @@ import pathlib
 import socket
 import socketserver
 import sys
-import threading
 import urllib.parse
 
 from txl_keras.json_files import parse_json
@@ -17,7 +16,6 @@ from txl_keras.pages.surprise import fill_page
 _TEMPLATE = pathlib.Path(__file__).with_name("demo.html")
 # Enough for the longest text that a visitor may ask about.
 _MAX_QUESTION_BYTES = 256 << 10
-_MAX_CONNECTIONS = 32
 _HEADERS = {
     # The frame with the surprise of a text inherits this policy.
     "Content-Security-Policy": (
@@ -39,7 +37,6 @@ class DemoServer(socketserver.ThreadingTCPServer):
     """
 
     daemon_threads = allow_reuse_address = True
-    request_queue_size = _MAX_CONNECTIONS
 
     def __init__(self, host, port):
         if ":" in host:
@@ -56,27 +53,12 @@ class DemoServer(socketserver.ThreadingTCPServer):
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self.server_address[1]}/"
         self.playground = self.page = None  # until `serve`
-        self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
     def serve(self, playground):
         """Answers visitors until `shutdown` is called, or an exception."""
         self.playground = playground
         self.page = fill_page(_TEMPLATE, "Playground", playground.describe())
         self.serve_forever()
-
-    def process_request(self, request, client_address):
-        """Answers a connection in a thread, unless too many are open."""
-        if self._connections.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request, client_address):
-        """Answers one connection."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._connections.release()
 
     def handle_error(self, request, client_address):
         """Ignores visitors who left; prints other errors."""

@@ -104,16 +104,10 @@ class DynamicEvaluator(Evaluator):
         check_number("epsilon", epsilon, 0, exclusive=True)
         model.backbone.check_positions(segment_length)
         if decay and mean_square is None:
-            raise ValueError(
-                "`decay` must be 0 without `mean_square`, which scales it. "
-                f"Received: decay={decay}, mean_square=None"
-            )
+            raise ValueError("`decay` must be 0 without `mean_square`.")
         strategy = tf.distribute.get_strategy()
         if strategy.num_replicas_in_sync > 1:
-            raise ValueError(
-                "Dynamic evaluation must run on one replica: replicas would "
-                "need weights of their own."
-            )
+            raise ValueError("Dynamic evaluation must run on one replica.")
         self.learning_rate = learning_rate
         self.decay = decay
         self.backup = None  # a `Backup` from which it can go on
@@ -164,13 +158,10 @@ class DynamicEvaluator(Evaluator):
     def _differentiate(self, inputs, targets, weights, reset, memory):
         with tf.GradientTape() as tape:
             nll, memory = self.model.score(inputs, targets, memory, reset)
-            loss = tf.reduce_sum(nll * weights) / (
-                self.batch_size * self.segment_length
-            )
+            places = self.batch_size * self.segment_length
+            loss = tf.reduce_sum(nll * weights) / places
         gradients = tape.gradient(
-            loss,
-            self._weights,
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            loss, self._weights, unconnected_gradients="zero"
         )
         # Tables that are not tied have sparse gradients.
         dense = {k: tf.convert_to_tensor(g) for k, g in gradients.items()}
@@ -200,7 +191,8 @@ class DynamicEvaluator(Evaluator):
         if token_nll is None:
             token_nll = np.empty(segments.num_predictions + 1, np.float32)
         self._rates.assign([self.learning_rate, self.decay])
-        _assign(self._start, self._weights)
+        for name, variable in self._weights.items():
+            self._start[name].assign(variable)
         done, saved = self._restore(token_nll), time.monotonic()
 
         def on_execution(count, total):
@@ -222,11 +214,11 @@ class DynamicEvaluator(Evaluator):
         except FloatingPointError as error:
             raise FloatingPointError(
                 f"{error} In dynamic evaluation the cause may be too high a "
-                f"learning rate. Received: learning_rate={self.learning_rate}, "
-                f"decay={self.decay}"
+                f"learning rate. Received: learning_rate={self.learning_rate}"
             ) from error
         finally:
-            _assign(self._weights, self._start)
+            for name, variable in self._weights.items():
+                variable.assign(self._start[name])
         if self.backup:
             self.backup.remove()
         is_scored = ~np.isnan(token_nll)
@@ -241,14 +233,11 @@ class DynamicEvaluator(Evaluator):
     def _save(self, done, token_nll):
         """Saves the state after some segments, if there is a backup."""
         if self.backup:
+            state = {"done": np.array(done), "nll": token_nll}
             # float32 is exact for the dtypes of a memory; NumPy can save it.
-            state = {
-                name: tf.cast(variable, "float32").numpy()
-                for name, variable in self._variables().items()
-            }
-            self.backup.save(
-                {**state, "done": np.array(done), "nll": token_nll}
-            )
+            for name, variable in self._variables().items():
+                state[name] = tf.cast(variable, "float32").numpy()
+            self.backup.save(state)
 
     def _restore(self, token_nll):
         """Goes back to a saved state, if any; returns the segments done."""
@@ -306,22 +295,8 @@ def collect_mean_square(
     return {name: total.numpy() / num_segments for name, total in sums.items()}
 
 
-def _assign(variables, values):
-    for name, variable in variables.items():
-        variable.assign(values[name])
-
-
 def _trainable_variables(model):
     """Returns the variables of the trainable weights by name."""
     trainable = {id(weight.value) for weight in model.trainable_weights}
-    found = {
-        name: variable
-        for name, variable in sorted(weights_by_name(model).items())
-        if id(variable) in trainable
-    }
-    if not found:
-        raise ValueError(
-            "`model` must have a trainable weight. Received: a model whose "
-            "weights are all frozen"
-        )
-    return found
+    named = sorted(weights_by_name(model).items())
+    return {k: variable for k, variable in named if id(variable) in trainable}

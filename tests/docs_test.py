@@ -285,7 +285,8 @@ def test_extending(guide, monkeypatch):
     extending.registered("")  # imports what is there
     found = {kind: dict(named) for kind, named in extending._found.items()}
     monkeypatch.setattr(extending, "_found", found)
-    guide("extending.md")
+    names = guide("extending.md")
+    assert names["scores"]["nll"] < names["scores"]["alone"] - 0.5
     assert {"definition", "pallas"} <= {*found["attention"]}
 
 

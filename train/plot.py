@@ -181,7 +181,7 @@ def _learning_curve(workdir):
         scores = [workdir.read_results()["test"]]
     # That of most tokens, the latest, or of the training.
     test = max(reversed(scores), key=lambda x: x["num_tokens"], default={})
-    names = ("nll", "num_tokens", "segment_length", "memory_length", "dynamic")
+    names = "nll", "num_tokens", "segment_length", "memory_length", "evaluator"
     return {
         "seed": run.get("seed"),
         "tokens_per_step": run["batch_size"] * run["segment_length"],

@@ -109,7 +109,11 @@ def _train(strategy, stop):
         functools.partial(_build_model, size), strategy, stop
     )
     evaluator = PermutationEvaluator(
-        trainer.model, strategy, FLAGS.eval_batch_size, stop=stop
+        trainer.model,
+        strategy,
+        FLAGS.eval_batch_size,
+        segments.segment_length,
+        stop=stop,
     )
 
     # Training.

@@ -31,7 +31,6 @@ PARTS = [
     "workdir",
     "evaluation",
     "serving",
-    "demo",
     "scripts",
     "extensions",
     "tpu",

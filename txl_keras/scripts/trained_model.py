@@ -77,11 +77,12 @@ def load_trained_model():
     # and the segment length of training (`None`: unknown).
     workdir = given_workdir()
     model, _ = load(workdir)
-    memory_length, segment_length = FLAGS.memory_length, None
-    if workdir is not None:
-        segment_length = workdir.read_config()["flags"].get("segment_length")
-        if memory_length is None:
-            memory_length = workdir.generation_memory_length(model.backbone)
+    if workdir is None:
+        return model, FLAGS.memory_length, None
+    memory_length = FLAGS.memory_length
+    if memory_length is None:
+        memory_length = workdir.generation_memory_length(model.backbone)
+    segment_length = workdir.read_config()["flags"].get("segment_length")
     return model, memory_length, segment_length
 
 
@@ -123,16 +124,7 @@ class TrainedOrigin:
         """Copies the weights; returns words on where they come from."""
         weights = weight_variables(self._model)
         variables = weight_variables(model)
-        try:
-            check_shapes(self.path, shapes_of(weights), shapes_of(variables))
-        except ValueError as error:
-            changes = [f"--{k}={v}" for k, v in model_flags.given().items()]
-            if not changes:
-                raise
-            raise ValueError(
-                "Flags must not change the shapes of the weights of "
-                f"`initialize_from`. Received: {', '.join(changes)} ({error})"
-            ) from error
+        check_shapes(self.path, shapes_of(weights), shapes_of(variables))
         for name, variable in variables.items():
             variable.assign(weights[name])
         at = f", step {self._step}" if self._step else ""

@@ -12,7 +12,7 @@ from factories import small_model
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import IdTokenizer
-from txl_keras.evaluation import surprise_page
+from txl_keras.pages import surprise_page
 
 T, M = 7, 5
 TEXT = "a <b>é</b>\n\t</script><script>window.hacked = 1</script> & 'x' \\u003c"

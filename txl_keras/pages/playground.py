@@ -12,12 +12,11 @@ import tensorflow as tf
 from absl import logging
 
 from txl_keras.checks import check_integer
-from txl_keras.evaluation.surprise import SurpriseReader
-from txl_keras.evaluation.surprise import fill_page
 from txl_keras.json_files import check_fields
 from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.generator import generation_memory_length
 from txl_keras.models.generation.request import Request
+from txl_keras.pages.surprise import SurpriseReader
 from txl_keras.samplers.sampler import NO_EFFECT
 from txl_keras.samplers.sampler import Sampler
 
@@ -161,4 +160,4 @@ class Playground:
             found += segment
             yield {"read": len(found) + 1, "of": len(ids)}
         data = {**self._reader.data(ids, found), "mode": "both"}
-        yield {"page": fill_page("Surprise", data)}
+        yield {"page": self._reader.page("Surprise", data)}

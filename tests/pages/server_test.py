@@ -1,9 +1,7 @@
 """The server of the demo and its page, in a browser where there is one."""
 
-import contextlib
 import http.client
 import json
-import select
 import socket
 import threading
 import time
@@ -12,8 +10,8 @@ import pytest
 from contrast import check_contrast
 from factories import byte_model
 
-from txl_keras.demo.playground import Playground
-from txl_keras.demo.server import DemoServer
+from txl_keras.pages.playground import Playground
+from txl_keras.pages.server import DemoServer
 
 M = 9
 JSON = {"Content-Type": "application/json"}
@@ -82,17 +80,17 @@ def test_the_page_needs_no_other_site_and_answers_are_lines_of_json(
         (400, "POST", "/write", "[" * 99_999, JSON),
         (413, "POST", "/write", None, {**JSON, "Content-Length": "9" * 5000}),
         (413, "POST", "/write", None, {**JSON, "Content-Length": "999999"}),
+        (413, "POST", "/write", None, {**JSON, "Content-Length": "-1"}),
         # Longer than what sockets buffer.
         (413, "POST", "/write", b"a" * 9_999_999, JSON),
-        (400, "POST", "/write", None, {**JSON, "Content-Length": "-1"}),
-        (400, "POST", "/write", "{}", {**JSON, "Content-Length": "+2"}),
         # What the page of another site can make a browser send.
         (415, "POST", "/write", "{}", {"Content-Type": "text/plain"}),
         (403, "POST", "/write", "{}", {**JSON, "Origin": "http://a.example"}),
         (403, "POST", "/write", "{}", {**JSON, "Origin": "null"}),
         (403, "POST", "/write", "{}", {**JSON, "Origin": "http://["}),
         (403, "GET", "/", None, {"Host": "a.example"}),
-        (400, "GET", "/", None, {"Host": "[::1"}),
+        (403, "GET", "/", None, {"Host": "a@127.0.0.1.example"}),
+        (403, "GET", "/", None, {"Host": "[::1"}),
     ],
 )
 def test_other_requests_are_refused(
@@ -112,72 +110,10 @@ def connect(server, *lines, body=""):
     return connection
 
 
-def answer_of(connection):
-    """Returns all that the server sends, until it closes the connection."""
-    with connection, connection.makefile("rb") as file:
-        return file.read().decode()
-
-
-@pytest.mark.parametrize(
-    ("status", "lines"),
-    [
-        # Requests that other programs may read in another way.
-        (400, ["GET / HTTP/1.1", ""]),
-        (400, ["GET / HTTP/1.1", HOST, HOST, ""]),
-        (400, ["GET / HTTP/1.1", "Host: a@127.0.0.1", ""]),
-        (400, ["GET / HTTP/1.1", "Host: 127.0.0.1/a", ""]),
-        (400, ["GET / HTTP/1.1", "Host: 127.0.0.1:a", ""]),
-        (400, ["GET / HTTP/1.1", HOST, "no colon", "Origin: http://a", ""]),
-        (404, ["GET http://localhost/ HTTP/1.1", HOST, ""]),
-        (400, ["GET", ""]),
-        (505, ["GET /", HOST, ""]),
-        (505, ["GET / HTTP/0.9", HOST, ""]),
-        (505, ["GET / HTTP/2.0", HOST, ""]),
-        (501, ["PUT / HTTP/1.1", HOST, ""]),
-        (411, ["POST /write HTTP/1.1", HOST, TYPE, ""]),
-        (
-            400,
-            ["POST /write HTTP/1.1", HOST, TYPE, *["Content-Length: 0"] * 2, ""]
-        ),
-        (
-            400,
-            ["POST /write HTTP/1.1", HOST, TYPE, "Content-Length: 0",
-             "Transfer-Encoding: chunked", ""],
-        ),
-        # Requests that end too early.
-        (400, ["GET / HTTP/1.1", HOST]),
-        (
-            400,
-            ["POST /write HTTP/1.1", HOST, TYPE, "Content-Length: 9", "", "{}"],
-        ),
-    ],
-)  # fmt: skip
-def test_requests_that_no_browser_sends_are_refused(server, status, lines):
-    connection = connect(server, *lines)
-    connection.shutdown(socket.SHUT_WR)
-    answer = answer_of(connection)
-    assert answer.startswith(f"HTTP/1.0 {status} ")
-    assert "Content-Security-Policy" in answer
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ["GET / HTTP/1.1"],
-        ["POST /write HTTP/1.1", HOST, TYPE, "Content-Length: 999", ""],
-    ],
-)
-@pytest.mark.parametrize("byte", [b"a", b""])
-def test_a_request_has_to_arrive_in_time(server, monkeypatch, lines, byte):
-    monkeypatch.setattr(server.RequestHandlerClass, "request_seconds", 0.2)
-    connection = connect(server, *lines)
-    for _ in range(100):
-        if select.select([connection], [], [], 0.05)[0]:
-            break
-        connection.sendall(byte)
-    else:
-        raise AssertionError("the server waits as long as bytes come")
-    assert answer_of(connection).startswith("HTTP/1.0 408 ")
+def test_a_request_that_does_not_arrive_is_not_waited_for(server, monkeypatch):
+    monkeypatch.setattr(server.RequestHandlerClass, "timeout", 0.2)
+    with connect(server, "GET / HTTP/1.1") as connection:
+        assert connection.recv(100) == b""  # closed
 
 
 def test_a_visitor_who_does_not_read_is_not_waited_for(server, monkeypatch):
@@ -191,22 +127,10 @@ def test_a_visitor_who_does_not_read_is_not_waited_for(server, monkeypatch):
             is_closed.set()
 
     monkeypatch.setattr(server.playground, "write", write_without_end)
-    monkeypatch.setattr(server.RequestHandlerClass, "answer_seconds", 0.2)
+    monkeypatch.setattr(server.RequestHandlerClass, "timeout", 0.2)
     lines = ["POST /write HTTP/1.1", HOST, TYPE, "Content-Length: 2", ""]
     with connect(server, *lines, body="{}"):
         assert is_closed.wait(10)
-
-
-def test_a_connection_too_many_is_told_to_come_again(server):
-    with contextlib.ExitStack() as stack:
-        for _ in range(40):
-            stack.enter_context(connect(server))
-        for method, body in (("GET", None), ("POST", "{}")):
-            response = ask(server, method, "/", body)
-            assert response.status == 503
-            assert int(response.getheader("Retry-After")) > 0
-            assert "Try again" in response.text
-    wait_for(lambda: ask(server, "GET", "/").status == 200)
 
 
 def test_a_visitor_who_leaves_is_not_waited_for(server):

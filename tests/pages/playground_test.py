@@ -7,9 +7,9 @@ import pytest
 from factories import byte_model
 
 from txl_keras.data import ByteTokenizer
-from txl_keras.demo.playground import Playground
-from txl_keras.evaluation import surprise_page
 from txl_keras.models import LSTMBackbone
+from txl_keras.pages import surprise_page
+from txl_keras.pages.playground import Playground
 from txl_keras.samplers import Sampler
 
 M, T = 9, 7

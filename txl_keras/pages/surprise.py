@@ -20,7 +20,7 @@ from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.models.generation.request import check_has_tokenizer
 from txl_keras.models.generation.text_stream import TextStream
 
-_TEMPLATE = pathlib.Path(__file__).with_name("surprise_page.html")
+_TEMPLATE = pathlib.Path(__file__).with_name("surprise.html")
 # A page holds everything for each token, about 200 bytes.
 MAX_TOKENS = 20_000
 _NUM_CANDIDATES = 5
@@ -60,7 +60,7 @@ def surprise_page(
     import pathlib
 
     from txl_keras.data import ByteTokenizer
-    from txl_keras.evaluation import surprise_page
+    from txl_keras.pages import surprise_page
     from txl_keras.models import TransformerXLCausalLM
 
     model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
@@ -69,17 +69,15 @@ def surprise_page(
     ```
     """
     reader = SurpriseReader(model, tokenizer, segment_length, memory_length)
-    return fill_page(title, reader.read(reader.encode(text)))
+    return reader.page(title, reader.read(reader.encode(text)))
 
 
-def fill_page(title, data, template=_TEMPLATE):
+def fill_page(template, title, data):
     """Returns the HTML of a template file, with a title and data for it."""
     # Nothing in the data can end the script element that holds it.
     content = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    page = template.read_text("utf-8")
-    return page.replace("{{title}}", html.escape(title)).replace(
-        "{{data}}", content
-    )
+    page = template.read_text("utf-8").replace("{{title}}", html.escape(title))
+    return page.replace("{{data}}", content)
 
 
 class SurpriseReader:
@@ -116,13 +114,17 @@ class SurpriseReader:
             )
         return ids
 
+    def page(self, title, data):
+        """Returns the HTML that shows the data of a text."""
+        return fill_page(_TEMPLATE, title, data)
+
     def read(self, ids):
-        """Returns what the page shows of a text, given its ids `(P,)`."""
+        """Returns the data of a text, given its ids `(P,)`."""
         found = [token for part in self.read_segments(ids) for token in part]
         return self.data(ids, found)
 
     def data(self, ids, found):
-        """Returns what the page shows of the tokens of `read_segments`."""
+        """Returns the data of the tokens of `read_segments`."""
         decode = self.tokenizer.decode_bytes
         stream = TextStream(decode)
         # A character is in the text of its last token.
@@ -146,26 +148,28 @@ class SurpriseReader:
         """Yields a list per segment of a dictionary per token but the first."""
         # `cold` are the bits without memory, `likeliest` pairs of id and
         # probability. Of two rows of the same text, one forgets its memory.
+        ids = np.asarray(ids, np.int32)
         memory = self._model.initial_memory(2, self._memory_length)
         length = self._segment_length
         for start in range(0, len(ids) - 1, length):
             part = ids[start : start + length + 1]
             count = len(part) - 1
             rows = np.tile(np.pad(part, (0, length - count)), (2, 1))
-            bits, likeliest, memory = self._score(tf.constant(rows), memory)
-            bits, likeliest = bits.numpy()[:, :count], likeliest.numpy()[:count]
-            if not (np.isfinite(bits).all() and np.isfinite(likeliest).all()):
+            (bits, best, probabilities), memory = self._score(rows, memory)
+            bits, probabilities = bits.numpy(), probabilities.numpy()
+            if not np.isfinite([bits.sum(), probabilities.sum()]).all():
                 raise FloatingPointError(
                     "The model returned numbers that are not finite for a "
                     "token. Check that its weights are finite."
                 )
-            bits, cold = np.round(bits.astype(float), 3).tolist()
-            likeliest = np.round(likeliest.astype(float), 4).tolist()
+            warm, cold = np.round(bits.astype(float), 3).tolist()
+            best = best.numpy().tolist()
+            probabilities = np.round(probabilities.astype(float), 4).tolist()
             yield [
                 {
-                    "bits": bits[i],
+                    "bits": warm[i],
                     "cold": cold[i],
-                    "likeliest": [[int(token), p] for token, p in likeliest[i]],
+                    "likeliest": [*zip(best[i], probabilities[i], strict=True)],
                 }
                 for i in range(count)
             ]
@@ -178,6 +182,5 @@ class SurpriseReader:
         nll = -tf.gather(log_probs, rows[:, 1:], batch_dims=2)
         count = min(_NUM_CANDIDATES, self.tokenizer.vocabulary_size)
         best = tf.math.top_k(log_probs[0], count)
-        ids = tf.cast(best.indices, tf.float32)
-        likeliest = tf.stack([ids, tf.exp(best.values)], axis=-1)
-        return nll / math.log(2), likeliest, memory
+        values = nll / math.log(2), best.indices, tf.exp(best.values)
+        return values, memory

@@ -1,8 +1,4 @@
-"""Waits for the folder of a run while it is missing.
-
-A disk in the network may be gone for seconds. What is written meanwhile would
-go to the disk below it, and be hidden once it is back.
-"""
+"""Waits for the folder of a run while it is missing, as a disk may be."""
 
 import os
 import time
@@ -18,34 +14,23 @@ def when_present(path, function):
     # The file shows that the folder is the right one, not an empty place where
     # it is to be mounted. If `function` fails and the file is missing, it is
     # called again, so it must not matter how far it came.
-    while True:
-        _wait_for(path)
-        try:
-            return function()
-        except (OSError, tf.errors.OpError):
-            if _exists(path):
-                raise
-
-
-def _wait_for(path):
-    if _exists(path):
-        return
-    folder = os.path.dirname(path)
-    logging.warning(
-        "`workdir` %s is missing. The run goes on once it is back; it ends if "
-        "that takes more than %d seconds.",
-        folder,
-        WAIT_SECONDS,
-    )
     end = time.monotonic() + WAIT_SECONDS
-    while not _exists(path):
-        if time.monotonic() > end:
+    while True:
+        if _exists(path):
+            try:
+                return function()
+            except (OSError, tf.errors.OpError):
+                if _exists(path):
+                    raise
+        folder = os.path.dirname(path)
+        if time.monotonic() >= end:
             raise OSError(
                 f"`workdir` {folder} must stay where it is while a run writes "
                 f"to it, but {path} has been missing for {WAIT_SECONDS} "
-                "seconds. Bring the folder back and run the same command to "
-                "resume."
+                "seconds. Bring it back and run the same command to resume."
             )
+        message = "`workdir` %s is missing. The run goes on once it is back."
+        logging.log_first_n(logging.WARNING, message, 1, folder)
         time.sleep(1)
 
 

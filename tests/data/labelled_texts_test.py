@@ -96,7 +96,7 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path):
 def test_a_large_empty_file_is_not_read(tmp_path):
     with open(tmp_path / "a.tsv", "wb") as file:
         file.truncate(1 << 28)  # of which nothing is on the disk
-    with pytest.raises(ValueError, match="0x00 at offset 0"):
+    with pytest.raises(ValueError, match="zero byte after byte 0"):
         read_labelled_texts(tmp_path / "a.tsv")
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import sqlite3
 import sys
-from typing import Any
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -73,7 +73,7 @@ _COUNTED = {"vocabulary_size", "min_count", "model_type", "character_coverage"}
 
 
 def build_tokenizer(
-    name: str, corpus: Corpus, beam: Any = None, **options
+    name: str, corpus: Corpus, section_map: Callable | None = None, **options
 ) -> Tokenizer:
     """Builds the tokenizer of a corpus, on all cores.
 
@@ -87,7 +87,7 @@ def build_tokenizer(
         name: String, `"bytes"`, `"characters"`, `"words"`, `"sentencepiece"`,
             `"wordpiece"`, `"hugging_face"` or `"ids"`.
         corpus: A `Corpus`.
-        beam: Optional `Beam` with a folder, whose workers read the text.
+        section_map: Optional function that reads the text, see `prepare`.
         **options: Options of this tokenizer, see its class, its `from_counts`
             and its `train`; options that are None are ignored. `vocabulary` is
             a sequence of words to use instead of counting them, or for subwords
@@ -120,7 +120,7 @@ def build_tokenizer(
             + ", ".join(f"{key}={options[key]!r:.40}" for key in extra)
         )
     check_kind(corpus, name == "ids")
-    return _BUILDERS[name](corpus, beam, **options)
+    return _BUILDERS[name](corpus, section_map, **options)
 
 
 def check_kind(corpus, takes_ids):
@@ -135,14 +135,14 @@ def check_kind(corpus, takes_ids):
         )
 
 
-def _build_characters(corpus, beam, drop_newlines=False):
+def _build_characters(corpus, section_map, drop_newlines=False):
     options = {"encoding": corpus.encoding, "drop_newlines": drop_newlines}
     count = functools.partial(_count, count_symbols, **options)
-    counts = add_up(_map(count, corpus, corpus.splits, beam))
+    counts = add_up(_map(count, corpus, corpus.splits, section_map))
     return CharacterTokenizer.from_counts(counts, **options)
 
 
-def _build_words(corpus, beam, vocabulary=None, **options):
+def _build_words(corpus, section_map, vocabulary=None, **options):
     options = {key: None if v == "" else v for key, v in options.items()}
     if vocabulary is not None:
         return WordTokenizer(vocabulary, **options)
@@ -153,7 +153,7 @@ def _build_words(corpus, beam, vocabulary=None, **options):
     count = functools.partial(
         _count, count_words, lower_case=options.get("lower_case", False)
     )
-    counts = _map(count, corpus, ("train",), beam)
+    counts = _map(count, corpus, ("train",), section_map)
     counts = add_up(counts, options.get("min_count", 1), num_kept)
     return WordTokenizer.from_counts(counts, **options)
 
@@ -187,13 +187,13 @@ def _count(function, blocks, **options):
     return counts
 
 
-def _map(function, corpus, splits, beam, threads=False):
-    """Yields `function(blocks)` of each block, or with Beam of each section."""
-    if beam is not None:
+def _map(function, corpus, splits, section_map, threads=False):
+    """Yields `function(blocks)` of each block, or of each section."""
+    if section_map is not None:
         texts = map(corpus.text, splits)
         sections = [x for text in texts for x in text.sections()]
         function = functools.partial(_of_section, function)
-        yield from beam.map("count", function, sections)
+        yield from section_map(function, sections)
         return
     for split in splits:
         yield from map_blocks(
@@ -205,7 +205,7 @@ def _of_section(function, section):
     return function(section.blocks())
 
 
-def _build_sentence_piece(corpus, beam, vocabulary=None, **options):
+def _build_sentence_piece(corpus, section_map, vocabulary=None, **options):
     if vocabulary is not None:
         return SentencePieceTokenizer.from_file(vocabulary, **options)
     if options.get("line_end") is not None:
@@ -215,18 +215,18 @@ def _build_sentence_piece(corpus, beam, vocabulary=None, **options):
             f"Received: line_end={shown(options['line_end'])}"
         )
     _check_train(corpus)
-    if beam is None:
+    if section_map is None:
         texts = map_blocks(
             lambda block: block.text, corpus, "train", "Reading", threads=True
         )
         options["max_characters"] = MAX_CHARACTERS
     else:
-        texts = _sample_with(beam, corpus)
+        texts = _sample_with(section_map, corpus)
         options["max_characters"] = sys.maxsize  # they are a sample already
     return SentencePieceTokenizer.train(texts, **options)
 
 
-def _load(kind, file, corpus, beam, vocabulary=None, **options):
+def _load(kind, file, corpus, section_map, vocabulary=None, **options):
     if vocabulary is None:
         raise ValueError(
             f"`vocabulary` must be {file}; sentencepiece learns subwords. "
@@ -244,14 +244,14 @@ def _check_train(corpus):
         )
 
 
-def _sample_with(beam, corpus):
+def _sample_with(section_map, corpus):
     """Yields the sample that `sample_sentences` draws, from all workers."""
     sections = corpus.text("train").sections()
-    sizes = list(beam.map("sentences", _size_of, sections))
+    sizes = list(section_map(_size_of, sections))
     firsts = itertools.accumulate((size[0] for size in sizes), initial=0)
     draw = functools.partial(_drawn_text, sum(size[1] for size in sizes))
     items = [*zip(sections, firsts, strict=False)]
-    yield from beam.map("sample", draw, items)
+    yield from section_map(draw, items)
 
 
 def _size_of(section):
@@ -275,10 +275,10 @@ def _drawn_text(total, numbered_section):
     return "\n".join(kept)
 
 
-def _build_ids(corpus, beam, vocabulary_size=None):
+def _build_ids(corpus, section_map, vocabulary_size=None):
     if vocabulary_size is not None:
         return IdTokenizer(vocabulary_size)
-    found = _map(_largest_id, corpus, corpus.splits, beam, threads=True)
+    found = _map(_largest_id, corpus, corpus.splits, section_map, threads=True)
     largest = max(found, default=0)
     if largest > _MAX_FOUND_ID:
         raise ValueError(
@@ -294,7 +294,7 @@ def _largest_id(blocks):
 
 
 _BUILDERS = {
-    "bytes": lambda corpus, beam, **options: ByteTokenizer(**options),
+    "bytes": lambda corpus, section_map, **options: ByteTokenizer(**options),
     "characters": _build_characters,
     "words": _build_words,
     "sentencepiece": _build_sentence_piece,

@@ -44,7 +44,7 @@ def describe_split(split):
     """Returns a dict of the sizes, rates and document lengths of a split."""
     metadata = split.metadata
     names = ("num_bytes", "num_tokens", "num_documents")
-    lengths = document_lengths(split.documents[:], metadata["num_tokens"])
+    lengths = document_lengths(split.documents, metadata["num_tokens"])
     return {
         **{name: metadata[name] for name in names},
         "bytes_per_token": mean_bytes(split),

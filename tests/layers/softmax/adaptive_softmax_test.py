@@ -499,13 +499,11 @@ SAMPLERS = [
     {"temperature": 0},
     {"top_k": 2},
     {"top_k": 3, "temperature": 1.4, "top_p": 0.8, "typical_p": 0.9},
-    {"top_p": 0.7},
-    {"top_p": 0.8, "typical_p": 0.7},
     {"top_k": 3, "repetition_penalty": 1.3},
     {"temperature": 0, "repetition_penalty": 1.3},
     # Those that need all.
+    {"top_p": 0.7},
     {"top_k": 30},
-    {"temperature": 1.4},
     {"temperature": 0.9, "top_p": 0.5},
     {"top_p": 0.5, "repetition_penalty": 1.3},
     {"typical_p": 0.5},
@@ -528,7 +526,7 @@ def test_samples_are_those_of_the_full_computation(parameters, head_bias):
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize(
-    "parameters", [*SAMPLERS[:7], {}, SAMPLERS[9]], ids=str
+    "parameters", [*SAMPLERS[:5], {}, SAMPLERS[7]], ids=str
 )
 def test_compiled_samples_without_what_cannot_be_drawn(parameters, jit_compile):
     softmax = peaked_softmax(1.0)
@@ -550,7 +548,7 @@ def test_compiled_samples_without_what_cannot_be_drawn(parameters, jit_compile):
     if not jit_compile:
         row = run(hidden[7:8], seeds[7:8], seen[7:8])
         np.testing.assert_array_equal(row, eager[7:8])
-    if parameters not in [*SAMPLERS[:7], {}]:
+    if parameters not in [*SAMPLERS[:5], {}]:
         return
     # Now only words of the head are drawn.
     softmax.biases[0].assign(softmax.biases[0] + 39.0 * (np.arange(10) < 4))

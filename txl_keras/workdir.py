@@ -36,12 +36,11 @@ from txl_keras.json_files import parse_json
 from txl_keras.json_files import read_json
 from txl_keras.missing_folder import when_present
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models.model_folder import CLASSES
 from txl_keras.models.model_folder import MAX_LENGTH
 from txl_keras.models.model_folder import ModelFolder
-from txl_keras.models.model_folder import check_class_name
 from txl_keras.models.model_folder import check_limit
 from txl_keras.models.model_folder import check_model_config
+from txl_keras.models.model_folder import class_of
 from txl_keras.models.model_folder import read_tokenizer
 from txl_keras.models.model_folder import weight_specs
 from txl_keras.models.model_folder import write_model
@@ -120,15 +119,16 @@ class Workdir:
                 "tokenizer": config.get("tokenizer"),
             }
         check_fields(config, _CONFIG_FIELDS, path)
-        check_class_name(config["class_name"], path)
+        class_of(config["class_name"], path)
         length = config["flags"].get("segment_length") or 0
         check_limit("flags.segment_length", length, MAX_LENGTH, path)
         return {**config, "corpus": config.get("corpus") or {}}
 
     @property
-    def class_name(self):
-        """The name of the class of the run's model."""
-        return self.read_config()["class_name"]
+    def model_class(self):
+        """The class of the run's model."""
+        path = self.file("config.json")
+        return class_of(self.read_config()["class_name"], path)
 
     def run_hash(self):
         """Returns a 64-bit integer that identifies the run's configuration."""
@@ -136,11 +136,11 @@ class Workdir:
 
     def check_model_class(self):
         """Raises `ValueError` unless the model is a `TransformerXLCausalLM`."""
-        received = self.class_name
-        if received != "TransformerXLCausalLM":
+        received = self.model_class
+        if received is not TransformerXLCausalLM:
             raise ValueError(
                 "`workdir` must be that of a TransformerXLCausalLM. Received: "
-                f"{self.path}, of class {received}"
+                f"{self.path}, of class {received.__name__}"
             )
 
     def training(self):
@@ -193,7 +193,7 @@ class Workdir:
     def read_model_config(self):
         """Returns `get_config()` of the run's model, if the weights match."""
         run, path = self.read_config(), self.file("config.json")
-        model_class = CLASSES[run["class_name"]]
+        model_class = self.model_class
         config = check_model_config(run, model_class, path)
         check_saved_shapes(
             self.checkpoints,

@@ -340,7 +340,6 @@ def test_an_episode_that_begins_in_a_segment_sees_no_other(length):
         ({"compressed_length": 0}, "`compressed_length` must be"),
         ({"compression": None}, "must be None without `compression`"),
         ({"memory_length": 0}, "`memory_length` must be at least 1"),
-        ({"memory_source": "outputs"}, "`memory_source` must be 'inputs'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(config, message):
@@ -359,9 +358,8 @@ def test_memory_of_another_kind_is_named():
 
 
 def test_what_depends_on_a_limited_reach_is_refused():
-    for config in (CONV, {"memory_source": "outputs"}):
-        with pytest.raises(ValueError, match="finite reach"):
-            warmup_segments(small_backbone(**config), 5)
+    with pytest.raises(ValueError, match="finite reach"):
+        warmup_segments(small_backbone(**CONV), 5)
 
 
 def test_generation_compresses_what_it_writes():

@@ -184,7 +184,6 @@ OF_ATTENTION = {
                 "normalize_output": True,
                 "cold_start": "zeros",
                 "look_ahead": 2,
-                "memory_source": "outputs",
                 "stateful": True,
             },
         ),

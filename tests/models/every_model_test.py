@@ -150,7 +150,7 @@ def test_gradients_reach_every_weight(name):
     "config",
     [
         {},
-        {"cold_start": "zeros", "memory_source": "outputs"},
+        {"cold_start": "zeros"},
         {
             "compression": "max_pool",
             "compression_rate": 2,

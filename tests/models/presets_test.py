@@ -102,9 +102,7 @@ def test_a_trained_preset_is_found_by_its_name(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=message):
         TransformerXLCausalLM.from_preset("mine_smal")
     # An LSTM has no such model.
-    with pytest.raises(
-        ValueError, match=r"'ptb_24m'\], the path.*='mine_small'"
-    ):
+    with pytest.raises(ValueError, match=r"_large'\], the path.*='mine_small'"):
         LSTMBackbone.from_preset("mine_small")
 
 

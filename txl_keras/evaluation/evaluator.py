@@ -330,10 +330,9 @@ def warmup_segments(
     """
     if not backbone.has_finite_reach:
         raise ValueError(
-            "`backbone` must have a finite reach: the state of an LSTM and "
-            "memory of outputs (memory_source='outputs') depend on all "
-            "earlier segments, and compressed memory on where reading began, "
-            "so no number of warm-up segments is enough. "
+            "`backbone` must have a finite reach: what this one remembers "
+            "depends on all earlier segments, or on where reading began, so no "
+            "number of warm-up segments is enough. "
             f"Received: {type(backbone).__name__}"
         )
     check_integer("segment_length", segment_length, 1)

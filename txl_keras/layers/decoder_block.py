@@ -19,10 +19,7 @@ from txl_keras.layers.attention.shaw import ShawMultiHeadAttention
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.compute.problem import zero_masked
-from txl_keras.layers.gate import GATES
-from txl_keras.layers.gate import Gate
 from txl_keras.layers.sublayers import Block
-from txl_keras.layers.sublayers import sublayer
 from txl_keras.types import Tensor
 
 # Position encodings. Absolute positions do not allow memory, whose positions
@@ -53,13 +50,6 @@ class DecoderBlock(Block):
         a = x + Attention(LayerNorm(x), LayerNorm(memory))
         y = a + FeedForward(LayerNorm(a))
 
-    With a `gate` it is the block of GTrXL (Parisotto et al., 2019, section 3),
-    which is trained by reinforcement learning: pre-norm, with a ReLU behind
-    both parts and a gate in place of each sum.
-
-        a = Gate(x, ReLU(Attention(LayerNorm(x), LayerNorm(memory))))
-        y = Gate(a, ReLU(FeedForward(LayerNorm(a))))
-
     Args:
         num_heads: Integer.
         head_dim: Integer, the size of a head.
@@ -87,7 +77,6 @@ class DecoderBlock(Block):
         same_length, look_ahead: See `CausalMultiHeadAttention`.
         tie_attention_biases: Boolean, used by `"relative"`: see
             `RelativeMultiHeadAttention`.
-        gate: Optional string, the kind of `Gate`; needs `normalize_first`.
         kernel_initializer: Initializer of all kernels, by default
             `"glorot_uniform"`.
 
@@ -117,8 +106,7 @@ class DecoderBlock(Block):
     ```
 
     Reference:
-        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.3;
-        [Parisotto et al., 2019](https://arxiv.org/abs/1910.06764), section 3.
+        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.3.
     """
 
     def __init__(
@@ -133,7 +121,6 @@ class DecoderBlock(Block):
         same_length: bool | str = False,
         look_ahead: int = 0,
         tie_attention_biases: bool = False,
-        gate: str | None = None,
         **kwargs,
     ):
         super().__init__(num_heads, head_dim, intermediate_dim, **kwargs)
@@ -153,26 +140,11 @@ class DecoderBlock(Block):
         self.same_length = same_length
         self.look_ahead = look_ahead  # checked by the attention
         self.tie_attention_biases = tie_attention_biases
-        if gate is not None:
-            check_one_of("gate", gate, GATES)
-            if not normalize_first:
-                raise ValueError(
-                    "`normalize_first` must be True with a `gate`: the gates "
-                    "of GTrXL are for pre-norm blocks. Received: "
-                    f"normalize_first={normalize_first}, gate={gate!r}"
-                )
-        self.gate = gate
         self.supports_masking = True
-        self._add_sublayers(
-            _ATTENTIONS[attention_type], "relu", "relu" if gate else None
-        )
-        names = ("attention_gate", "feed_forward_gate") if gate else ()
-        self._gates = [sublayer(self, Gate, gate, name=name) for name in names]
+        self._add_sublayers(_ATTENTIONS[attention_type], "relu")
 
     def build(self, inputs_shape):
         super().build(inputs_shape)
-        for gate in self._gates:
-            gate.build(inputs_shape)
         if self.attention_type == "al_rfou":
             # The last row is for the last token of a segment.
             self.position_embeddings = self._parameter(
@@ -333,23 +305,29 @@ class DecoderBlock(Block):
 
     def _transform(self, inputs, attended, training=False, dropout_seed=None):
         """Computes the equations above, given what attention returned."""
-
         if not self.normalize_first:
             return self._post_norm(
                 inputs, attended, training, dropout_seed, first_site=1
             )
 
-        def feed_forward(x):
-            x = self._feed_forward_norm(x)
-            return self._feed_forward(x, training, dropout_seed, first_site=2)
-
         attended = self._drop(attended, training, dropout_seed, site=1)
-        if self._gates:
-            attention_gate, feed_forward_gate = self._gates
-            x = attention_gate(inputs, tf.nn.relu(attended))
-            return feed_forward_gate(x, feed_forward(x))
-        x = inputs + attended
-        return x + feed_forward(x)
+        x = self.residual(inputs, attended, "attention")
+        update = self._feed_forward(
+            self._feed_forward_norm(x), training, dropout_seed, first_site=2
+        )
+        return self.residual(x, update, "feed_forward")
+
+    def residual(self, inputs: Tensor, update: Tensor, sublayer: str) -> Tensor:
+        """Adds the output of a sublayer to the stream of a pre-norm block.
+
+        Args:
+            inputs, update: Tensors `(B, T, D)`.
+            sublayer: String, `"attention"` or `"feed_forward"`.
+
+        Returns:
+            Tensor `(B, T, D)`.
+        """
+        return inputs + update
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape

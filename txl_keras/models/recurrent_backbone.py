@@ -132,17 +132,18 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             **arguments,
         )
 
-    def _make_blocks(self, block_class):
-        """Creates the blocks, whose arguments are attributes of this model."""
-        return [
-            part_of(
-                self,
-                block_class,
-                kernel_initializer=self.kernel_initializer(),
-                name=f"block_{i}",
-            )
-            for i in range(self.num_layers)
-        ]
+    def make_block(self, index: int) -> keras.layers.Layer:
+        """Creates a block, whose arguments are attributes of this model.
+
+        Args:
+            index: Integer, from 0 to L - 1.
+        """
+        return part_of(
+            self,
+            self.block_class,
+            kernel_initializer=self.kernel_initializer(),
+            name=f"block_{index}",
+        )
 
     def _set_heads(self, num_heads, head_dim, intermediate_dim, memory_length):
         """Checks and sets the sizes of a model with attention."""

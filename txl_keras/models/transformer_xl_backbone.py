@@ -27,7 +27,6 @@ from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.decoder_block import check_remembers
-from txl_keras.layers.gate import num_kernels
 from txl_keras.layers.memory.compression import Compression
 from txl_keras.layers.memory.compressive import CompressiveCache
 from txl_keras.layers.memory.compressive import extend_compressed
@@ -41,8 +40,6 @@ from txl_keras.models.episodes import Episodes
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.types import Tensor
 from txl_keras.weights import normal_initializer
-
-MEMORY_SOURCES = ("inputs", "outputs")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -84,8 +81,6 @@ class TransformerXLBackbone(RecurrentBackbone):
             whose targets it would show, it must be 0.
         tie_attention_biases: Boolean, all blocks share one `u` and one `v`.
         normalize_first: Boolean, pre-norm rather than the paper's post-norm.
-        gate: Optional string, the kind of `Gate` of GTrXL in place of residual
-            sums, see `DecoderBlock`; needs `normalize_first`.
         normalize_output: Boolean, a layer norm after the last block, as is
             common in pre-norm models.
         layer_norm_epsilon: Float.
@@ -98,12 +93,6 @@ class TransformerXLBackbone(RecurrentBackbone):
             (in the presets) training is slow to do better than predicting
             words by their frequency.
         cold_start: See `MemoryStack`.
-        memory_source: `"inputs"`, the paper's: block n remembers its inputs,
-            the outputs of block n - 1. Or `"outputs"`: it remembers its own
-            outputs, the same-layer recurrence of ERNIE-Doc (Ding et al., 2021,
-            section 3.2). Then a token can depend on all earlier segments, but
-            scores depend on how a text is cut into segments, and the weights of
-            a model that was trained with the other choice do not fit.
         compression: Optional string, the function of a `Compression` layer per
             block: the memory of the Compressive Transformer (Rae et al., 2020).
             What leaves the `memory_length` tokens is compressed into a second,
@@ -191,10 +180,10 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     Reference:
         [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3;
-        [Rae et al., 2020](https://arxiv.org/abs/1911.05507);
-        [Ding et al., 2021](https://arxiv.org/abs/2012.15688).
+        [Rae et al., 2020](https://arxiv.org/abs/1911.05507).
     """
 
+    block_class = DecoderBlock
     has_parts = True
     shows_attention = True
 
@@ -220,13 +209,11 @@ class TransformerXLBackbone(RecurrentBackbone):
         look_ahead: int = 0,
         tie_attention_biases: bool = True,
         normalize_first: bool = False,
-        gate: str | None = None,
         normalize_output: bool = False,
         layer_norm_epsilon: float = 1e-5,
         initializer_stddev: float = 0.02,
         projection_initializer_stddev: float | None = None,
         cold_start: str = "masked",
-        memory_source: str = "inputs",
         compression: str | None = None,
         compression_rate: int | None = None,
         compressed_length: int | None = None,
@@ -255,12 +242,11 @@ class TransformerXLBackbone(RecurrentBackbone):
                 projection_initializer_stddev,
                 0,
             )
-        check_one_of("memory_source", memory_source, MEMORY_SOURCES)
         self.attention_type = attention_type
         self.compression = compression
         self.compression_rate = compression_rate
         self.compressed_length = compressed_length
-        self._check_compression(memory_source)
+        self._check_compression()
         self.check_remembers(memory_length)
         self.max_positions = max_positions
         self.attention_dropout = attention_dropout
@@ -269,12 +255,10 @@ class TransformerXLBackbone(RecurrentBackbone):
         self.look_ahead = check_integer("look_ahead", look_ahead, 0)
         self.tie_attention_biases = tie_attention_biases
         self.normalize_first = normalize_first
-        self.gate = gate
         self.normalize_output = normalize_output
         self.layer_norm_epsilon = layer_norm_epsilon
         self.projection_initializer_stddev = projection_initializer_stddev
         self.cold_start = check_one_of("cold_start", cold_start, COLD_STARTS)
-        self.memory_source = memory_source
         self.stateful = bool(stateful)
         self.supports_masking = True  # of the hidden states
         self.token_embedding = self._embedding(
@@ -290,7 +274,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             look_ahead=look_ahead if attention_type == "relative" else 0,
             name="position_encoding",
         )
-        self.blocks = self._make_blocks(DecoderBlock)
+        self.blocks = [self.make_block(i) for i in range(num_layers)]
         self.compressions = [
             Compression(
                 compression,
@@ -342,8 +326,8 @@ class TransformerXLBackbone(RecurrentBackbone):
                 f"compresses what leaves that memory. Received: {received}"
             )
 
-    def _check_compression(self, memory_source):
-        """Checks the arguments about compression and what excludes it."""
+    def _check_compression(self):
+        """Checks the arguments about compression."""
         least = {"compression_rate": 2, "compressed_length": 1}
         for name, minimum in least.items():
             value = getattr(self, name)
@@ -354,12 +338,6 @@ class TransformerXLBackbone(RecurrentBackbone):
                     f"`{name}` must be None without `compression`. "
                     f"Received: {name}={value}"
                 )
-        if self.compression is not None and memory_source != "inputs":
-            raise ValueError(
-                "`memory_source` must be 'inputs' with `compression`. "
-                f"Received: memory_source={memory_source!r}, "
-                f"compression={self.compression!r}"
-            )
 
     def past_length(self, memory_length=None):
         num_slots = self.compressed_length or 0
@@ -398,16 +376,12 @@ class TransformerXLBackbone(RecurrentBackbone):
     @property
     def has_finite_reach(self):
         # Which tokens are compressed together depends on where reading began.
-        return self.memory_source == "inputs" and self.compression is None
+        return self.compression is None
 
     def layer_flops(self, segment_length, memory_length):
-        flops = super().layer_flops(
+        return super().layer_flops(
             segment_length, self.past_length(memory_length)
         )
-        if self.gate is None:
-            return flops
-        kernels = 2 * num_kernels(self.gate)  # two gates
-        return flops + 2 * kernels * segment_length * self.hidden_dim**2
 
     def call(
         self,
@@ -516,9 +490,7 @@ class TransformerXLBackbone(RecurrentBackbone):
     def _remember(self, memory, states, usage, lengths, computes_loss):
         """Returns new memory, and the reconstruction loss `(B,)` or `None`."""
         if self.compression is None:
-            reads_inputs = self.memory_source == "inputs"
-            remembered = states[:-1] if reads_inputs else states[1:]
-            return memory.extend(remembered, lengths), None
+            return self.remember(memory, states, lengths), None
         memory, evicted, num_groups = extend_compressed(
             memory,
             states[:-1],
@@ -538,6 +510,37 @@ class TransformerXLBackbone(RecurrentBackbone):
             )
         ]
         return memory, tf.add_n(losses)
+
+    def remember(
+        self,
+        memory: Memory,
+        states: Sequence[Tensor],
+        lengths: Tensor | None = None,
+    ) -> Memory:
+        """Returns the memory after a segment: block n remembers its inputs.
+
+        Args:
+            memory: `Memory` before the segment.
+            states: L + 1 tensors `(B, T, D)`, the input of the first block and
+                the outputs of all blocks.
+            lengths: See `Memory.extend`.
+        """
+        return memory.extend(states[:-1], lengths)
+
+    def entries(
+        self,
+        states: Sequence[Tensor],
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+    ) -> tuple:
+        """Returns what `append` adds to a cache to `remember` a segment.
+
+        Args:
+            states: See `remember`.
+            keys, values: L tensors `(B, N, T, H)` each, projected from the
+                inputs of the blocks.
+        """
+        return tuple(keys), tuple(values)
 
     def _episodes(self, reset, inputs):
         """Splits `reset` into `Episodes` and resets of rows; one is `None`."""
@@ -606,25 +609,23 @@ class TransformerXLBackbone(RecurrentBackbone):
         else:
             pasts = (memory.in_order() if in_order else memory).pasts()
         uses_scores = self.compression == "most_used"
-        keys, values, inputs, attention = [], [], [], []
+        keys, values, states, attention = [], [], [x], []
         for block, past, position in zip(
             self.blocks, pasts, positions, strict=True
         ):
-            inputs.append(x)
             x, key, value, *scores = block.attend_projected(
                 x, past, position, biases, return_attention_scores=uses_scores
             )
             attention += [tf.reduce_mean(found, axis=1) for found in scores]
-            if self.memory_source == "outputs":
-                key, value = block.project(x)
+            states.append(x)
             keys.append(key)
             values.append(value)
         if self._output_norm is not None:
             x = self._output_norm(x)
-        entries = [keys, values]
+        entries = self.entries(states, keys, values)
         if self.compression is not None:
-            entries += [inputs, attention]
-        return x, *map(tuple, entries)
+            entries += tuple(states[:-1]), tuple(attention)
+        return x, *entries
 
     def append(self, memory, entries, lengths=None, **kwargs):
         if self.compression is None:

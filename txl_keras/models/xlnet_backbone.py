@@ -92,6 +92,7 @@ class XLNetBackbone(RecurrentBackbone):
     """
 
     presets = trained_presets = {}
+    block_class = TwoStreamBlock
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class XLNetBackbone(RecurrentBackbone):
         self._position_encoding = RelativePositionEncoding(
             clamp_length, bidirectional=True, name="position_encoding"
         )
-        self.blocks = self._make_blocks(TwoStreamBlock)
+        self.blocks = [self.make_block(i) for i in range(num_layers)]
         self.build((None, None))
 
     def build(self, token_ids_shape):

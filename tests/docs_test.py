@@ -280,6 +280,13 @@ def test_beyond(full, guide):
     assert np.shape(names["written"]) == (8, 80, 3)
 
 
+def test_extending(guide):
+    backbone = guide("extending.md")["backbone"]
+    ids = np.arange(12).reshape(2, 6)
+    x = backbone.token_embedding(ids) * backbone.hidden_dim**0.5
+    np.testing.assert_allclose(backbone(ids)[0], x, rtol=1e-6)
+
+
 def test_troubleshooting(guide):
     assert guide("troubleshooting.md")["keras"].backend.backend() == (
         "tensorflow"

@@ -42,11 +42,7 @@ MODELS = {
         "tie_embeddings": False,
         "tie_projections": "all_but_first",
     },
-    "compressive": {
-        "compression": "conv",
-        "compression_rate": 3,
-        "compressed_length": 4,
-    },
+    "compressive": {"backbone": "compressive", "compressed_length": 4},
 }
 # Learning rates at which each of them learns something in 50 steps.
 OPTIMIZERS = {

@@ -8,10 +8,12 @@ from factories import small_backbone
 from factories import small_model
 from model_checks import check_every_way
 from models import every_model_test
+from models import generate_test
 from models import not_finite_test
 from models import padding_test
 from tpu import compiling_test
 
+from txl_keras.extensions.compressive import CompressiveBackbone
 from txl_keras.extensions.gtrxl import GTrXLBackbone
 from txl_keras.extensions.same_layer import SameLayerBackbone
 from txl_keras.models import TransformerXLBackbone
@@ -19,6 +21,7 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.utilization import model_flops
 
 BACKBONES = {
+    "compressive": {"make": CompressiveBackbone, "compressed_length": 4},
     "gtrxl": {"make": GTrXLBackbone},
     "same_layer": {"make": SameLayerBackbone},
 }
@@ -39,6 +42,16 @@ def test_what_is_not_valid_may_be_anything(options):
         options, np.nan
     )
     not_finite_test.test_entries_that_are_not_valid_may_be_anything(options)
+
+
+# With same-layer recurrence memory depends on the segments.
+@pytest.mark.parametrize("name", ["compressive", "gtrxl"])
+def test_a_text_is_continued(name, monkeypatch):
+    config = {**BACKBONES[name], "memory_length": 40}
+    monkeypatch.setitem(generate_test.CONTINUED, name, config)
+    generate_test.test_a_text_is_continued_without_reading_it_again(
+        name, "beam"
+    )
 
 
 @EVERY

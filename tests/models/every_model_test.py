@@ -151,11 +151,6 @@ def test_gradients_reach_every_weight(name):
     [
         {},
         {"cold_start": "zeros"},
-        {
-            "compression": "max_pool",
-            "compression_rate": 2,
-            "compressed_length": 3,
-        },
         {"make": LSTMBackbone},
         {"make": XLNetBackbone},
     ],

@@ -105,11 +105,6 @@ def generation_step(model):
 # --- What is traced
 
 
-COMPRESSED = {
-    "compression": "conv",
-    "compression_rate": 3,
-    "compressed_length": 4,
-}
 SHAW = {"attention_type": "shaw", "max_positions": 12}
 ABSOLUTE = {
     "attention_type": "al_rfou",
@@ -131,9 +126,6 @@ STEPS = {
     "pre-norm, pieces": (
         train_step, {"normalize_first": True}, {"accumulate_steps": 2}
     ),
-    "compressed": (train_step, COMPRESSED, {}),
-    "compressed, generation": (generation_step, COMPRESSED, {}),
-    "compressed, evaluation": (evaluation_step, COMPRESSED, {}),
     "evaluation": (evaluation_step, CLUSTERS, {}),
     "generation": (generation_step, CLUSTERS, {}),
     "no memory": (evaluation_step, {"memory_length": 0}, {}),

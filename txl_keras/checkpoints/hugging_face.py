@@ -43,7 +43,6 @@ _DEFAULTS = {
 _REQUIRED = {
     "attention_type": "relative",
     "normalize_output": False,
-    "compression": None,
 }
 _FILES = ["config.json", "model.safetensors"]
 

@@ -8,16 +8,17 @@ import numpy as np
 from txl_keras.checks import check_shape
 from txl_keras.data.layouts import document_lengths
 from txl_keras.data.segments import Segments
+from txl_keras.extending import registered
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 
 COMPRESSED_BYTES = 1 << 25  # xz takes about a minute for 32 MiB
-# Two evaluations of a split are the same if all of these are equal.
+# Two evaluations of a split are the same if all of these are equal, and the
+# backbone's `evaluation_arguments`.
 SETTINGS = (
     "checkpoint", "step", "corpus", "fingerprint", "split", "max_eval_tokens",
     "reset_documents", "batch_size", "segment_length", "stride", "warmup",
-    "memory_length", "same_length", "clamp_length", "compressed_length",
-    "dynamic",
+    "memory_length", "dynamic",
 )  # fmt: skip
 _BLOCK = 1 << 20  # tokens processed at once
 
@@ -229,9 +230,11 @@ def with_result(results, result):
     """Appends a result, merged into an earlier one with equal `SETTINGS`."""
     # Other results lose `token_nll` if `result` has overwritten that file.
     overwritten = result.get("token_nll")
-    others = []
+    others, settings = [], {*SETTINGS}
+    for backbone_class in registered("backbone").values():
+        settings.update(backbone_class.evaluation_arguments)
     for other in results:
-        if all(other.get(name) == result.get(name) for name in SETTINGS):
+        if all(other.get(name) == result.get(name) for name in settings):
             result = {**other, **result}
             continue
         if overwritten and other.get("token_nll") == overwritten:

@@ -36,7 +36,7 @@ class SameLayerBackbone(TransformerXLBackbone):
 
     has_finite_reach = False
 
-    def remember(self, memory, states, lengths=None):
+    def remember(self, memory, states, lengths=None, training=False):
         return memory.extend(states[1:], lengths)
 
     def entries(self, states, keys, values):

@@ -173,9 +173,9 @@ class DecoderBlock(Block):
                 memory.shape[1],
                 f"memory.shape={memory.shape}",
             )
-            memory = self._attention_inputs(memory, memory_mask)
+            memory = self.attention_inputs(memory, memory_mask)
         attended = self.attention(
-            self._attention_inputs(inputs),
+            self.attention_inputs(inputs),
             memory=memory,
             query_mask=inputs_mask,
             memory_mask=memory_mask,
@@ -198,7 +198,6 @@ class DecoderBlock(Block):
         past: Any,
         positions: Sequence[Tensor] = (),
         attention_biases: Tensor | None = None,
-        return_attention_scores: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes the block for a past whose keys and values are cached.
 
@@ -208,11 +207,10 @@ class DecoderBlock(Block):
         """
         inputs = self._with_positions(inputs)
         attended, *projected = self.attention.attend_projected(
-            self._attention_inputs(inputs),
+            self.attention_inputs(inputs),
             past,
             positions,
             attention_biases,
-            return_attention_scores,
         )
         return self._transform(inputs, attended), *projected
 
@@ -228,59 +226,11 @@ class DecoderBlock(Block):
 
         See `CausalMultiHeadAttention.project`.
         """
-        return self.attention.project(self._attention_inputs(memory))
+        return self.attention.project(self.attention_inputs(memory))
 
-    def reconstruction_loss(
-        self,
-        inputs: Tensor,
-        evicted: Tensor,
-        num_groups: int,
-        rate: float,
-        lengths: Tensor | None = None,
+    def attention_inputs(
+        self, states: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """Computes how much attention changes when states are compressed.
-
-        The mean squared difference of attention to evicted states and to their
-        compressed ones, `(B,)`: Rae et al. (2020), algorithm 2. `inputs` are
-        the segment that evicts them, with `lengths` real states per row.
-        """
-        # All but the compressed states are constants, also the weights.
-        constants = [
-            (weight, tf.stop_gradient(tf.convert_to_tensor(weight.value)))
-            for layer in (self.attention, self._attention_norm)
-            for weight in layer.weights
-        ]
-        with keras.StatelessScope(state_mapping=constants):
-            query = self._attention_inputs(tf.stop_gradient(inputs))
-
-            def attend(states, num_real):
-                places = tf.range(tf.shape(states)[1])[None, :]
-                mask = places < num_real[:, None]
-                return tf.cast(
-                    self.attention.attend_by_content(
-                        query, self._attention_inputs(states, mask), mask
-                    ),
-                    "float32",
-                )
-
-            expected = attend(
-                tf.stop_gradient(evicted.states), rate * num_groups
-            )
-            found = attend(evicted.compressed, num_groups)
-        loss = tf.reduce_mean(
-            tf.math.squared_difference(tf.stop_gradient(expected), found),
-            axis=(2, 3),
-        )
-        if lengths is None:
-            lengths = tf.fill(tf.shape(num_groups), tf.shape(loss)[1])
-        is_real = tf.sequence_mask(lengths, tf.shape(loss)[1])
-        loss = tf.math.divide_no_nan(
-            tf.reduce_sum(tf.where(is_real, loss, 0.0), axis=1),
-            tf.cast(lengths, loss.dtype),
-        )
-        return tf.where(num_groups > 0, loss, 0.0)
-
-    def _attention_inputs(self, states, mask=None):
         """Normalizes the states that attention receives, with pre-norm."""
         if not self.normalize_first:
             return states

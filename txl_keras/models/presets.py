@@ -65,18 +65,9 @@ _LM1B = {
 }
 
 
-def _compressive(memory, rate, length):
-    return {
-        "memory_length": memory,
-        "compression": "conv",
-        "compression_rate": rate,
-        "compressed_length": length,
-    }
-
-
 # Sizes of character vocabularies: 256 bytes; 204 symbols of enwik8 without
 # newlines; 27 symbols of text8, a to z and the space.
-_PRESETS = {
+SIZES = {
     # Our choice: the best model that two CPU cores train in a few minutes.
     "quickstart": _sizes(4, 2, 128, 512, 128, vocabulary_size=256),
     # 41,055,436
@@ -87,14 +78,6 @@ _PRESETS = {
     ),
     # 277,231,820
     "enwik8_large": {"vocabulary_size": 204, **_CHARACTERS_LARGE},
-    # Layers, lengths and rates of Rae et al. (2020). The widths are those of
-    # Transformer-XL large.
-    # 352,753,868
-    "enwik8_compressive": {
-        "vocabulary_size": 204,
-        **_CHARACTERS_LARGE,
-        **_compressive(768, 3, 1152),
-    },
     # 40,964,635
     "text8_base": {"vocabulary_size": 27, **_CHARACTERS_BASE},
     # 277,050,395
@@ -110,19 +93,6 @@ _PRESETS = {
         **_WIKITEXT103,
         **_WIKITEXT103_LARGE,
         "tie_attention_biases": False,
-    },
-    # 360,686,410
-    "wikitext103_compressive": {
-        **_WIKITEXT103,
-        **_WIKITEXT103_LARGE,
-        **_compressive(512, 4, 512),
-    },
-    # 523,867,392. Subwords of PG-19, widths of enwik8_compressive.
-    "pg19_compressive": {
-        "vocabulary_size": 32_000,
-        **_CHARACTERS_LARGE,
-        "num_layers": 36,
-        **_compressive(512, 2, 512),
     },
     # 191,950,298
     "wikitext103_nvidia_base": _sizes(
@@ -161,7 +131,7 @@ class _Presets(collections.abc.Mapping):
         return len(registered("preset"))
 
 
-register("preset", **_PRESETS)
+register("preset", **SIZES)
 PRESETS = _Presets()
 _FOLDER = pathlib.Path(__file__).parents[1] / "trained"
 TRAINED = types.MappingProxyType(

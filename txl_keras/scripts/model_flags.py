@@ -8,7 +8,6 @@ from txl_keras.data.statistics import token_counts
 from txl_keras.data.vocabulary import choose_cutoffs
 from txl_keras.extending import registered
 from txl_keras.layers.decoder_block import ATTENTION_TYPES
-from txl_keras.layers.memory.compression import COMPRESSIONS
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
@@ -75,11 +74,6 @@ class Model(options.Options):
         al_rfou.
     tie_attention_biases: Share the attention biases u and v between all blocks.
     same_length: Let every token attend to exactly memory_length earlier tokens.
-    compression: How tokens that leave the memory are compressed into a second,
-        older part of it, as in the Compressive Transformer.
-    compression_rate: Number of tokens that are compressed to one slot.
-    compressed_length: Number of compressed slots; may be larger in evaluation
-        than in training.
     clamp_length: Largest relative distance to encode; greater distances count
         as this one.
     dropout: Dropout rate, except that of attention weights.
@@ -105,9 +99,6 @@ class Model(options.Options):
     max_positions: int = None
     tie_attention_biases: bool = None
     same_length: bool = None
-    compression: options.one_of(COMPRESSIONS) = None
-    compression_rate: int = None
-    compressed_length: options.integer(1) = None
     clamp_length: options.integer(1) = None
     dropout: float = None
     attention_dropout: float = None
@@ -141,6 +132,16 @@ def define_model_flags(has_softmax=True):
             )
     for of_backbone in registered("model options").values():
         of_backbone.define()
+
+
+def define_evaluation_flags():
+    """Defines flags for what may differ from training, as no weight does."""
+    names = {"memory_length"}.union(
+        *(cls.evaluation_arguments for cls in registered("backbone").values())
+    )
+    for group in (Model, *registered("model options").values()):
+        if used := [name for name in group.names() if name in names]:
+            group.define(*used, note=" Default: as in training.")
 
 
 def given():

@@ -199,14 +199,6 @@ def test_generator_and_generate_write_what_tensorflow_writes():
     [
         ({"make": LSTMBackbone}, "attention_type=None"),
         ({"attention_type": "shaw", "max_positions": 9}, "'shaw'"),
-        (
-            {
-                "compression": "mean_pool",
-                "compression_rate": 2,
-                "compressed_length": 4,
-            },
-            "compression='mean_pool'",
-        ),
         ({"make": registered("backbone")["same_layer"]}, "SameLayerBackbone"),
         ({"memory_length": 0}, "memory_length=0"),
         ({"cutoffs": (4, 7), "div_val": 8}, "embeddings of size 0"),

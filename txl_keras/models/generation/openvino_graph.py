@@ -64,7 +64,6 @@ def unsupported_parts(model, memory_length):
     )
     parts = {
         type(backbone).__name__: type(backbone) is not TransformerXLBackbone,
-        f"compression={backbone.compression!r}": backbone.compression,
         "memory_length=0": memory_length == 0,
         "embeddings of size 0": 0 in backbone.token_embedding.dims,
         "LoRA or weights that are not float32": is_changed,

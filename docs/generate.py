@@ -314,7 +314,9 @@ def _modules():
     names = [
         info.name
         for info in pkgutil.walk_packages(txl_keras.__path__, "txl_keras.")
-        if info.ispkg or info.name in _MODULES
+        if info.ispkg
+        or info.name.startswith("txl_keras.extensions.")
+        or info.name in _MODULES
     ]
     modules = [importlib.import_module(name) for name in sorted(names)]
     return [module for module in modules if _exports(module)]

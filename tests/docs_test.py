@@ -286,6 +286,10 @@ def test_extending(guide, monkeypatch):
     found = {kind: dict(named) for kind, named in extending._found.items()}
     monkeypatch.setattr(extending, "_found", found)
     names = guide("extending.md")
+    backbone = names["backbone"]
+    ids = np.arange(12).reshape(2, 6)
+    x = backbone.token_embedding(ids) * backbone.hidden_dim**0.5
+    np.testing.assert_allclose(backbone(ids)[0], x, rtol=1e-6)
     assert names["scores"]["nll"] < names["scores"]["alone"] - 0.5
     assert {"definition", "pallas"} <= {*found["attention"]}
 

@@ -55,14 +55,14 @@ def small_backbone(dtype=None, make=TransformerXLBackbone, **config):
     return make(dtype=dtype, **{**sizes, **config})
 
 
-def feature_backbone(**config):
+def feature_backbone(make=TransformerXLBackbone, **config):
     """Backbone of vectors `(B, T, 16)` with a memory of 6, equal every time."""
     seed_weights(3)
     sizes = {
         "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "head_dim": 6,
         "intermediate_dim": 20, "memory_length": 6, "initializer_stddev": 0.4,
     }  # fmt: skip
-    return TransformerXLBackbone(None, **{**sizes, **config})
+    return make(None, **{**sizes, **config})
 
 
 def small_model(dtype=None, make=TransformerXLBackbone, **config):

@@ -59,8 +59,6 @@ from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.workdir import write_json
 
-_ATTENTION_FLAGS = ("same_length", "clamp_length", "compressed_length")
-
 
 class Evaluate(options.Options, WHOLE=WHOLE):
     """Holds the options of this command.
@@ -102,9 +100,7 @@ class Evaluate(options.Options, WHOLE=WHOLE):
 Evaluate.define()
 trained_model.TrainedModel.define()
 data_flags.Corpus.define()  # by default the text of the run
-model_flags.Model.define(
-    "memory_length", *_ATTENTION_FLAGS, note=" Default: as in training."
-)
+model_flags.define_evaluation_flags()
 _EVALUATORS = registered("evaluator")
 for _options in _EVALUATORS.values():
     _options.define()
@@ -274,12 +270,7 @@ def _settings(backbone, run_flags):
         "warmup": FLAGS.warmup,
         "warmup_segments": count_segments(backbone, segment_length),
         "memory_length": backbone.memory_length,
-        **{
-            name: getattr(backbone, name)
-            for name in _ATTENTION_FLAGS
-            if hasattr(backbone, name)
-            and (name != "compressed_length" or backbone.compression)
-        },
+        **{x: getattr(backbone, x) for x in backbone.evaluation_arguments},
     }
 
 

@@ -38,8 +38,8 @@ from txl_keras.json_files import read_json
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.model_folder import MAX_LENGTH
 from txl_keras.models.model_folder import ModelFolder
-from txl_keras.models.model_folder import check_class_name
 from txl_keras.models.model_folder import check_limit
+from txl_keras.models.model_folder import class_of
 from txl_keras.models.model_folder import read_tokenizer
 from txl_keras.models.model_folder import write_model
 from txl_keras.output_folders import replaced_when_complete
@@ -99,7 +99,7 @@ class Workdir:
             )
         content = read_json(path)
         check_fields(content, _FIELDS, path)
-        check_class_name(content["class_name"], path)
+        class_of(content["class_name"], path)
         flags = content["training"]
         length = flags.get("segment_length") or 0
         check_limit("training.segment_length", length, MAX_LENGTH, path)

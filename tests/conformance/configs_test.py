@@ -22,7 +22,7 @@ PUBLISHED = [
 ]
 # Backbone, memory, kind of attention, loss of the later half. None is the
 # preset's.
-XL, RELATIVE = "transformer_xl", None
+XL, RELATIVE = None, None
 EXPECTED = {
     "comparison/transformer_xl": (XL, 256, RELATIVE, False),
     "comparison/no_recurrence": (XL, 0, RELATIVE, False),

@@ -141,12 +141,7 @@ def check_attends(model):
     """Raises `ValueError` if maps by distance of a model have no meaning."""
     if not getattr(model.backbone, "shows_attention", False):
         raise ValueError(
-            "`model` must have a backbone with attention, such as "
-            "TransformerXLBackbone. Received: "
+            "`model` must have a backbone with attention to single tokens, "
+            "such as TransformerXLBackbone. Received: "
             f"backbone={type(model.backbone).__name__}"
-        )
-    if model.backbone.num_pending is not None:
-        raise ValueError(
-            "`model` must have no `compression`, whose slots stand for several "
-            f"tokens. Received: compression={model.backbone.compression!r}"
         )

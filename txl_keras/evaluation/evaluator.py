@@ -271,7 +271,7 @@ def check_slides(backbone, memory_length):
 
 
 def segments_in_memory(backbone, segment_length, memory_length=None):
-    """Returns how many segments fill the memory, with its compressed part."""
+    """Returns how many segments fill the memory."""
     return -(-backbone.past_tokens(memory_length) // segment_length)
 
 

@@ -188,7 +188,7 @@ class Block(ConfiguredLayer):
         self.layer_norm_epsilon = layer_norm_epsilon
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
 
-    def _add_sublayers(self, attention, activation, output_activation=None):
+    def _add_sublayers(self, attention, activation):
         self.attention = part_of(
             self,
             attention,
@@ -208,18 +208,13 @@ class Block(ConfiguredLayer):
             name="feed_forward_intermediate",
         )
         self._output_dense = None  # created in `build`, which knows D
-        self._output_activation = output_activation
         self._dropout = RowDropout(
             self.dropout, dtype=self.dtype_policy, name="dropout"
         )
 
     def build(self, inputs_shape):
         self._output_dense = sublayer(
-            self,
-            Dense,
-            inputs_shape[-1],
-            self._output_activation,
-            name="feed_forward_output",
+            self, Dense, inputs_shape[-1], name="feed_forward_output"
         )
         for layer in (
             self.attention,

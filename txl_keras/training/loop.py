@@ -191,8 +191,8 @@ class TrainingLoop:
             "gradient_norm": mean("gradient_norm"),
             "learning_rate": float(results["learning_rate"][-1]),
         }
-        if "reconstruction_loss" in results:
-            metrics["reconstruction_loss"] = mean("reconstruction_loss")
+        if "auxiliary_loss" in results:
+            metrics["auxiliary_loss"] = mean("auxiliary_loss")
         if "skipped" in results:
             metrics["loss_scale"] = float(results["loss_scale"][-1])
             # The total so far.

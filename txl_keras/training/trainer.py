@@ -43,9 +43,8 @@ class Trainer:
     whose summed gradient is not finite is skipped by all replicas. It counts as
     a step, but not as an update of the optimizer.
 
-    The reconstruction loss of a backbone with `compression` trains nothing else
-    than the compression. The gradient of that part has a norm of its own, which
-    is clipped apart.
+    If the backbone has `auxiliary_variables`, the `losses` that its layers add
+    train them. Their gradient has a norm of its own, which is clipped apart.
 
     Batches come from `Segments` for a `TransformerXLCausalLM`, and from
     `PermutedSegments` for an `XLNetPermutationLM`. All of their entries except
@@ -136,22 +135,17 @@ class Trainer:
         has_blocks = hasattr(model, "score_blocks") and (
             model.backbone.has_attention and model.backbone.num_layers > 1
         )
-        compressing = {id(v) for v in model.backbone.compression_variables}
-        self._compresses = bool(compressing)
-        # The gradients of the model (False) and of the compression (True)
+        auxiliary = {id(v) for v in model.backbone.auxiliary_variables}
+        # The gradients of the model (False) and of auxiliary variables (True)
         # have a norm each.
-        self._parts = [id(v) in compressing for v in model.trainable_variables]
+        self._parts = [id(v) in auxiliary for v in model.trainable_variables]
+        self._loss_names = ["loss", "auxiliary_loss"][: 1 + bool(auxiliary)]
         self._rows = replica_batch_size(batch_size, strategy)
         for is_wrong, expected in (
             (
                 intermediate_loss_steps and not has_blocks,
                 "`intermediate_loss_steps` must be 0 without two blocks or "
                 "more of a TransformerXLBackbone",
-            ),
-            (
-                intermediate_loss_steps and compressing,
-                "`intermediate_loss_steps` must be 0 with a `compression` that "
-                "is trained",
             ),
             (
                 self._rows % accumulate_steps,
@@ -233,10 +227,9 @@ class Trainer:
         Returns:
             Dictionary of NumPy vectors with one entry per step: `num_steps`, or
             fewer if stopped. `loss` is in nats per token, `gradient_norm` is
-            before clipping, and `learning_rate` is that of the step. With a
-            `compression` that is trained also `reconstruction_loss`, the mean
-            over rows. In float16 also `loss_scale`, and `skipped`, 1 if the
-            step applied nothing.
+            before clipping, and `learning_rate` is that of the step. With
+            auxiliary variables also `auxiliary_loss`. In float16 also
+            `loss_scale`, and `skipped`, 1 if the step applied nothing.
 
         Raises:
             FloatingPointError: If a loss or gradient is not finite and the loss
@@ -248,8 +241,7 @@ class Trainer:
         results = {name: value.numpy() for name, value in results.items()}
         stopped = results.pop("stop")
         self.stopped = bool(stopped.any())
-        names = {"loss", "gradient_norm", "reconstruction_loss"}
-        numbers = [results[name] for name in names & results.keys()]
+        numbers = [results[x] for x in (*self._loss_names, "gradient_norm")]
         is_fatal = ~np.isfinite(numbers).all(axis=0)
         if self.loss_scale and "loss_scale" in results:
             is_fatal &= results["loss_scale"] <= LossScale.SMALLEST
@@ -287,8 +279,7 @@ class Trainer:
         count = keras_internals.num_batches(self.optimizer)
         count.assign_add(tf.cast(is_counted, tf.int64))
         self.step.assign_add(1)
-        names = ("loss", "reconstruction_loss")[: len(losses)]
-        results.update(zip(names, losses, strict=True))
+        results.update(zip(self._loss_names, losses, strict=True))
         return {**results, "stop": stop}, nll
 
     @tf.autograph.experimental.do_not_convert
@@ -329,7 +320,7 @@ class Trainer:
             apply()
         else:
             tf.cond(is_applied, apply, lambda: None)
-        # The norm of the compression only if nothing else is trained.
+        # That of auxiliary variables only if nothing else is trained.
         norm = norms.get(False, norms.get(True))
         return {**results, "gradient_norm": norm}, is_finite
 
@@ -386,7 +377,7 @@ class Trainer:
         _, (losses, gradients), kept = tf.while_loop(
             lambda i, *_: i < count,
             add_micro_batch,
-            (0, ((0.0,) * (2 if self._compresses else 1), zeros), kept),
+            (0, ((0.0,) * len(self._loss_names), zeros), kept),
         )
         # [micro-batches, rows, ...] -> [micro-batches * rows, ...], static
         values = [
@@ -407,7 +398,7 @@ class Trainer:
             "first_row": first_row,
         }
         with tf.GradientTape() as tape:
-            errors, nll = [], ()
+            nll = ()
             if self.intermediate_loss_steps:
                 # Which blocks below the last have a loss in this step.
                 num_blocks = self.model.backbone.num_layers
@@ -420,20 +411,21 @@ class Trainer:
                     weights=weights, is_scored=is_scored, **arguments
                 )
             else:
-                if self._compresses:
-                    arguments["return_reconstruction_loss"] = True
-                nll, memory, *errors = self.model.score(**arguments)
+                nll, memory = self.model.score(**arguments)
                 losses = [tf.reduce_sum(nll * weights)]
-                # The mean over the rows of all replicas.
-                errors = [tf.reduce_sum(x) / self.batch_size for x in errors]
-            target = tf.add_n([*losses, *errors])
+            auxiliary = []
+            if len(self._loss_names) > 1:
+                # Means over these rows, of those of all replicas.
+                share = weights.shape[0] / self.batch_size
+                auxiliary = [tf.add_n(self.model.backbone.losses) * share]
+            target = tf.add_n([*losses, *auxiliary])
             if self.loss_scale:
                 target *= self.loss_scale.value
         variables = self.model.trainable_variables
         gradients = tape.gradient(target, variables)
         if self.loss_scale:
             memory = _reset_overflows(memory, self.memory.cold_start)
-        return (losses[-1], *errors), nll, memory, [
+        return (losses[-1], *auxiliary), nll, memory, [
             # Token type weights have no gradient without token types.
             tf.zeros(variable.shape) if gradient is None
             # Sparse gradients repeat the row of a repeated token, so that
@@ -461,7 +453,8 @@ def _reset_overflows(memory, cold_start):
     is_finite = tf.reduce_all(
         [
             tf.reduce_all(tf.math.is_finite(state), axis=(1, 2))
-            for state in (*memory.states, *memory.pending)
+            for state in tf.nest.flatten(memory)
+            if state.dtype.is_floating
         ],
         axis=0,
     )  # [B]

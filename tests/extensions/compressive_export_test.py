@@ -6,11 +6,12 @@ import tensorflow as tf
 from factories import random_ids
 from factories import small_model
 
+from txl_keras.extensions.compressive import CompressiveBackbone
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
 
-# 25 seconds and a gigabyte. `tests/models/compression_test.py` reads the same
-# cache without a SavedModel.
+# 25 seconds and a gigabyte. `compressive_test.py` reads the same cache without
+# a SavedModel.
 pytestmark = pytest.mark.large
 RATE, SLOTS = 3, 4
 
@@ -19,7 +20,7 @@ RATE, SLOTS = 3, 4
 def model():
     return small_model(
         num_layers=2,
-        compression="conv",
+        make=CompressiveBackbone,
         compression_rate=RATE,
         compressed_length=SLOTS,
     )
@@ -43,15 +44,18 @@ def read_segments(model, rows=2):
 
 def test_clients_pass_the_memory_on(model, served):
     memory = served.signatures["initial_memory"](batch_size=tf.constant(2))
-    assert set(memory) == {"memory", "states", "num_tokens", "num_compressed"}
+    assert set(memory) == {
+        "memory", "states", "valid_length", "pending", "pending_length",
+    }  # fmt: skip
     for ids, expected in read_segments(model):
         memory = served.signatures["serving_default"](
             ids=tf.constant(ids), **memory
         )
         found = memory.pop("log_probs")
         np.testing.assert_allclose(found, expected, atol=2e-5)
-    assert memory["num_tokens"].numpy().tolist() == [30, 30]
-    assert memory["num_compressed"].numpy().tolist() == [8, 8]
+    # 30 tokens: 6 in memory, and 8 groups of 3 left it, for 4 slots.
+    assert memory["valid_length"].numpy().tolist() == [10, 10]
+    assert memory["pending_length"].numpy().tolist() == [0, 0]
 
 
 def test_slots_keep_the_memory(model, served):
@@ -93,15 +97,15 @@ def test_the_generator_writes_the_same(model, served):
     )
     # The signature reads the prompt in segments of 9, the generator of 128.
     np.testing.assert_array_equal(outputs["ids"][1], expected[1])
-    assert outputs["num_tokens"].numpy().tolist() == [34, 17]
+    assert outputs["pending_length"].numpy().tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["num_compressed", "num_tokens", "states"])
+@pytest.mark.parametrize("name", ["valid_length", "pending_length", "states"])
 def test_memory_that_no_call_returned_is_refused(served, name):
     memory = served.signatures["initial_memory"](batch_size=tf.constant(2))
     wrong = {
-        "num_compressed": memory["num_compressed"] + 7,
-        "num_tokens": memory["num_tokens"] - 1,
+        "valid_length": memory["valid_length"] + 11,
+        "pending_length": memory["pending_length"] - 1,
         "states": memory["states"][:, :, 1:],
     }
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"`{name}`"):

@@ -1,6 +1,5 @@
 """Compressive memory: two tiers, compression, reconstruction loss."""
 
-import functools
 import itertools
 
 import keras
@@ -16,26 +15,27 @@ from factories import small_model
 
 from txl_keras.data import Segments
 from txl_keras.evaluation import warmup_segments
-from txl_keras.layers import Compression
+from txl_keras.extensions.compressive import COMPRESSIONS
+from txl_keras.extensions.compressive import Compression
+from txl_keras.extensions.compressive import CompressiveBackbone
+from txl_keras.extensions.compressive import CompressiveMemory
+from txl_keras.extensions.compressive import extend_compressed
+from txl_keras.extensions.compressive import reconstruction_loss
 from txl_keras.layers import DecoderBlock
-from txl_keras.layers.memory.compressive import Evicted
-from txl_keras.layers.memory.compressive import extend_compressed
 from txl_keras.layers.memory.memory_stack import initial_memory
 from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.samplers import Sampler
 from txl_keras.training import Trainer
 
-KINDS = ("mean_pool", "max_pool", "conv", "dilated_conv", "most_used")
 C = 4
 # With one block, where no second one is needed: each costs as much again.
 CONV = {
-    "compression": "conv",
+    "make": CompressiveBackbone,
     "compression_rate": 3,
     "compressed_length": C,
     "num_layers": 1,
 }
-OF_KIND = {kind: {**CONV, "compression": kind} for kind in KINDS}
 
 
 def golden(name):
@@ -55,7 +55,7 @@ def compression_of(numbers, config, kind="conv"):
 
 
 @pytest.mark.parametrize("start", ["zeros", "empty"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COMPRESSIONS)
 @pytest.mark.parametrize(
     "name", ["compressive_memory", "compressive_memory_odd"]
 )
@@ -65,21 +65,14 @@ def test_both_tiers_equal_the_golden_ones(name, kind, start):
     size, slots = config["memory_length"], config["compressed_length"]
     cold_start = "zeros" if start == "zeros" else "masked"
     memory = initial_memory(
-        1, 2, slots + size, config["hidden_dim"], cold_start, "float64", 0
+        1, 2, slots + size, config["hidden_dim"], cold_start, "float64"
     )
+    memory = CompressiveMemory.of(memory, 0)
     first = 0
     for step, length in enumerate(config["segment_lengths"]):
         segment = numbers["hidden"][:, first : first + length]
         first += length
-        usage = ()
-        if kind == "most_used":
-            keys = np.zeros((2, slots + size + length))
-            found = numbers["usage"][step]
-            keys[:, slots:] = found[:, found.shape[1] - size - length :]
-            usage = [keys]
-        memory, _, _ = extend_compressed(
-            memory, [segment], [layer], slots, usage=usage
-        )
+        memory, *_ = extend_compressed(memory, [segment], [layer], slots)
         tokens = numbers[f"{start}/memory_{step}"]
         compressed = numbers[f"{start}/{kind}/compressed_{step}"]
         num_real = tokens.shape[1] + compressed.shape[1]
@@ -110,9 +103,10 @@ def test_reconstruction_loss_equals_the_golden_one(scaling):
     old = tf.constant(numbers["old_memory"])
     with tf.GradientTape(persistent=True) as tape:
         tape.watch([old])
-        evicted = Evicted(old, layer(old))
-        rows = block.reconstruction_loss(
-            numbers["hidden"], evicted, tf.constant([2, 2]), 3
+        hidden = numbers["hidden"]
+        groups, lengths = tf.constant([2, 2]), tf.fill((2,), hidden.shape[1])
+        rows = reconstruction_loss(
+            block, 3, hidden, old, layer(old), groups, lengths
         )
         mean = tf.reduce_mean(rows)
         squared = mean * numbers[f"{scaling}/attention_old"].size
@@ -152,12 +146,12 @@ def read(backbone, lengths, memory=None, seed=0):
 
 @pytest.mark.parametrize(
     ("kind", "cold_start"),
-    [*((kind, "masked") for kind in KINDS), ("conv", "zeros")],
+    [*((kind, "masked") for kind in COMPRESSIONS), ("conv", "zeros")],
 )
 def test_cached_reading_equals_calls(kind, cold_start):
     # All layers keep their memory in the same way.
     num_layers = 2 if (kind, cold_start) == ("conv", "masked") else 1
-    config = {**OF_KIND[kind], "num_layers": num_layers}
+    config = {**CONV, "compression": kind, "num_layers": num_layers}
     model = small_model(cold_start=cold_start, **config)
     for layer in model.backbone.compressions:
         layer.set_weights(
@@ -232,14 +226,14 @@ def test_a_graph_takes_segments_of_any_length():
 
 def test_training_lowers_the_reconstruction_loss():
     _, results = trained(num_steps=16)
-    losses = results["reconstruction_loss"]
+    losses = results["auxiliary_loss"]
     assert losses[0] == 0  # nothing has left memory yet
     # The third time that the text is read, against the first.
     epoch = 19
     trainer, alone = trained(3 * epoch, trains_task=False, num_layers=2)
-    losses = alone["reconstruction_loss"]
+    losses = alone["auxiliary_loss"]
     assert 0 < losses[-epoch:].mean() < losses[:epoch].mean()
-    biases = trainer.model.backbone.compression_variables[1::2]
+    biases = trainer.model.backbone.auxiliary_variables[1::2]
     assert len(biases) == 2  # one of each block, zero at first
     assert all(np.abs(bias).max() > 1e-3 for bias in biases)
     _, by_parts = trained(num_steps=16, accumulate_steps=2)
@@ -251,27 +245,25 @@ def test_padding_has_no_share_in_the_reconstruction_loss():
     backbone = small_backbone(**CONV)
     _, memory = read(backbone, [7, 7])
     ids = random_ids(2, 4)
-    call = functools.partial(
-        backbone, memory=memory, return_reconstruction_loss=True
-    )
-    *_, expected = call(ids)
-    *_, found = call(
-        np.pad(ids, [[0, 0], [2, 1]]),
-        mask=np.tile(np.arange(7) // 2 % 3 > 0, (2, 1)),
-    )
-    assert np.all(expected > 1e-4)
+    backbone(ids, memory=memory, training=True)
+    (expected,) = backbone.losses
+    mask = np.tile(np.arange(7) // 2 % 3 > 0, (2, 1))
+    padded = np.pad(ids, [[0, 0], [2, 1]])
+    backbone(padded, memory=memory, mask=mask, training=True)
+    (found,) = backbone.losses
+    assert expected > 1e-4
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_fit_trains_the_compression_with_a_loss_of_the_user():
     """Without one it uses `Trainer`, which is tested above."""
     model = small_model(**CONV)
-    before = [w.numpy() for w in model.backbone.compression_variables]
+    before = [w.numpy() for w in model.backbone.auxiliary_variables]
     loss = keras.losses.SparseCategoricalCrossentropy(True)
     model.compile(keras.optimizers.Adam(0.01), loss)
     x = random_ids(16, 5)
     model.fit(x, x, batch_size=4, shuffle=False, verbose=0)
-    after = model.backbone.compression_variables
+    after = model.backbone.auxiliary_variables
     for old, new in zip(before, after, strict=True):
         assert np.abs(old - new.numpy()).max() > 1e-3
 
@@ -309,27 +301,9 @@ def test_a_reset_forgets_both_tiers_and_what_is_pending():
     assert np.abs(hidden[1] - expected[1]).max() > 1e-3
 
 
-@pytest.mark.parametrize("length", [5, 9])
-def test_an_episode_that_begins_in_a_segment_sees_no_other(length):
-    backbone = small_backbone(**CONV)
-    _, memory = read(backbone, [7, 7, 6], seed=1)
-    (last,) = segments([length])
-    begins = np.zeros((2, length), "bool")
-    begins[:, 1] = True
-    found, memory = backbone(last, memory=memory, reset=begins)
-    expected, fresh = backbone(last[:, 1:])
-    np.testing.assert_allclose(found[:, 1:], expected, atol=1e-5)
-    (more,) = segments([4], seed=2)
-    found, _ = backbone(more, memory=memory)
-    # Only the 6 steps of the first part are kept.
-    expected, _ = backbone(
-        more,
-        memory=fresh._replace(
-            valid_length=tf.minimum(fresh.valid_length, 6),
-            pending_length=tf.zeros_like(fresh.pending_length),
-        ),
-    )
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+def test_an_episode_may_not_begin_in_a_segment():
+    with pytest.raises(ValueError, match=r"`reset` must be of shape \(B,\)"):
+        small_backbone(**CONV)(random_ids(2, 5), reset=np.ones((2, 5), bool))
 
 
 @pytest.mark.parametrize(
@@ -338,9 +312,10 @@ def test_an_episode_that_begins_in_a_segment_sees_no_other(length):
         ({"compression": "gzip"}, "`compression` must be one of"),
         ({"compression_rate": 1}, "`compression_rate` must be"),
         ({"compressed_length": 0}, "`compressed_length` must be"),
-        ({"compression": None}, "must be None without `compression`"),
-        ({"memory_length": 0}, "`memory_length` must be at least 1"),
-        ({"memory_source": "outputs"}, "`memory_source` must be 'inputs'"),
+        (
+            {"memory_length": 0},
+            "`memory_length` must be an integer of at least 1",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(config, message):
@@ -349,19 +324,18 @@ def test_arguments_that_do_not_fit_are_named(config, message):
 
 
 def test_memory_of_another_kind_is_named():
-    plain, compressing = (
-        small_backbone(memory_length=10, num_layers=1),
-        small_backbone(**CONV),
-    )
-    for one, other in ((plain, compressing), (compressing, plain)):
-        with pytest.raises(ValueError, match="`memory` must have . pending"):
-            one(random_ids(2, 5), memory=other.initial_memory(2))
+    plain = small_backbone(memory_length=10, num_layers=1)
+    other = small_backbone(**CONV)
+    ids = random_ids(2, 5)
+    with pytest.raises(ValueError, match="`memory` must be a Memory, "):
+        plain(ids, memory=other.initial_memory(2))
+    with pytest.raises(ValueError, match="must be a CompressiveMemory, "):
+        other(ids, memory=plain.initial_memory(2))
 
 
 def test_what_depends_on_a_limited_reach_is_refused():
-    for config in (CONV, {"memory_source": "outputs"}):
-        with pytest.raises(ValueError, match="finite reach"):
-            warmup_segments(small_backbone(**config), 5)
+    with pytest.raises(ValueError, match="finite reach"):
+        warmup_segments(small_backbone(**CONV), 5)
 
 
 def test_generation_compresses_what_it_writes():
@@ -382,3 +356,18 @@ def test_generation_compresses_what_it_writes():
             log_probs, memory = model.log_probs(np.array([[before]]), memory)
             assert np.argmax(log_probs) == after
     assert memory.valid_length[0] > 6
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("enwik8_compressive", 352_753_868),
+        ("wikitext103_compressive", 360_686_410),
+        ("pg19_compressive", 523_867_392),
+    ],
+)
+def test_presets_have_their_number_of_weights(name, expected):
+    with tf.Graph().as_default():  # which allocates none
+        model = TransformerXLCausalLM.from_preset(name)
+        assert type(model.backbone) is CompressiveBackbone
+        assert model.count_params() == expected

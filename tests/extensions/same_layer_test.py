@@ -1,4 +1,4 @@
-"""Memory of the outputs of blocks (same-layer recurrence)."""
+"""Same-layer recurrence: memory of the outputs of blocks."""
 
 import numpy as np
 import pytest
@@ -14,21 +14,26 @@ from factories import small_model
 from model_checks import segment_nll
 
 from txl_keras.evaluation import context_losses
+from txl_keras.evaluation import warmup_segments
+from txl_keras.extensions.same_layer import SameLayerBackbone
 from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.weights import weights_by_name
 
 NAMES = ("same_layer_recurrence", "same_layer_recurrence_prenorm")
-PREFIXES = {"outputs": "same_layer", "inputs": "layer_below"}
+PREFIXES = {
+    SameLayerBackbone: "same_layer",
+    TransformerXLBackbone: "layer_below",
+}
+EACH = pytest.mark.parametrize("make", PREFIXES)
 
 
-def golden_model(name, arrays, memory_source="outputs"):
+def golden_model(name, arrays, make=SameLayerBackbone):
     """The model of the golden numbers, from tensors of the original's names."""
     trained = load_tied(arrays, stored_config(name))
-    config = trained.get_config()
-    config["backbone"]["config"]["memory_source"] = memory_source
-    model = TransformerXLCausalLM.from_config(config)
+    backbone = make.from_config(trained.backbone.get_config())
+    model = TransformerXLCausalLM(backbone)
     model.set_weights(trained.get_weights())
     return model
 
@@ -37,11 +42,11 @@ def golden(name):
     return np.load(GOLDEN / name / "golden.npz")
 
 
-@pytest.mark.parametrize("source", PREFIXES)
+@EACH
 @pytest.mark.parametrize("name", NAMES)
-def test_scores_and_memory_equal_the_golden_ones(name, source):
-    model = golden_model(name, stored_arrays(name), source)
-    numbers, prefix = golden(name), PREFIXES[source]
+def test_scores_and_memory_equal_the_golden_ones(name, make):
+    model = golden_model(name, stored_arrays(name), make)
+    numbers, prefix = golden(name), PREFIXES[make]
     tokens = numbers["tokens"]
     memory = None
     reader = SegmentReader(model.backbone, tokens.shape[1], 6)
@@ -86,32 +91,32 @@ def test_gradients_equal_the_golden_ones(name):
 # === Properties ===
 
 
-@pytest.mark.parametrize(
-    ("source", "is_seen"), [("inputs", False), ("outputs", True)]
-)
-def test_outputs_reach_beyond_all_layers(source, is_seen):
-    model = small_model(num_layers=2, memory_source=source)
+@EACH
+def test_outputs_reach_beyond_all_layers(make):
+    model = small_model(num_layers=2, make=make)
     tokens = random_ids(43)
     other = np.concatenate([[(tokens[0] + 1) % 11], tokens[1:]])
     # The last segment begins 36 tokens later; 2 layers of 6 reach 12 back.
     last = [
         segment_nll(model, t[None], [6] * 7)[0, -6:] for t in (tokens, other)
     ]
-    assert (last[0] != last[1]).any() == is_seen
+    assert (last[0] != last[1]).any() == (make is SameLayerBackbone)
 
 
 def test_context_losses_read_the_whole_context():
-    model = small_model(num_layers=2, memory_source="outputs")
+    model = small_model(num_layers=2, make=SameLayerBackbone)
     tokens = random_ids(60)
     found = context_losses(model, tokens, np.array([55]), [48], 6)
     expected = segment_nll(model, tokens[None, 7:], [6] * 8)[0, -1]
     np.testing.assert_allclose(found, [[expected]], atol=1e-5)
+    with pytest.raises(ValueError, match="finite reach"):
+        warmup_segments(model.backbone, 5)
 
 
-def test_other_memory_than_in_training_is_a_warning(tmp_path, caplog):
-    small_model().backbone.save_to_preset(str(tmp_path / "preset"))
-    load = TransformerXLBackbone.from_preset
-    load(str(tmp_path / "preset"), memory_source="inputs")
-    assert "memory_source" not in caplog.text
-    load(str(tmp_path / "preset"), memory_source="outputs")
-    assert "trained with memory_source=inputs" in caplog.text
+def test_a_folder_names_the_class(tmp_path):
+    model = small_model(num_layers=1, make=SameLayerBackbone)
+    model.save_to_preset(tmp_path / "preset")
+    for cls in (TransformerXLCausalLM, TransformerXLBackbone):
+        loaded = cls.from_preset(str(tmp_path / "preset"))
+        backbone = getattr(loaded, "backbone", loaded)
+        assert type(backbone) is SameLayerBackbone

@@ -646,7 +646,7 @@ def test_a_vocabulary_of_another_model_or_with_code_is_refused(hugging_face):
     path.write_bytes(pickle.dumps({"idx2sym": ["<eos>", "b"]}))
     with pytest.raises(ValueError, match=f"{path} must have `size` symbols"):
         TransformerXLCausalLM.from_preset(hugging_face)
-    path.write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    path.write_bytes(b"\x80\x02cos\nsystem\n(X\x06\0\0\0exit 1tR.")
     with pytest.raises(ValueError, match=f"{path} .*os.system"):
         TransformerXLCausalLM.from_preset(hugging_face)
     assert TransformerXLCausalLM.from_preset(hugging_face, tokenizer=None)

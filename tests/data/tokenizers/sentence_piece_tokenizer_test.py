@@ -1,3 +1,4 @@
+import itertools
 import random
 import struct
 from concurrent import futures
@@ -91,26 +92,17 @@ def test_text_can_be_cut_before_a_single_space(lossless):
     assert ids == lossless.encode("The cat sat on\nthe mat.").tolist()
 
 
-def test_a_published_model_has_a_piece_for_newlines():
-    like_xlnet = build("like XLNet")
+def test_a_published_model_treats_newlines_in_its_own_way():
+    like_xlnet, like_llama = build("like XLNet"), build("like Llama")
     text = "The cat sat\n\n on the ﬁ mat.\nthe"
     ids = like_xlnet.encode(text)
-    assert (ids == 3).sum() == 3
     assert like_xlnet.unknown_id in ids  # There is no f.
-    assert like_xlnet.decode(ids) == "The cat sat\n\non the <unk>i mat.\nthe"
+    assert like_xlnet.decode(ids) == "The cat sat on the <unk>i mat. the"
     processor = sentencepiece.SentencePieceProcessor(
         model_proto=like_xlnet.model
     )
-    expected = [processor.encode(line) for line in text.split("\n")]
-    assert ids.tolist() == [
-        *expected[0], 3, 3, *expected[2], 3, *expected[3]
-    ]  # fmt: skip
-
-
-def test_without_a_piece_newlines_are_up_to_the_model():
-    tokenizer = SentencePieceTokenizer(build("like XLNet").model)
-    like_llama = build("like Llama")
-    assert tokenizer.decode(tokenizer.encode("the\ncat\n")) == "the cat"
+    lines = map(processor.encode, text.split("\n"))
+    assert ids.tolist() == list(itertools.chain(*lines))
     text = "\n the\n\n  ▁ cat\n"
     expected = text.replace("▁", " ")
     assert like_llama.decode(like_llama.encode(text)) == expected
@@ -121,16 +113,17 @@ def test_without_a_piece_newlines_are_up_to_the_model():
     [("the c", "at sat\non it"), ("the", " cat\nsat"), ("the", "\ncat")],
 )
 def test_a_line_that_goes_on_gets_no_space(foreign, first, second):
+    whole = foreign.decode(foreign.encode(first + second))
     ids = [*foreign.encode(first), *foreign.encode(second, False)]
-    assert foreign.decode(ids) == first + second
+    assert foreign.decode(ids) == whole
     ids = [*foreign.encode(first), *foreign.encode(second)]
-    assert foreign.decode(ids) != first + second or second[0] in " \n"
+    assert foreign.decode(ids) != whole or second[0] in " \n"
 
 
 def test_models_are_read_from_files(lossless, tmp_path):
     path = tmp_path / "spiece.model"
     path.write_bytes(lossless.model)
-    tokenizer = SentencePieceTokenizer.from_file(path, line_end="\n")
+    tokenizer = SentencePieceTokenizer.from_file(path)
     np.testing.assert_array_equal(tokenizer.encode(TEXT), lossless.encode(TEXT))
 
 
@@ -232,10 +225,8 @@ def test_wrong_arguments_are_errors(lossless):
     for model in (b"", b"no model", lossless.model[:-1], b"\n\0"):
         with pytest.raises(ValueError, match="`model` is not a SentencePiece"):
             SentencePieceTokenizer(model)
-    with pytest.raises(ValueError, match="`line_end` must be.*'<eos>'"):
-        SentencePieceTokenizer(lossless.model, line_end="<eos>")
     options = {"vocabulary_size": 300, "line_end": "<eos>"}
-    with pytest.raises(ValueError, match="`line_end` must be left out.*'<eos"):
+    with pytest.raises(ValueError, match="built without .'line_end'"):
         build_tokenizer("sentencepiece", Corpus("c", {"all": b"a"}), **options)
 
 

@@ -139,17 +139,9 @@ def _build_words(
     return WordTokenizer.from_counts(counts, min_count, vocabulary_size, *marks)
 
 
-def _build_sentence_piece(
-    corpus, beam, vocabulary=None, vocabulary_size=None, line_end=None
-):
+def _build_sentence_piece(corpus, beam, vocabulary=None, vocabulary_size=None):
     if vocabulary is not None:
-        return SentencePieceTokenizer.from_file(vocabulary, line_end)
-    if line_end is not None:
-        raise ValueError(
-            "`line_end` must be left out for sentencepiece without a "
-            "`vocabulary`: the model that is trained here encodes newlines. "
-            f"Received: line_end={shown(line_end)}"
-        )
+        return SentencePieceTokenizer.from_file(vocabulary)
     _check_train(corpus)
     size = corpus.text("train").num_bytes or sum(
         block.num_bytes for block in corpus.blocks("train")

@@ -15,6 +15,7 @@ A split is complete once metadata.json exists, which is written last.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -130,7 +131,10 @@ def prepare_tokenizer(
     with _locked(parent, beam) as beam:
         if tf.io.gfile.exists(path):
             return building.load_tokenizer(path)
-        tokenizer = building.build_tokenizer(name, corpus, beam, **options)
+        section_map = beam and functools.partial(beam.map, "read")
+        tokenizer = building.build_tokenizer(
+            name, corpus, section_map, **options
+        )
         tf.io.gfile.makedirs(parent)
         building.save_tokenizer(tokenizer, path)
         return tokenizer

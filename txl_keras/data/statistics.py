@@ -18,8 +18,7 @@ def token_counts(tokens, vocabulary_size):
 
 def typical_passage(tokens, starts, length):
     """Finds a typical passage to continue from, unlike a row of dashes."""
-    # The first one that has at least as many distinct tokens as their median.
-    # The ascending `starts` are those of documents, for example.
+    # The first of `starts` with at least the median of distinct tokens.
     starts = [s for s in starts if s + length <= len(tokens)] or [0]
     distinct = [len(np.unique(tokens[s : s + length])) for s in starts]
     start = starts[int(np.argmax(distinct >= np.median(distinct)))]

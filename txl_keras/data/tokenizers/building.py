@@ -7,7 +7,7 @@ import json
 import os
 import random
 import zlib
-from typing import Any
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -43,7 +43,7 @@ SAMPLE_BYTES = 50_000_000  # of a larger text, about so much trains subwords
 
 
 def build_tokenizer(
-    name: str, corpus: Corpus, beam: Any = None, **options
+    name: str, corpus: Corpus, section_map: Callable | None = None, **options
 ) -> Tokenizer:
     """Builds the tokenizer of a corpus, on all cores.
 
@@ -61,7 +61,7 @@ def build_tokenizer(
         name: String, `"bytes"`, `"characters"`, `"words"`, `"sentencepiece"`,
             `"hugging_face"` or `"ids"`.
         corpus: A `Corpus`.
-        beam: Optional `Beam` with a folder, whose workers read the text.
+        section_map: Optional function that reads the text, see `prepare`.
         **options: Options of this tokenizer, see its class, its `from_counts`
             and its `train`; options that are None are ignored. `vocabulary` is
             a sequence of words to use instead of counting them, or for subwords
@@ -94,7 +94,7 @@ def build_tokenizer(
             + ", ".join(f"{key}={options[key]!r:.40}" for key in sorted(extra))
         )
     check_kind(corpus, name == "ids")
-    return build(corpus, beam, **options)
+    return build(corpus, section_map, **options)
 
 
 def check_kind(corpus, takes_ids):
@@ -109,20 +109,21 @@ def check_kind(corpus, takes_ids):
         )
 
 
-def _build_bytes(corpus, beam, drop_newlines=False):
+def _build_bytes(corpus, section_map, drop_newlines=False):
     return ByteTokenizer(drop_newlines)
 
 
-def _build_characters(corpus, beam, drop_newlines=False):
-    options = corpus.encoding, drop_newlines
-    count = functools.partial(_count, count_symbols, options)
-    counts = _add_up(_map(count, corpus, corpus.splits, beam))
-    return CharacterTokenizer.from_counts(counts, *options)
+def _build_characters(corpus, section_map, drop_newlines=False):
+    count = functools.partial(count_symbols, encoding=corpus.encoding)
+    counts = _add_up(count, corpus, corpus.splits, section_map)
+    return CharacterTokenizer.from_counts(
+        counts, corpus.encoding, drop_newlines
+    )
 
 
 def _build_words(
     corpus,
-    beam,
+    section_map,
     vocabulary=None,
     vocabulary_size=None,
     min_count=1,
@@ -134,12 +135,13 @@ def _build_words(
     if vocabulary is not None:
         return WordTokenizer(vocabulary, *marks)
     _check_train(corpus)
-    count = functools.partial(_count, count_words, ())
-    counts = _add_up(_map(count, corpus, ("train",), beam))
+    counts = _add_up(count_words, corpus, ("train",), section_map)
     return WordTokenizer.from_counts(counts, min_count, vocabulary_size, *marks)
 
 
-def _build_sentence_piece(corpus, beam, vocabulary=None, vocabulary_size=None):
+def _build_sentence_piece(
+    corpus, section_map, vocabulary=None, vocabulary_size=None
+):
     if vocabulary is not None:
         return SentencePieceTokenizer.from_file(vocabulary)
     _check_train(corpus)
@@ -147,11 +149,11 @@ def _build_sentence_piece(corpus, beam, vocabulary=None, vocabulary_size=None):
         block.num_bytes for block in corpus.blocks("train")
     )
     draw = functools.partial(_sample, SAMPLE_BYTES / size)
-    texts = _map(draw, corpus, ("train",), beam)
+    texts = _map(draw, corpus, ("train",), section_map)
     return SentencePieceTokenizer.train(texts, vocabulary_size)
 
 
-def _build_hugging_face(corpus, beam, vocabulary=None):
+def _build_hugging_face(corpus, section_map, vocabulary=None):
     if vocabulary is None:
         raise ValueError(
             "`vocabulary` must be a tokenizer.json for hugging_face; "
@@ -160,10 +162,10 @@ def _build_hugging_face(corpus, beam, vocabulary=None):
     return HuggingFaceTokenizer.from_file(vocabulary)
 
 
-def _build_ids(corpus, beam, vocabulary_size=None):
+def _build_ids(corpus, section_map, vocabulary_size=None):
     if vocabulary_size is not None:
         return IdTokenizer(vocabulary_size)
-    found = _map(_largest_id, corpus, corpus.splits, beam, threads=True)
+    found = _map(_largest_id, corpus, corpus.splits, section_map, threads=True)
     largest = max(found, default=0)
     if largest > _MAX_FOUND_ID:
         raise ValueError(
@@ -192,13 +194,13 @@ def _check_train(corpus):
         )
 
 
-def _map(function, corpus, splits, beam, threads=False):
-    """Yields `function(blocks)` of each block, or with Beam of each section."""
-    if beam is not None:
+def _map(function, corpus, splits, section_map, threads=False):
+    """Yields `function(blocks)` of each block, or of each section."""
+    if section_map is not None:
         texts = map(corpus.text, splits)
         sections = [x for text in texts for x in text.sections()]
         function = functools.partial(_of_section, function)
-        yield from beam.map("read", function, sections)
+        yield from section_map(function, sections)
         return
     for split in splits:
         yield from map_blocks(
@@ -210,17 +212,18 @@ def _of_section(function, section):
     return function(section.blocks())
 
 
-def _count(function, options, blocks):
+def _count(count, blocks):
     counts = collections.Counter()
     for block in blocks:
-        counts.update(function(block.text, *options))
+        counts.update(count(block.text))
     return counts
 
 
-def _add_up(counters):
+def _add_up(count, corpus, splits, section_map):
     """Adds up counts of strings, in the order of their first occurrence."""
     total = collections.Counter()
-    for counts in counters:
+    count = functools.partial(_count, count)
+    for counts in _map(count, corpus, splits, section_map):
         total.update(counts)
         if len(total) > MAX_STRINGS:
             frequent = dict(total.most_common(MAX_STRINGS // 2))

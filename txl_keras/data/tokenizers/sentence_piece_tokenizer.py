@@ -108,17 +108,14 @@ class SentencePieceTokenizer(Tokenizer):
     """Encodes text as the pieces of a SentencePiece model.
 
     Models from `train` are lossless: `decode(encode(text)) == text` for every
-    text in valid UTF-8, so that bits per byte can be computed. Spaces and
-    newlines are characters of their pieces, and characters without a piece are
-    encoded as bytes.
+    text in valid UTF-8, so that bits per byte can be computed. Characters
+    without a piece are encoded as bytes.
 
     Published models may be lossy: many apply Unicode normalization, treat
     newlines as spaces, merge spaces, or replace unknown characters by one
     piece. Each line is encoded on its own.
 
-    TensorFlow Text encodes on all cores and releases the GIL: encode blocks of
-    text in threads, and not in forked processes, where TensorFlow does not
-    work.
+    TensorFlow Text encodes: use threads, and no forked processes.
 
     Args:
         model: `bytes`, a serialized SentencePiece model.

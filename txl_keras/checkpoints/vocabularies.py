@@ -74,7 +74,6 @@ def load_vocabulary(path: PathLike, size: int | None = None) -> list[str]:
     """
     try:
         symbols = _find_symbols(_read(pathlib.Path(path)))
-        _check_count(len(symbols))
         symbols = list(Vocabulary(symbols))
     except ValueError as error:
         raise ValueError(
@@ -87,14 +86,6 @@ def load_vocabulary(path: PathLike, size: int | None = None) -> list[str]:
             "symbols"
         )
     return symbols
-
-
-def _check_count(count):
-    if count > _MAX_SYMBOLS:
-        raise ValueError(
-            f"it must have at most {_MAX_SYMBOLS:,} symbols. Received: "
-            f"{count:,} or more"
-        )
 
 
 def _read(path):
@@ -111,7 +102,8 @@ def _read(path):
         raise ValueError(f"{error} {_FORMATS}") from error
     if path.suffix != ".txt" and _JSON_START.match(text):
         return parse_json(text, "it", (dict, list))
-    _check_count(text.count("\n"))
+    if text.count("\n") > _MAX_SYMBOLS:
+        raise ValueError(f"it must have at most {_MAX_SYMBOLS:,} symbols.")
     lines = text.removesuffix("\n").split("\n")
     words = [line.split(None, 1) for line in lines]
     if [] in words:

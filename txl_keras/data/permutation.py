@@ -19,31 +19,23 @@ class PermutedSegments(StepBatches):
     length n of at most `max_span` is drawn with probability proportional to `1
     / n`, then n consecutive tokens are chosen among the next `n K` tokens, and
     so on to the end of the segment. Every segment thus has `P = T // K`
-    targets. (The last span may be cut short, and spans may be adjacent.)
+    targets. Then an order of the targets is drawn: a target is visible to the
+    targets after it, and every other token to all tokens.
 
-    Then an order of the targets is drawn. All other tokens come before them:
+    An example of 4 tokens with K = 2: the span "b c" was drawn, c before b.
+    These are the rows of `permutation_mask`; the model adds the diagonal:
 
-        a token that is not a target    is visible to all tokens
-        a target                        is visible to the targets after it
+               a  b  c  d
+        a      1  0  0  1
+        b      1  0  1  1     b is predicted from all others
+        c      1  0  0  1     c is predicted from all others except b
+        d      1  0  0  1
 
-    An example of 7 tokens with K = 3: the spans "b c" were drawn, c before b.
-    The rows of `permutation_mask` in the batch are as follows; the model adds
-    the diagonal itself:
-
-               a  b  c  d  e  f  g
-        a      1  0  0  1  1  1  1
-        b      1  0  1  1  1  1  1     b is predicted from all others
-        c      1  0  0  1  1  1  1     c is predicted from all others except b
-        d      1  0  0  1  1  1  1     and so on
-
-    All random choices depend on the seed, the step and the row only: they
-    differ between epochs and are the same whenever a step is repeated.
+    All random choices depend on the seed, the step and the row only.
 
     Args:
         segments: `Segments` without `half_loss` and `warmup_segments`.
             Their order, memory resets and padding are kept.
-            (The last token of a text, which is not among their inputs, is left
-            out.)
         context_factor: Integer K.
         max_span: Integer, the longest span.
         not_predicted: Optional integers, ids that are never targets, such as

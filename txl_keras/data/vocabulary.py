@@ -112,11 +112,9 @@ def choose_cutoffs(counts: np.ndarray) -> list[int]:
     """Chooses the three cluster boundaries of an adaptive softmax.
 
     Minimises the expected number of logits per token, over a grid of cutoffs
-    with ratio 1.1 (Grave et al., 2017, section 4). Every token needs the logits
-    of the first cluster and one logit for each other cluster, and a token of
-    another cluster also needs the logits of that one. The cost model ignores
-    that later clusters may have smaller embeddings: otherwise it would move
-    words there to save computation, and these words would be modelled worse.
+    with ratio 1.1 (Grave et al., 2017, section 4). The cost ignores that later
+    clusters may have smaller embeddings: otherwise it would move words there to
+    save computation, and these words would be modelled worse.
 
     Args:
         counts: Array of shape `(V,)`, the number of occurrences of each id. Ids
@@ -133,23 +131,16 @@ def choose_cutoffs(counts: np.ndarray) -> list[int]:
     [767, 7491, 23400]
     """
     counts = np.asarray(counts)
-    if counts.ndim != 1 or counts.dtype.kind not in "iuf":
+    is_number = counts.ndim == 1 and counts.dtype.kind in "iuf"
+    if not is_number or not 0 < counts.sum() < np.inf or counts.min() < 0:
         raise ValueError(
-            "`counts` must be numbers of shape (V,). "
-            f"Received: shape {counts.shape}, dtype {counts.dtype}"
-        )
-    wrong = np.flatnonzero(~(np.isfinite(counts) & (counts >= 0)))
-    if wrong.size:
-        raise ValueError(
-            "`counts` must be finite and at least 0. "
-            f"Received: {counts[wrong[0]]} for id {wrong[0]}"
+            "`counts` must be finite numbers of at least 0, and not all 0, of "
+            f"shape (V,). Received: counts={counts}"
         )
     counts = counts.astype(np.float64)
     size = len(counts)
     if size < LARGE_VOCABULARY:
         return []
-    if not counts.sum():
-        raise ValueError("`counts` must not be all 0.")
     places = np.geomspace(1, size, 1 + math.ceil(math.log(size, 1.1)))
     places = np.unique(places.astype(np.int64))
     before = np.append(0, counts.cumsum())[places] / counts.sum()

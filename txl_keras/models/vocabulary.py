@@ -24,12 +24,10 @@ def extend_vocabulary(
     """Copies a trained model and adds tokens to its vocabulary.
 
     New tokens have the ids after the old ones; with `cutoffs` they are in the
-    last cluster. All other weights are equal. The row of a new token in a table
-    of embeddings is the mean of the old rows (of the last cluster) plus small
-    noise, and its bias is the mean of the old biases. So its logit is about the
-    mean of the old logits, and its probability is at most about that of one of
-    `n` equal tokens. The probabilities of old tokens keep their ratios inside
-    of a cluster.
+    last cluster. Their embeddings are the mean of the old ones (of the last
+    cluster) plus small noise, and their biases the mean of the old biases. All
+    other weights are equal. So the probabilities of old tokens keep their
+    ratios inside of a cluster.
 
     Args:
         model: A model or backbone with a token embedding. It is not changed.
@@ -52,18 +50,13 @@ def extend_vocabulary(
     ```
     """
     backbone = getattr(model, "backbone", model)
-    if not isinstance(backbone, RecurrentBackbone):
+    old_size = getattr(backbone, "vocabulary_size", None)
+    if not isinstance(backbone, RecurrentBackbone) or old_size is None:
         raise ValueError(
-            "`model` must be a model or a backbone of `txl_keras.models`. "
-            f"Received: model={shown(model)}"
-        )
-    if backbone.vocabulary_size is None:
-        raise ValueError(
-            "`model` must have a `vocabulary_size`, and so an embedding of "
-            "tokens. Received: vocabulary_size=None"
+            "`model` must be a model or a backbone of `txl_keras.models` with "
+            f"a token embedding. Received: model={shown(model)}"
         )
     check_integer("seed", seed, 0)
-    old_size = backbone.vocabulary_size
     check_integer("vocabulary_size", vocabulary_size, old_size + 1)
     if tokenizer is not None:
         check_vocabulary(tokenizer, vocabulary_size)

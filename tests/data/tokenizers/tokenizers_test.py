@@ -1,5 +1,4 @@
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -32,16 +31,14 @@ def test_characters_go_by_frequency_then_by_code_point():
     assert tokenizer.vocabulary.symbols == ("b", "c", "\n", "a", "z", "€")
     assert tokenizer.vocabulary_size == 6
     assert tokenizer.encode("a€b").tolist() == [3, 5, 0]
-    assert tokenizer.encode("a€b".encode()).tolist() == [3, 5, 0]
     assert tokenizer.decode([3, 5, 0]) == "a€b"
 
 
-@pytest.mark.parametrize("name", ["words", "sentencepiece"])
-def test_a_text_without_splits_has_no_train_to_learn_from(name):
-    whole = Corpus("book.txt", {"all": b"b a\n" * 99})
-    size = {"vocabulary_size": 8}
-    with pytest.raises(ValueError, match=r"`corpus` .*train split.*book\.txt"):
-        build_tokenizer(name, whole, **size)
+def test_a_text_without_splits_has_no_train_to_learn_from():
+    whole = Corpus("book.txt", {"all": b"b a\n"})
+    for name in ("words", "sentencepiece"):
+        with pytest.raises(ValueError, match=r"train split.*book\.txt"):
+            build_tokenizer(name, whole)
 
 
 def test_symbols_and_given_words_need_no_train_split():
@@ -50,7 +47,6 @@ def test_symbols_and_given_words_need_no_train_split():
     assert characters.vocabulary.symbols == ("b", "\n", " ", "a")
     words = build_tokenizer("words", whole, vocabulary=["<eos>", "b", "ab"])
     assert words.encode(whole.read("all")).tolist() == [1, 2, 0]
-    assert build_tokenizer("bytes", whole).vocabulary_size == 256
 
 
 @pytest.mark.parametrize(
@@ -80,25 +76,21 @@ def test_a_symbol_of_a_latin_1_corpus_is_a_byte():
     assert tokenizer.decode(ids[:2]) == "n\N{REPLACEMENT CHARACTER}"
 
 
-@pytest.mark.parametrize("name", ["bytes", "characters"])
-def test_newlines_can_be_dropped(name):
+def test_newlines_can_be_dropped():
     corpus = corpus_of("b\n\nbc\n")  # "a" twice in valid and test
-    kept = build_tokenizer(name, corpus)
-    dropped = build_tokenizer(name, corpus, drop_newlines=True)
     text = corpus.splits["train"]
-    assert kept.decode(kept.encode(text)) == "b\n\nbc\n"
-    assert dropped.decode(dropped.encode(text)) == "bbc"
-    if name == "characters":
-        assert kept.vocabulary_size == 4
-        assert dropped.vocabulary.symbols == ("a", "b", "c")
+    for name in ("bytes", "characters"):
+        kept = build_tokenizer(name, corpus)
+        dropped = build_tokenizer(name, corpus, drop_newlines=True)
+        assert kept.decode(kept.encode(text)) == "b\n\nbc\n"
+        assert dropped.decode(dropped.encode(text)) == "bbc"
+    assert kept.vocabulary_size == 4
+    assert dropped.vocabulary.symbols == ("a", "b", "c")
 
 
-@pytest.mark.parametrize("drop_newlines", [False, True])
-def test_an_unknown_symbol_is_named_with_its_position(drop_newlines):
-    tokenizer = CharacterTokenizer("ab\n", drop_newlines=drop_newlines)
-    position = 2 if drop_newlines else 3
-    with pytest.raises(ValueError, match=rf"'é' \(U\+00E9\).* {position} is"):
-        tokenizer.encode("a\nbéé")
+def test_an_unknown_symbol_is_named_with_its_position():
+    with pytest.raises(ValueError, match=r"'é' \(U\+00E9\) at position 3 is"):
+        CharacterTokenizer("ab\n").encode("a\nbéé")
 
 
 TOKENIZERS = {
@@ -167,10 +159,6 @@ def test_a_saved_tokenizer_loads_as_the_same(tokenizer, tmp_path):
     loaded = load_tokenizer(path)
     assert type(loaded) is type(tokenizer)
     assert loaded.get_config() == tokenizer.get_config()
-    assert list(tmp_path.iterdir()) == [path]
-    content = json.loads(path.read_text(encoding="utf-8"))
-    assert content["class_name"] == type(tokenizer).__name__
-    assert content["config"] == tokenizer.get_config()
 
 
 @pytest.mark.parametrize(
@@ -179,7 +167,6 @@ def test_a_saved_tokenizer_loads_as_the_same(tokenizer, tmp_path):
         ('{"class_name": "CharacterTok', "damaged or of another format"),
         ('{"class_name": "ByteTokenizer"}', "`config` must be an object"),
         ('{"class_name": "ByteTokenizer", "config": [1]}', "`config` must be"),
-        ('{"class_name": ["a"], "config": {}}', "`class_name` must be a str"),
         (
             '{"class_name": "SentencePieceTokenizer", "config": {}}',
             "does not describe a SentencePieceTokenizer: KeyError: 'model'",
@@ -193,11 +180,6 @@ def test_a_saved_tokenizer_loads_as_the_same(tokenizer, tmp_path):
             '{"class_name": "CharacterTokenizer", "config": '
             '{"vocabulary": ["a", "a"]}}',
             "`symbols` must be distinct",
-        ),
-        (
-            '{"class_name": "WordTokenizer", "config": '
-            '{"vocabulary": ["a"], "unknown": 5, "line_end": null}}',
-            "`unknown` must be None or a word",
         ),
     ],
 )
@@ -231,17 +213,14 @@ def test_unknown_names_are_refused():
 @pytest.mark.parametrize(
     "name, options, message",
     [
-        (
-            "words",
-            {"vocabulary_size": 9},
-            "vocabulary_size.*left out",
-        ),
-        ("sentencepiece", {"min_count": 3}, "built without .'min_count'"),
-        ("hugging_face", {"vocabulary": None}, "`vocabulary` must be.*json"),
+        ("words", {"vocabulary": "f", "min_count": 9}, "min_count.*left out"),
+        ("words", {"drop_newlines": True}, "without.*drop_newlines=True"),
+        ("bytes", {"min_count": 2}, "without.*min_count=2"),
+        ("sentencepiece", {"line_end": "<eos>"}, "without.*line_end='<eos>'"),
+        ("hugging_face", {}, "`vocabulary` must be.*json"),
     ],
 )
-def test_wrong_options_of_words_are_refused(name, options, message):
-    options = {"vocabulary": "f", **options}
+def test_wrong_options_are_refused(name, options, message):
     with pytest.raises(ValueError, match=message):
         build_tokenizer(name, corpus_of("b"), **options)
 
@@ -267,21 +246,12 @@ def test_two_methods_make_a_tokenizer(tmp_path):
     assert tokenizer.decode([2, 1]) == "--\n-\n"
 
 
-def test_a_newline_of_two_tokens_has_no_id():
-    words = ["<s>", "</s>", "a"]
-    assert WordTokenizer(words, line_end="</s>").newline_id == 1
-    tokenizer = WordTokenizer(words, line_start="<s>", line_end="</s>")
-    assert tokenizer.newline_id is None
-    assert tokenizer.unknown_id is None
-
-
 def test_ids_stay_as_they_are_and_are_written_as_numbers():
     tokenizer = IdTokenizer(300)
-    for ids in ([7, 299, 0], np.array([7, 299, 0], ">i8")):
-        assert tokenizer.decode(ids) == "7 299 0"
-        encoded = tokenizer.encode(np.array(ids))
-        assert encoded.tolist() == [7, 299, 0]
-        assert encoded.dtype == np.uint16
+    ids = np.array([7, 299, 0], ">i8")
+    assert tokenizer.decode(ids) == "7 299 0"
+    encoded = tokenizer.encode(ids)
+    assert encoded.tolist() == [7, 299, 0] and encoded.dtype == np.uint16
     assert tokenizer.encode("7,299\n 0").tolist() == [7, 299, 0]
     assert tokenizer.encode(b"").tolist() == []
     # The bytes of parts are the parts of the bytes, for `TextStream`.
@@ -296,8 +266,6 @@ def test_ids_stay_as_they_are_and_are_written_as_numbers():
         (np.array([1, -1]), "-1 at position 1"),
         ("5 8 4000", "4000 at position 2"),
         ("5 -8", "'-8'"),
-        ("5 1e3", "'1e3'"),
-        ("5 é", "numbers .*'é'"),
         (f"5 {10**30}", "100000000"),
         ([1, 2], "`text` must be"),
         (np.array([1.0, 2.7]), "`text` must hold integers.*float64"),
@@ -306,12 +274,6 @@ def test_ids_stay_as_they_are_and_are_written_as_numbers():
 def test_what_is_no_id_is_refused(ids, message):
     with pytest.raises(ValueError, match=message):
         IdTokenizer(300).encode(ids)
-
-
-@pytest.mark.parametrize("size", [0, 2**31, 3.0, None])
-def test_the_size_of_the_vocabulary_is_checked(size):
-    with pytest.raises(ValueError, match="`vocabulary_size` must be"):
-        IdTokenizer(size)
 
 
 def test_rare_words_are_forgotten_beyond_a_number(monkeypatch):

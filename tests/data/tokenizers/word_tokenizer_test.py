@@ -1,25 +1,16 @@
-import collections
-
 import pytest
 
 from txl_keras.data import Corpus
 from txl_keras.data import WordTokenizer
 from txl_keras.data import build_tokenizer
-from txl_keras.data.tokenizers.word_tokenizer import count_words
+from txl_keras.data import count_words
 from txl_keras.data.vocabulary import Vocabulary
 
 WORDS = ["<eos>", "<unk>", "the", "cat", "naïve"]
 
 
-def from_texts(texts, **options):
-    counts = collections.Counter()
-    for text in texts:
-        counts.update(count_words(text))
-    return WordTokenizer.from_counts(counts, **options)
-
-
-def symbols_of(texts, **options):
-    return from_texts(texts, **options).vocabulary.symbols
+def from_text(text, **options):
+    return WordTokenizer.from_counts(count_words(text), **options)
 
 
 def test_words_become_their_places_and_newlines_eos():
@@ -44,14 +35,12 @@ def test_lines_of_one_billion_word_lie_between_two_marks():
     assert tokenizer.decode(ids) == "\na b\n\n\n\n<UNK>\n"
 
 
-def test_a_start_of_its_own_is_not_shown():
+def test_marks_are_optional():
     tokenizer = WordTokenizer(["<eos>", "<bos>", "a"], line_start="<bos>")
     ids = tokenizer.encode("a a\n\na\n")
     assert ids.tolist() == [1, 2, 2, 0, 1, 0, 1, 2, 0]
     assert tokenizer.decode(ids) == "a a\n\na\n"
-
-
-def test_without_a_line_end_newlines_are_spaces():
+    assert tokenizer.newline_id is None  # it is two tokens
     tokenizer = WordTokenizer(["a", "b"], line_end=None)
     assert tokenizer.encode("a\n\nb\n").tolist() == [0, 1]
     assert tokenizer.decode([0, 1]) == "a b"
@@ -62,20 +51,13 @@ def test_an_unknown_word_without_a_stand_in_is_named_with_its_position():
         tokenizer = WordTokenizer(["<eos>", "a"], unknown)
         with pytest.raises(ValueError, match=r"'cat' at position 4 "):
             tokenizer.encode("a\na\ncat dog")
-    with pytest.raises(ValueError, match=r"'é' \(U\+00E9\) at position 0 "):
-        tokenizer.encode("é")
-
-
-def test_words_go_by_frequency_then_by_first_appearance():
-    text = "z b b\na <unk> a\nc\n"
-    assert symbols_of([text]) == ("<eos>", "b", "a", "z", "<unk>", "c")
-    found = " ".join(symbols_of([text.encode(), b"c c z"]))
-    assert found == "<eos> c z b a <unk>"
 
 
 @pytest.mark.parametrize(
     "text, options, expected",
     [
+        # By frequency, then by first appearance.
+        ("z b b\na <unk> a\nc\n", {}, "<eos> b a z <unk> c"),
         # Marks, and an unknown that is missing, come first.
         ("a a\n<S> a\n", {}, "<eos> <unk> a <S>"),
         ("a a\n<S> a\n", {"unknown": None}, "<eos> a <S>"),
@@ -84,7 +66,6 @@ def test_words_go_by_frequency_then_by_first_appearance():
         # Rare words are left out.
         ("c b a b <unk>\nb c\n", {"min_count": 2}, "<eos> <unk> b c"),
         ("c b a b <unk>\nb\n", {"vocabulary_size": 3}, "<eos> <unk> b"),
-        ("b\n\n\n", {"vocabulary_size": 3}, "<eos> <unk> b"),
         (
             "c b a b <unk>\nb c\n",
             {"min_count": 3, "vocabulary_size": 4},
@@ -95,15 +76,8 @@ def test_words_go_by_frequency_then_by_first_appearance():
     ],
 )
 def test_marks_are_kept_and_rare_words_left_out(text, options, expected):
-    assert " ".join(symbols_of([text], **options)) == expected
-
-
-def test_a_built_tokenizer_reads_as_it_counted():
-    tokenizer = WordTokenizer.from_counts(
-        count_words("b b a"), 2, None, "?", "<s>", "</s>"
-    )
-    assert tokenizer.vocabulary.symbols == ("</s>", "<s>", "?", "b")
-    assert tokenizer.encode("b a b\n").tolist() == [1, 3, 2, 3, 0]
+    symbols = from_text(text, **options).vocabulary.symbols
+    assert " ".join(symbols) == expected
 
 
 def test_a_corpus_gives_the_words_of_its_train_split():
@@ -114,21 +88,16 @@ def test_a_corpus_gives_the_words_of_its_train_split():
     vocabulary = ["<eos>", "c", "?"]
     given = build_tokenizer("words", corpus, vocabulary=vocabulary, unknown="?")
     assert given.encode(corpus.splits["train"]).tolist() == [2, 2, 2, 0]
-    with pytest.raises(ValueError, match="words.*without.*drop_newlines=True"):
-        build_tokenizer("words", corpus, drop_newlines=True)
-    with pytest.raises(ValueError, match="bytes.*without.*min_count=2"):
-        build_tokenizer("bytes", corpus, min_count=2)
+    # Empty strings turn marks off.
+    tokenizer = build_tokenizer("words", corpus, unknown="", line_end="")
+    assert tokenizer.vocabulary.symbols == ("b", "a")
+    assert tokenizer.unknown_id is None
 
 
 @pytest.mark.parametrize(
     "function, arguments, message",
     [
         (WordTokenizer, {"vocabulary": ["a"]}, "`line_end` .*line_end='<eos>'"),
-        (
-            WordTokenizer,
-            {"vocabulary": ["a"], "line_start": "<S>", "line_end": "a"},
-            "`line_start` .*line_start='<S>'",
-        ),
         (
             WordTokenizer,
             {"vocabulary": ["a", "end of line"], "line_end": "end of line"},
@@ -139,11 +108,11 @@ def test_a_corpus_gives_the_words_of_its_train_split():
             {"vocabulary": ["<eos>", "a b"], "unknown": "a b"},
             "`unknown` .*unknown='a b'",
         ),
-        (from_texts, {"texts": "a", "min_count": 0}, "`min_count`.*count=0"),
-        (from_texts, {"texts": "a", "min_count": 9}, "leave at least one.*=9"),
+        (from_text, {"text": "a", "min_count": 0}, "`min_count`.*count=0"),
+        (from_text, {"text": "a", "min_count": 9}, "leave at least one.*=9"),
         (
-            from_texts,
-            {"texts": "a", "vocabulary_size": 2},
+            from_text,
+            {"text": "a", "vocabulary_size": 2},
             "`vocabulary_size` must be .* 3.*vocabulary_size=2",
         ),
         (Vocabulary, {"symbols": ["a", ""]}, "at least one character.*''"),
@@ -156,12 +125,3 @@ def test_a_corpus_gives_the_words_of_its_train_split():
 def test_wrong_arguments_are_refused(function, arguments, message):
     with pytest.raises(ValueError, match=message):
         function(**arguments)
-
-
-def test_marks_may_be_left_out_by_empty_strings():
-    corpus = Corpus("t", {"train": b"a b\n", "valid": b"a", "test": b"b"})
-    tokenizer = build_tokenizer("words", corpus, unknown="", line_end="")
-    assert tokenizer.vocabulary.symbols == ("a", "b")
-    assert tokenizer.unknown_id is None
-    with pytest.raises(ValueError, match="'c' .* at position 1"):
-        tokenizer.encode("a c\n")

@@ -114,10 +114,11 @@ def _build_bytes(corpus, section_map, drop_newlines=False):
 
 
 def _build_characters(corpus, section_map, drop_newlines=False):
-    options = corpus.encoding, drop_newlines
-    count = functools.partial(_count, count_symbols, options)
-    counts = _add_up(_map(count, corpus, corpus.splits, section_map))
-    return CharacterTokenizer.from_counts(counts, *options)
+    count = functools.partial(count_symbols, encoding=corpus.encoding)
+    counts = _add_up(count, corpus, corpus.splits, section_map)
+    return CharacterTokenizer.from_counts(
+        counts, corpus.encoding, drop_newlines
+    )
 
 
 def _build_words(
@@ -134,22 +135,15 @@ def _build_words(
     if vocabulary is not None:
         return WordTokenizer(vocabulary, *marks)
     _check_train(corpus)
-    count = functools.partial(_count, count_words, ())
-    counts = _add_up(_map(count, corpus, ("train",), section_map))
+    counts = _add_up(count_words, corpus, ("train",), section_map)
     return WordTokenizer.from_counts(counts, min_count, vocabulary_size, *marks)
 
 
 def _build_sentence_piece(
-    corpus, section_map, vocabulary=None, vocabulary_size=None, line_end=None
+    corpus, section_map, vocabulary=None, vocabulary_size=None
 ):
     if vocabulary is not None:
-        return SentencePieceTokenizer.from_file(vocabulary, line_end)
-    if line_end is not None:
-        raise ValueError(
-            "`line_end` must be left out for sentencepiece without a "
-            "`vocabulary`: the model that is trained here encodes newlines. "
-            f"Received: line_end={shown(line_end)}"
-        )
+        return SentencePieceTokenizer.from_file(vocabulary)
     _check_train(corpus)
     size = corpus.text("train").num_bytes or sum(
         block.num_bytes for block in corpus.blocks("train")
@@ -218,17 +212,18 @@ def _of_section(function, section):
     return function(section.blocks())
 
 
-def _count(function, options, blocks):
+def _count(count, blocks):
     counts = collections.Counter()
     for block in blocks:
-        counts.update(function(block.text, *options))
+        counts.update(count(block.text))
     return counts
 
 
-def _add_up(counters):
+def _add_up(count, corpus, splits, section_map):
     """Adds up counts of strings, in the order of their first occurrence."""
     total = collections.Counter()
-    for counts in counters:
+    count = functools.partial(_count, count)
+    for counts in _map(count, corpus, splits, section_map):
         total.update(counts)
         if len(total) > MAX_STRINGS:
             frequent = dict(total.most_common(MAX_STRINGS // 2))

@@ -1,6 +1,5 @@
 """`CharacterTokenizer`: one id per symbol of a corpus."""
 
-import collections
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -88,6 +87,8 @@ position 2 is not in the vocabulary.
             A `CharacterTokenizer`.
         """
         symbols = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+        if drop_newlines:
+            symbols = [symbol for symbol in symbols if symbol != "\n"]
         return cls(symbols, encoding, drop_newlines)
 
     def encode(self, text, begins_line=True):
@@ -114,26 +115,18 @@ position 2 is not in the vocabulary.
         return self.vocabulary.symbols[token_id].encode(self.encoding)
 
 
-def count_symbols(
-    text: str | bytes, encoding: str = "utf-8", drop_newlines: bool = False
-) -> Counter:
+def count_symbols(text: str | bytes, encoding: str = "utf-8") -> Counter:
     """Counts how often each symbol occurs in a text.
 
     Args:
         text: `bytes` or `str`.
         encoding: As for `CharacterTokenizer`.
-        drop_newlines: Boolean. Does not count newlines.
 
     Returns:
         `collections.Counter` of symbols.
     """
     numbers = np.bincount(_code_points(text, encoding))
-    counts = collections.Counter(
-        {chr(i): int(numbers[i]) for i in np.flatnonzero(numbers)}
-    )
-    if drop_newlines:
-        del counts["\n"]
-    return counts
+    return Counter({chr(i): int(numbers[i]) for i in np.flatnonzero(numbers)})
 
 
 def _code_points(text, encoding):

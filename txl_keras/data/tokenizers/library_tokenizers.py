@@ -142,12 +142,10 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _without_prefix(self):
-        content = json.loads(
-            self.definition,
-            object_hook=lambda part: (
-                part | _NO_PREFIX.get(part.get("type"), {})
-            ),
-        )
+        def change(part):
+            return part | _NO_PREFIX.get(part.get("type"), {})
+
+        content = json.loads(self.definition, object_hook=change)
         return _parse(json.dumps(content))
 
 

@@ -108,23 +108,17 @@ class SentencePieceTokenizer(Tokenizer):
     """Encodes text as the pieces of a SentencePiece model.
 
     Models from `train` are lossless: `decode(encode(text)) == text` for every
-    text in valid UTF-8, so that bits per byte can be computed. Spaces and
-    newlines are characters of their pieces, and characters without a piece are
-    encoded as bytes.
+    text in valid UTF-8, so that bits per byte can be computed. Characters
+    without a piece are encoded as bytes.
 
-    Published models may be lossy: many apply Unicode normalization, merge
-    spaces, or replace unknown characters by one piece.
+    Published models may be lossy: many apply Unicode normalization, treat
+    newlines as spaces, merge spaces, or replace unknown characters by one
+    piece. Each line is encoded on its own.
 
-    TensorFlow Text encodes on all cores and releases the GIL: encode blocks of
-    text in threads, and not in forked processes, where TensorFlow does not
-    work.
+    TensorFlow Text encodes: use threads, and no forked processes.
 
     Args:
         model: `bytes`, a serialized SentencePiece model.
-        line_end: Optional string. The piece that replaces each newline, such as
-            `"<eop>"` for XLNet. With None the model encodes newlines: models
-            from `train` have a piece for them, most others treat them as
-            spaces.
 
     Raises:
         ImportError: If TensorFlow Text is not installed.
@@ -140,7 +134,7 @@ class SentencePieceTokenizer(Tokenizer):
     unit = "subword"
     releases_gil = True
 
-    def __init__(self, model: bytes, line_end: str | None = None):
+    def __init__(self, model: bytes):
         if not isinstance(model, bytes):
             raise ValueError(
                 "`model` must be the bytes of a SentencePiece model: load a "
@@ -149,20 +143,11 @@ class SentencePieceTokenizer(Tokenizer):
             )
         pieces, normalizer = _read_model(model)
         names, types = zip(*pieces, strict=True)
-        if line_end is not None and line_end not in names:
-            raise ValueError(
-                "`line_end` must be None or a piece of the model. "
-                f"Received: line_end={line_end!r}"
-            )
         self.model = model
-        self.line_end = line_end
         self.vocabulary_size = len(pieces)
         self.unknown_id = types.index(_UNKNOWN) if _UNKNOWN in types else None
         self._texts = [_piece_text(piece, kind) for piece, kind in pieces]
         self.newline_id = names.index("\n") if "\n" in names else None
-        if line_end is not None:
-            self.newline_id = names.index(line_end)
-            self._texts[self.newline_id] = b"\n"
         self._has_prefix = normalizer.add_dummy_prefix
         self._trims = normalizer.remove_extra_whitespaces
         self.is_lossless = not self._has_prefix and not self._trims
@@ -172,12 +157,11 @@ class SentencePieceTokenizer(Tokenizer):
             raise _no_model_error(error.message) from error
 
     @classmethod
-    def from_file(cls, path: PathLike, line_end: str | None = None) -> Self:
+    def from_file(cls, path: PathLike) -> Self:
         """Loads a model file, such as the `spiece.model` of XLNet.
 
         Args:
             path: String or `pathlib.Path`.
-            line_end: As for the class.
 
         Returns:
             A `SentencePieceTokenizer`.
@@ -188,7 +172,7 @@ class SentencePieceTokenizer(Tokenizer):
         with open_checked(path, MAX_VOCABULARY_BYTES) as file:
             model = file.read()
         try:
-            return cls(model, line_end)
+            return cls(model)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
@@ -264,45 +248,29 @@ class SentencePieceTokenizer(Tokenizer):
         return self._encode(valid_text(text), True)
 
     def _encode(self, text, begins_line):
-        # Each line is encoded on its own. An empty text has one, too.
-        lines = tf.strings.split(text, sep="\n")
-        limits = tf.gather(lines.row_limits(), lines.value_rowids())
+        # A long line would take longer. An empty text has one, too.
+        rows = tf.strings.split(text, sep="\n")
+        limits = tf.gather(rows.row_limits(), rows.value_rowids())
         is_ended = tf.range(1, tf.size(limits, tf.int64) + 1) != limits
-        if self.line_end is None:
-            ends = tf.where(is_ended, "\n", "")
-            tokens = self._encode_lines(lines.values + ends, begins_line)
-        else:
-            tokens = self._encode_lines(lines.values, begins_line)
-            ends = tf.cast(is_ended, tf.int64)
-            values = tf.fill([tf.reduce_sum(ends)], self.newline_id)
-            ends = tf.RaggedTensor.from_row_lengths(values, ends)
-            tokens = tf.concat([tokens, ends], axis=1)
-        return lines.with_values(tokens).merge_dims(1, 2)
-
-    def _encode_lines(self, lines, begins_line):
-        """Encodes strings `(n,)` as ragged int32 `(n, None)`."""
-        tokenize = _load(self.model).tokenize
+        lines = rows.values + tf.where(is_ended, "\n", "")
+        tokens = _load(self.model).tokenize(lines)
         # A model that trims leading spaces adds one again as its prefix.
         if (
-            begins_line
-            or not self._has_prefix
-            or (self._trims and lines[0].numpy().startswith(b" "))
+            not begins_line
+            and self._has_prefix
+            and not (self._trims and lines[0].numpy().startswith(b" "))
         ):
-            return tokenize(lines)
-        first = _load(self.model + _NO_DUMMY_PREFIX).tokenize(lines[:1])
-        return tf.concat([first, tokenize(lines[1:])], axis=0)
+            first = _load(self.model + _NO_DUMMY_PREFIX).tokenize(lines[:1])
+            tokens = tf.concat([first, tokens[1:]], axis=0)
+        return rows.with_values(tokens).merge_dims(1, 2)
 
     def get_config(self):
         """Returns the configuration, with the model in base64 for JSON."""
-        return {
-            "model": base64.b64encode(self.model).decode("ascii"),
-            "line_end": self.line_end,
-        }
+        return {"model": base64.b64encode(self.model).decode("ascii")}
 
     @classmethod
     def from_config(cls, config):
-        model = base64.b64decode(config["model"], validate=True)
-        return cls(**{**config, "model": model})
+        return cls(base64.b64decode(config["model"], validate=True))
 
 
 def sentences_of(text):

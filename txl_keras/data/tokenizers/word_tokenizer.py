@@ -22,9 +22,8 @@ class WordTokenizer(Tokenizer):
     """Encodes whitespace-separated words as indices in a vocabulary of words.
 
     The defaults give the encoding of WikiText-103 in the original code: every
-    newline is the word `<eos>`, also after an empty line. A last line without a
-    newline is incomplete and gets no `<eos>`, so that a prompt may end in the
-    middle of a line.
+    newline is the word `<eos>`. A last line without a newline gets none, so
+    that a prompt may end in the middle of a line.
 
     For One Billion Word, `unknown` is `"<UNK>"`, and `line_start` and
     `line_end` both are `"<S>"`.
@@ -65,14 +64,14 @@ class WordTokenizer(Tokenizer):
         self.line_start = line_start
         self.line_end = line_end
         for name in ("unknown", "line_start", "line_end"):
-            mark, needs_id = getattr(self, name), name != "unknown"
+            mark = getattr(self, name)
+            is_known = mark in vocabulary or name == "unknown"
             if mark is not None and (
-                str(mark).split() != [mark]
-                or (needs_id and mark not in vocabulary)
+                str(mark).split() != [mark] or not is_known
             ):
-                where = ", of the vocabulary" if needs_id else ""
                 raise ValueError(
-                    f"`{name}` must be None or a word without spaces{where}. "
+                    f"`{name}` must be None or a word without spaces, and for "
+                    "the ends of lines one of the vocabulary. "
                     f"Received: {name}={mark!r}"
                 )
         self.unknown_id = vocabulary.id_of(unknown)
@@ -94,16 +93,12 @@ class WordTokenizer(Tokenizer):
         Words of equal frequency keep their order in `counts`, that of their
         first occurrence. `line_end` and `line_start` come before all words, and
         so does `unknown` if it is not among the counted words, as it is in
-        WikiText-103.
-
-        A published model needs the exact list of words it was trained with: the
-        older Python versions that made published lists order words of equal
-        frequency arbitrarily.
+        WikiText-103. A published model needs the exact list of words it was
+        trained with.
 
         Args:
             counts: Dict of word to its number of occurrences, see
-                `count_words`: of the train split for WikiText-103, of all three
-                splits for Penn Treebank.
+                `count_words`.
             min_count: Integer. Leaves out rarer words.
             vocabulary_size: Optional integer. The maximum number of words,
                 including `line_end`, `line_start` and `unknown`.

@@ -35,7 +35,7 @@ def test_what_the_package_writes_is_read(dtype, tmp_path):
     tensors = read_safetensors(tmp_path / "a.safetensors")
     assert tensors.shapes == {"b/kernel": (2, 3), "a": (), "empty": (0, 4)}
     if dtype == "i8":
-        with pytest.raises(ValueError, match="'a' must be of floats.*I64"):
+        with pytest.raises(ValueError, match="'a' must be of floats.*int64"):
             tensors["a"]
         return
     for name, array in arrays.items():
@@ -83,7 +83,7 @@ def test_int8_without_scales_can_be_skipped_but_not_loaded(tmp_path):
     write_safetensors(stored, tmp_path / "a.safetensors")
     tensors = read_safetensors(tmp_path / "a.safetensors")
     assert tensors["b"] == 4
-    with pytest.raises(ValueError, match="beside 'a/scale'. Received: I8"):
+    with pytest.raises(ValueError, match="'a' must be of floats.*int8"):
         tensors["a"]
 
 

@@ -210,21 +210,16 @@ class Segments(StepBatches):
 
     def _read(self, epoch, starts, counts, width):
         """Returns inputs and the token after them, `(rows, width + 1)`."""
-        is_int32 = np.can_cast(self.tokens.dtype, np.int32)
-        dtype = np.int32 if is_int32 else np.int64
-        tokens = np.zeros((len(starts), width + 1), dtype)
+        tokens = np.zeros((len(starts), width + 1), np.int64)
         for row, start, count in zip(
             tokens, starts.tolist(), counts.tolist(), strict=True
         ):
-            if not count:
-                continue  # an idle row reads nothing, not even a last target
-            done = 0
-            stop = start + count + 1
-            for begin, end in self._layout.spans(epoch, start, stop):
-                row[done : done + end - begin] = self.tokens[begin:end]
-                done += end - begin
+            if count:  # an idle row reads nothing, not even a last target
+                spans = self._layout.spans(epoch, start, start + count + 1)
+                parts = [self.tokens[begin:end] for begin, end in spans]
+                row[: count + 1] = np.concatenate(parts)
         check_token_ids("tokens", tokens, NUM_IDS)
-        return tokens.astype(np.int32, copy=False)
+        return tokens.astype(np.int32)
 
     def _make_layout(self, documents):
         sizes = len(self.tokens), self.batch_size, self.segment_length

@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import http.server
 import io
-import os
 import tarfile
 import threading
 import zipfile
@@ -44,9 +43,10 @@ def small(monkeypatch):
 
     for name, text in BYTES.items():
         algorithm = "sha256" if name == "enwik8" else "md5"
-        change(name, digest=hashlib.new(algorithm, text).hexdigest())
+        digest = hashlib.new(algorithm, text).hexdigest()
+        change(name, expected={"train": digest})
     for name in WORDS:
-        change(name, tokens=COUNTS)
+        change(name, expected=COUNTS)
     monkeypatch.setattr(published, "NUM_BYTES", 800)
     monkeypatch.setattr(published, "HELD_OUT_BYTES", 10)
     return change
@@ -71,7 +71,7 @@ def write_bytes(folder, form, text):
 def archived(name, folder):
     """Writes the archive of a text of words."""
     text = published.PUBLISHED[name]
-    path = folder / os.path.basename(text.url)
+    path = folder / text.archive
     if name == "ptb":
         with tarfile.open(path, "w:gz") as archive:
             for split, content in TEXTS.items():

@@ -12,6 +12,7 @@ import itertools
 import os
 import sys
 import tempfile
+import urllib.parse
 
 import keras
 import tensorflow as tf
@@ -32,14 +33,22 @@ class Published:
 
     url: str  # of the archive
     members: dict  # by split, the name of its file in the archive
-    digest: str = None  # hexadecimal MD5 or SHA-256 of a text of bytes
-    # By split, the words plus the lines, which papers count as `<eos>`.
-    tokens: dict = None
+    # By split, the words plus the lines, which papers count as `<eos>`; of a
+    # text of bytes, the hexadecimal MD5 or SHA-256 of all of it, for train.
+    expected: dict
+
+    @property
+    def has_bytes(self):
+        return isinstance(self.expected["train"], str)
+
+    @property
+    def archive(self):
+        return os.path.basename(urllib.parse.unquote(self.url))
 
 
 def _bytes(name, digest):
     url = f"http://mattmahoney.net/dc/{name}.zip"
-    return Published(url, dict.fromkeys(SPLITS, name), digest)
+    return Published(url, dict.fromkeys(SPLITS, name), {"train": digest})
 
 
 def _wikitext(number, train_tokens):
@@ -49,7 +58,7 @@ def _wikitext(number, train_tokens):
         f"https://wikitext.smerity.com/{folder}-v1.zip",
         {split: f"{folder}/wiki.{split}.tokens" for split in SPLITS},
         # From table 1 of the paper, https://arxiv.org/abs/1609.07843.
-        tokens={"train": train_tokens, "valid": 217_646, "test": 245_569},
+        {"train": train_tokens, "valid": 217_646, "test": 245_569},
     )
 
 
@@ -72,7 +81,7 @@ PUBLISHED = {
     "ptb": Published(
         "https://dataset.bj.bcebos.com/imikolov%2Fsimple-examples.tgz",
         {split: f"simple-examples/data/ptb.{split}.txt" for split in SPLITS},
-        tokens={"train": 929_589, "valid": 73_760, "test": 82_430},
+        {"train": 929_589, "valid": 73_760, "test": 82_430},
     ),
 }
 
@@ -85,7 +94,7 @@ def load(name, data_dir=None, manual_dir=None):
     return Corpus(
         name,
         {split: _Text(found, split) for split in SPLITS},
-        "utf-8" if published.digest is None else "latin-1",
+        "latin-1" if published.has_bytes else "utf-8",
         # Files are refused unless their text is the published one.
         identity=name,
     )
@@ -98,7 +107,7 @@ class _Text(Text):
         self._found = found
         self._split = split
         self._bounds = 0, None
-        if found.published.digest is not None:
+        if found.published.has_bytes:
             valid = NUM_BYTES - 2 * HELD_OUT_BYTES
             ends = [0, valid, valid + HELD_OUT_BYTES, NUM_BYTES]
             start, stop = ends[SPLITS.index(split) :][:2]
@@ -117,7 +126,6 @@ class _Files:
         self.published = published
         self._data_dir = data_dir
         self._folder = manual_dir or data_dir
-        self._archive = os.path.basename(published.url)
 
     @functools.cached_property
     def paths(self):
@@ -145,40 +153,35 @@ class _Files:
 
     def _checked(self, paths):
         """Returns the paths, after a check that the text is the published."""
-        if self.published.digest is not None:
-            expected = {"train": self.published.digest}
-            algorithm = "md5" if len(expected["train"]) == 32 else "sha256"
-        else:
-            expected = self.published.tokens
-            algorithm = "words and line ends"
-        for split, value in expected.items():
+        for split, expected in self.published.expected.items():
             path = paths[split]
-            if self.published.digest is not None:
-                received = files.digest_of(files.read_bytes(path), algorithm)
+            if self.published.has_bytes:
+                what = "md5" if len(expected) == 32 else "sha256"
+                received = files.digest_of(files.read_bytes(path), what)
             else:
+                what = "words and line ends"
                 lines = files.read_between(path, b"\n")
                 received = sum(len(line.decode().split()) + 1 for line in lines)
-            if received != value:
+            if received != expected:
                 raise ValueError(
                     f"{path} is damaged or another file. Download it again "
-                    f"from {self.published.url}. Expected: {algorithm} "
-                    f"{value}. Received: {received}"
+                    f"from {self.published.url}. Expected: {what} {expected}. "
+                    f"Received: {received}"
                 )
         return paths
 
     def _unpack(self, temporary):
         """Unpacks the archive, which is there or downloaded."""
-        archive = os.path.join(self._folder, self._archive)
+        name = self.published.archive
         try:
+            archive = os.path.join(self._folder, name)
             if files.is_file(archive):  # where Keras would download it to
-                tf.io.gfile.copy(
-                    archive, os.path.join(temporary, self._archive)
-                )
+                tf.io.gfile.copy(archive, os.path.join(temporary, name))
             # Keeps Keras's progress bar out of results and logs.
             watched = sys.stderr if sys.stderr.isatty() else io.StringIO()
             with contextlib.redirect_stdout(watched):
                 folder = keras.utils.get_file(
-                    self._archive,
+                    name,
                     self.published.url,
                     extract=True,
                     cache_dir=temporary,
@@ -191,7 +194,7 @@ class _Files:
             paths, reason = None, f"{error}"[:300]
         if paths is None:
             raise ConnectionError(
-                f"{self._archive} could not be downloaded or unpacked: "
+                f"{name} could not be downloaded or unpacked: "
                 f"{reason}. Put it or its unpacked files, which may end in "
                 f".gz, in the folder {self._folder}, or pass the folder that "
                 "has them as `manual_dir`."
@@ -200,15 +203,15 @@ class _Files:
 
     def _keep(self, unpacked):
         """Copies unpacked files to the folder of data; returns their paths."""
-        kept = {
-            split: os.path.join(self._data_dir, name)
-            for split, name in self.published.members.items()
-        }
+        kept = {}
         try:
-            for path, source in {kept[x]: unpacked[x] for x in kept}.items():
+            for split, name in self.published.members.items():
+                path = kept[split] = os.path.join(self._data_dir, name)
+                if files.is_file(path):  # of all splits
+                    continue
                 tf.io.gfile.makedirs(os.path.dirname(path))
                 with files.renamed_when_complete(path) as unfinished:
-                    tf.io.gfile.copy(source, unfinished)
+                    tf.io.gfile.copy(unpacked[split], unfinished)
         except (OSError, tf.errors.OpError) as error:
             raise files.data_dir_error(self._data_dir, error) from error
         return kept

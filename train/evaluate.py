@@ -205,17 +205,15 @@ def _check_flags():
             "`token_nll` must be the path of a .npy file.",
         )
         data_flags.check_writable("token_nll", FLAGS.token_nll)
-    for name, other, reason in (
-        ("html", "stride", "the page is read by segments"),
-        ("html", "preset", "the page is written to the folder of a run"),
-        ("position_curve", "preset", "it is written to the folder of a run"),
-        ("warmup", "stride", "its windows have no memory"),
-    ):
-        values = FLAGS[name].value, FLAGS[other].value
-        options.refuse(
-            all(values) and values[0] != "none",
-            f"`{name}` must be left out with --{other}: {reason}.",
-        )
+    options.refuse(
+        FLAGS.preset is not None and (FLAGS.html or FLAGS.position_curve),
+        "`html` and `position_curve` must be left out with --preset: they are "
+        "written to the folder of a run.",
+    )
+    options.refuse(
+        FLAGS.stride is not None and FLAGS.warmup != "none",
+        "`warmup` must be left out with --stride: its windows have no memory.",
+    )
 
 
 def _prepare_text(config, tokenizer):

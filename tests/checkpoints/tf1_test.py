@@ -6,20 +6,15 @@ import shutil
 import numpy as np
 import pytest
 from factories import save_tensors
-from factories import tensors_of
 from stored_models import GOLDEN
-from stored_models import assert_same_weights
 from stored_models import stored_config
 
 from txl_keras.checkpoints import load_tf1
-from txl_keras.checkpoints import load_tf1_mean_square
 from txl_keras.checkpoints.layout import write
 from txl_keras.checkpoints.transformer_xl_layout import TF1
 from txl_keras.checkpoints.transformer_xl_layout import transformer_xl_layout
-from txl_keras.extensions.dynamic_evaluation import DynamicEvaluator
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.weights import weights_by_name
 
 NAME = "lm1b_large_like"
 
@@ -30,43 +25,6 @@ def folder(tmp_path):
     for path in (GOLDEN / NAME).glob("model.ckpt*"):
         shutil.copy(path, tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def of_training(tmp_path):
-    """The prefix of a stored checkpoint with what Adam keeps."""
-    tensors = tensors_of(GOLDEN / NAME / "model.ckpt")
-    for name, tensor in [*tensors.items()]:
-        tensors[f"{name}/Adam"] = tensor + 1
-        tensors[f"{name}/Adam_1"] = tensor**2
-    tensors |= {
-        "beta1_power": np.float32(0.9),
-        "beta2_power": np.float32(0.99),
-        "global_step": np.int64(7),
-    }
-    save_tensors(tensors, tmp_path / "model.ckpt-7")
-    return tmp_path / "model.ckpt-7"
-
-
-def test_what_an_optimizer_left_is_ignored(of_training):
-    model = load_tf1(of_training, stored_config(NAME))
-    expected = load_tf1(GOLDEN / NAME / "model.ckpt", stored_config(NAME))
-    assert_same_weights(model, expected)
-
-
-def test_the_mean_squares_of_adam_are_statistics(of_training):
-    model = load_tf1(of_training, stored_config(NAME))
-    mean_square = load_tf1_mean_square(of_training, stored_config(NAME))
-    weights = weights_by_name(model)
-    assert set(mean_square) == set(weights)
-    for name, weight in weights.items():
-        np.testing.assert_array_equal(mean_square[name], weight.numpy() ** 2)
-    DynamicEvaluator(model, 1e-5, mean_square, batch_size=1, segment_length=8)
-
-
-def test_a_checkpoint_without_adam_has_no_statistics():
-    with pytest.raises(ValueError, match="must hold the state of Adam"):
-        load_tf1_mean_square(GOLDEN / NAME / "model.ckpt", stored_config(NAME))
 
 
 @pytest.mark.parametrize("name", ["", "model.ckpt", "model.ckpt.index"])

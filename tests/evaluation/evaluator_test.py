@@ -38,36 +38,6 @@ def make_model(num_layers=2, **config):
     return small_model(num_layers=num_layers, **{"memory_length": 0, **config})
 
 
-def evaluate(evaluator, batch_size, segment_length):
-    segments = Segments(TOKENS, batch_size, segment_length, False)
-    return evaluator.evaluate(segments, steps_per_execution=4)
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "segment_length"), [(1, 11), (3, 5), (7, 4)]
-)
-def test_every_token_counts_once_and_padding_never(
-    evaluator, model, batch_size, segment_length
-):
-    sizes = batch_size, segment_length
-    scores = evaluate(evaluator(*sizes, 119), *sizes)
-    num_segments = -(-119 // segment_length)
-    bounds = [
-        min(r * num_segments // batch_size * segment_length, 119)
-        for r in range(batch_size + 1)
-    ]
-    nll = np.concatenate(
-        [
-            model.score(TOKENS[None, a:b], TOKENS[None, a + 1 : b + 1])[0][0]
-            for a, b in zip(bounds[:-1], bounds[1:], strict=True)
-        ]
-    )
-    assert scores["num_tokens"] == len(nll) == 119
-    np.testing.assert_allclose(scores["nll"], nll.mean(), atol=1e-5)
-    assert math.isclose(scores["bits_per_token"], scores["nll"] / math.log(2))
-    assert math.isclose(scores["perplexity"], math.exp(scores["nll"]))
-
-
 def token_nll(model, score, batch_size, segment_length, warmup):
     """Nats of every target of `TOKENS`, by position; `score` is compiled."""
     sizes = batch_size, segment_length, False
@@ -110,25 +80,17 @@ def test_after_warm_up_no_score_depends_on_the_number_of_streams(same_length):
     np.testing.assert_allclose(scores["nll"], one.mean(), rtol=1e-6)
 
 
-def test_a_document_is_scored_as_if_it_were_alone(evaluator, model):
-    bounds = [0, 1, 33, 74, 120]
-    segments = Segments(
-        TOKENS, 3, 5, False, documents=np.array(bounds[:-1]),
-        reset_documents=True,
-    )  # fmt: skip
-    scores = evaluator(3, 5, 119).evaluate(segments)
-    # Of 24 segments rows 1 and 2 have 8 each, and begin amid documents.
-    nll = []
-    for start, stop in ((1, 33), (33, 74), (74, 120)):
-        cuts = [start, *(c for c in (38, 79) if start < c < stop), stop - 1]
-        for a, b in zip(cuts[:-1], cuts[1:], strict=True):
-            text = TOKENS[None, a : b + 1]
-            nll.extend(model.score(text[:, :-1], text[:, 1:])[0][0])
-    assert scores["num_tokens"] == len(nll) == 119 - 3
-    np.testing.assert_allclose(scores["nll"], np.mean(nll), atol=1e-5)
-
-
 # === Nats of every token ===
+
+
+@pytest.mark.parametrize("sizes", [(1, 11), (7, 4)])
+def test_every_token_counts_once_and_padding_never(evaluator, model, sizes):
+    scores = evaluator(*sizes).evaluate(Segments(TOKENS, *sizes, False))
+    nll = token_nll(model, tf.function(model.score), *sizes, warmup=0)
+    assert scores["num_tokens"] == len(nll) == 119
+    assert scores["nll"] == pytest.approx(nll.mean(), abs=1e-5)
+    assert math.isclose(scores["bits_per_token"], scores["nll"] / math.log(2))
+    assert math.isclose(scores["perplexity"], math.exp(scores["nll"]))
 
 
 def test_nats_of_tokens_are_in_the_order_of_the_text_and_sum_up(
@@ -153,12 +115,9 @@ def test_nats_of_tokens_are_in_the_order_of_the_text_and_sum_up(
     # At its own pace.
     done.clear()
     alone = np.empty_like(out)
-    evaluator.evaluate(
-        segments, None, lambda *numbers: done.append(numbers), alone
-    )
+    evaluator.evaluate(segments, None, lambda *n: done.append(n), alone)
     np.testing.assert_array_equal(alone, out)
-    assert done[0] == (1, 9)
-    assert done[-1] == (9, 9)
+    assert (done[0], done[-1]) == ((1, 9), (9, 9))
 
 
 def test_firsts_of_documents_that_stand_alone_have_no_score(evaluator, model):
@@ -169,10 +128,12 @@ def test_firsts_of_documents_that_stand_alone_have_no_score(evaluator, model):
     nll = np.empty(120, np.float32)
     evaluator(3, 5).evaluate(segments, token_nll=nll)
     np.testing.assert_array_equal(np.flatnonzero(np.isnan(nll)), documents)
-    # The second document, 32 tokens, from its start: row 0 reads it alone.
-    text = TOKENS[None, 1:9]  # all that fits memory
-    expected = model.score(text[:, :-1], text[:, 1:])[0][0]
-    np.testing.assert_allclose(nll[2:9], expected, rtol=1e-5)
+    # Rows 1 and 2 begin amid documents, at 38 and 79.
+    for start, stop in ((1, 34), (33, 39), (38, 75), (74, 80), (79, 120)):
+        text = TOKENS[None, start:stop][:, :9]  # all that fits memory
+        expected = model.score(text[:, :-1], text[:, 1:])[0][0]
+        found = nll[start + 1 : start + 1 + len(expected)]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
     curve = position_curve(nll, documents)
     assert curve[0]["start"] == 1
     assert sum(bucket["num_tokens"] for bucket in curve) == 120 - 4
@@ -182,16 +143,11 @@ def test_a_score_that_is_not_finite_is_named(evaluator, model):
     bias = model.softmax.weights[-1]
     before = bias.numpy()
     segments = Segments(TOKENS, 3, 5, False)
-    bad = before.copy()
-    bad[...] = np.nan
     try:
-        bias.assign(bad)
-        with pytest.raises(
-            FloatingPointError, match="score of token 1 .*Received: nan nats"
-        ):
-            evaluator(3, 5).evaluate(
-                segments, token_nll=np.empty(120, np.float32)
-            )
+        bias.assign(np.full_like(before, np.nan))
+        nll = np.empty(120, np.float32)
+        with pytest.raises(FloatingPointError, match="token 1 .*: nan nats"):
+            evaluator(3, 5).evaluate(segments, token_nll=nll)
     finally:
         bias.assign(before)
 
@@ -273,12 +229,6 @@ def sliding_nll(model, length, stride):
     [
         *((attention_type, 3) for attention_type in ATTENTION_TYPES),
         ("relative", 1),
-        # A second each.
-        *(
-            pytest.param(attention_type, 1, marks=pytest.mark.large)
-            for attention_type in ATTENTION_TYPES
-            if attention_type != "relative"
-        ),
     ],
 )
 def test_windows_that_slide_score_each_token_by_its_own(attention_type, stride):

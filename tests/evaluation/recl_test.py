@@ -130,14 +130,8 @@ def test_what_is_no_group_or_no_measurement_is_refused():
         ),
         ([one, one], [0, 1, 2, 3], {}, "context_lengths=0"),
         ([one, one], None, {}, "`context_lengths` must be a list"),
-        *(
-            ([one, one], LENGTHS, {"top_r": top_r}, "`top_r` must be")
-            for top_r in (0, 1.1, -0.5, math.nan, None, "1")
-        ),
-        *(
-            ([one, one], LENGTHS, {"threshold": x}, "`threshold` must be")
-            for x in (0, -1, math.nan, None, "1")
-        ),
+        ([one, one], LENGTHS, {"top_r": 1.1}, "`top_r` must be"),
+        ([one, one], LENGTHS, {"threshold": 0}, "`threshold` must be"),
     ):
         with pytest.raises(ValueError, match=message):
             effective_context_lengths(group, lengths, **options)

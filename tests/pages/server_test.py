@@ -75,11 +75,8 @@ def test_the_page_needs_no_other_site_and_answers_are_lines_of_json(
     ("status", "method", "path", "body", "headers"),
     [
         (404, "GET", "/etc/passwd", None, {}),
-        (404, "POST", "/", "{}", JSON),
-        (400, "POST", "/write", "{", JSON),
         (400, "POST", "/write", "[" * 99_999, JSON),
         (413, "POST", "/write", None, {**JSON, "Content-Length": "9" * 5000}),
-        (413, "POST", "/write", None, {**JSON, "Content-Length": "999999"}),
         (413, "POST", "/write", None, {**JSON, "Content-Length": "-1"}),
         # Longer than what sockets buffer.
         (413, "POST", "/write", b"a" * 9_999_999, JSON),
@@ -87,9 +84,7 @@ def test_the_page_needs_no_other_site_and_answers_are_lines_of_json(
         (415, "POST", "/write", "{}", {"Content-Type": "text/plain"}),
         (403, "POST", "/write", "{}", {**JSON, "Origin": "http://a.example"}),
         (403, "POST", "/write", "{}", {**JSON, "Origin": "null"}),
-        (403, "POST", "/write", "{}", {**JSON, "Origin": "http://["}),
         (403, "GET", "/", None, {"Host": "a.example"}),
-        (403, "GET", "/", None, {"Host": "a@127.0.0.1.example"}),
         (403, "GET", "/", None, {"Host": "[::1"}),
     ],
 )
@@ -141,16 +136,6 @@ def test_a_visitor_who_leaves_is_not_waited_for(server):
         assert connection.recv(100).startswith(b"HTTP/1.0 200")
     *_, end = events_of(server, "/write", QUESTION)
     assert end == {"done": True}
-
-
-def test_only_errors_of_the_program_are_printed(server, capsys):
-    for error in (BrokenPipeError("the visitor left"), ValueError("a bug")):
-        try:
-            raise error
-        except type(error):
-            server.handle_error(None, ("127.0.0.1", 9))
-    printed = capsys.readouterr().err
-    assert "a bug" in printed and "the visitor left" not in printed
 
 
 def test_a_port_in_use_is_an_error(server):

@@ -119,29 +119,29 @@ def test_each_token_has_its_text(model, data, texts):
     assert [token["text"] for token in tokens] == texts
 
 
-def test_ids_and_the_tokenizer_of_the_model_will_do(model, page):
-    ids = np.frombuffer(TEXT.encode(), "uint8")
-    model.tokenizer = ByteTokenizer()
-    other = surprise_page(model, ids, segment_length=T, title="A <i>title</i>")
-    model.tokenizer = None
-    assert other == page
-
-
 def test_wrong_arguments_are_errors(model):
     size = "`text` must have at least 2 and"
     for wrong, message in (
         ({"tokenizer": None}, "`tokenizer` must be set"),
         ({"tokenizer": IdTokenizer(11)}, "`tokenizer` must have as many"),
-        *(({"text": text}, size) for text in ("", "a", "a" * 20_001)),
+        *(({"text": text}, size) for text in ("a", "a" * 20_001)),
         ({"text": np.array([3, 256])}, "`text` must hold integers"),
-        ({"text": [1.7, 2.2]}, "`text` must"),
-        ({"text": [3, 2**32 + 5]}, "`text` must"),
-        ({"text": None}, "`text` must"),
         ({"text": [[1, 2], [3, 4]]}, "`text` must"),
     ):
         call = {"text": TEXT, "tokenizer": ByteTokenizer(), **wrong}
         with pytest.raises(ValueError, match=message):
             surprise_page(model, **call)
+
+
+def test_a_score_comes_with_a_page(group, corpus, succeed):
+    printed = succeed(
+        "evaluate.py", f"--workdir={group[0]}", f"--corpus={corpus}", "--html",
+        "--max_eval_tokens=50",
+    )  # fmt: skip
+    path = group[0] / "evaluation_test.html"
+    assert f"Written to {path}" in printed
+    data = _Elements(path.read_text("utf-8")).data
+    assert len(data["tokens"]) == 50 and data["segment_length"] == 5
 
 
 # === In a browser ===
@@ -188,9 +188,7 @@ def test_keys_move_from_token_to_token_and_line_to_line(opened):
     assert text_of(opened, "bits").startswith("“␣”")
     area.send_keys(Keys.ARROW_RIGHT)
     assert text_of(opened, "bits").startswith("“<”")
-    area.send_keys(Keys.END)
-    assert text_of(opened, "bits").startswith("“c”")
-    area.send_keys(Keys.HOME, Keys.ARROW_LEFT)
+    area.send_keys(Keys.HOME)
     assert "first token has nothing" in text_of(opened, "bits")
     for _ in range(2):  # there is no third line
         area.send_keys(Keys.ARROW_DOWN)
@@ -205,46 +203,15 @@ def test_an_address_leads_to_a_token(opened):
     assert opened.find_element("css selector", "#text .current").text == "é"
 
 
-def test_a_table_shows_what_memory_changes_by_kind(opened):
+def test_the_switch_shows_what_memory_changes_also_by_kind(opened):
     table = opened.find_element("id", "kinds")
     assert not table.is_displayed()
     opened.find_element("css selector", "input[value=change]").click()
-    rows = {}
-    for row in table.find_elements("css selector", "tbody tr"):
-        kind = row.find_element("tag name", "th").text
-        rows[kind] = [td.text for td in row.find_elements("tag name", "td")]
-    tokens = _Elements(opened.page_source).data["tokens"]
-    expected = {
-        "spaces, indentation and line ends": " \n\t",
-        "numbers": "0123456789",
-        "closing brackets": ")]}",
-    }
-    for kind, signs in expected.items():
-        found = [t for t in tokens if t["text"] and t["text"] in signs]
-        if not found:
-            assert kind not in rows
-            continue
-        number, bits, cold = map(float, rows[kind])
-        assert number == len(found)
-        assert bits == pytest.approx(np.mean([t["bits"] for t in found]), 0.01)
-        assert cold == pytest.approx(np.mean([t["cold"] for t in found]), 0.01)
-    # The first token has no bits.
-    assert sum(int(row[0]) for row in rows.values()) == len(TEXT) - 1
-
-
-def test_the_switch_shows_what_memory_changes(opened):
-    def shades():
-        spans = opened.find_elements("css selector", "#text span")
-        return {
-            name
-            for span in spans
-            for name in span.get_dom_attribute("class").split()
-        }
-
-    assert {name[0] for name in shades()} == {"s"}
-    opened.find_element("css selector", "input[value=change]").click()
-    assert shades() and {name[0] for name in shades()} <= {"h", "u"}
+    assert table.is_displayed()
     assert "bits that memory saves" in text_of(opened, "legend")
+    numbers = table.find_elements("css selector", "tbody td:nth-child(2)")
+    # The first token has no bits.
+    assert sum(int(number.text) for number in numbers) == len(TEXT) - 1
 
 
 def test_two_texts_stand_side_by_side(opened):
@@ -254,16 +221,6 @@ def test_two_texts_stand_side_by_side(opened):
     assert all(column.is_displayed() for column in columns)
     warm, cold = columns
     assert warm.rect["y"] == cold.rect["y"] and warm.rect["x"] < cold.rect["x"]
-    limits = (1, 2, 4, 6, 8, 11)
-    tokens = _Elements(opened.page_source).data["tokens"]
-    bits = [token["cold"] for token in tokens if token["text"] not in ("", "é")]
-    expected = [sum((b or 0) >= limit for limit in limits) for b in bits]
-    found = [
-        int(span.get_dom_attribute("class")[1:] or 0)
-        for span in cold.find_elements("tag name", "span")
-        if span.text != "é"
-    ]
-    assert found == expected
     cold.find_elements("tag name", "span")[2].click()
     marked = opened.find_elements("class name", "current")
     assert [span.text for span in marked] == ["<", "<"]

@@ -6,7 +6,6 @@ from txl_keras.checkpoints.hugging_face import save_hugging_face
 from txl_keras.checkpoints.hugging_face_xlnet import load_hugging_face_xlnet
 from txl_keras.checkpoints.pytorch import load_pytorch
 from txl_keras.checkpoints.tf1 import load_tf1
-from txl_keras.checkpoints.tf1 import load_tf1_mean_square
 
 # Vocabularies of published models.
 from txl_keras.checkpoints.vocabularies import load_vocabulary
@@ -16,7 +15,6 @@ __all__ = [
     "load_hugging_face_xlnet",
     "load_pytorch",
     "load_tf1",
-    "load_tf1_mean_square",
     "load_vocabulary",
     "save_hugging_face",
 ]

@@ -4,7 +4,6 @@ import pathlib
 import re
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from txl_keras.checkpoints.configuration import read_config
@@ -16,7 +15,6 @@ from txl_keras.json_files import open_checked
 from txl_keras.tensor_files import Tensors
 from txl_keras.types import DType
 from txl_keras.types import PathLike
-from txl_keras.weights import weights_by_name
 
 # Variables of a training checkpoint besides the weights.
 _NOT_WEIGHTS = re.compile(r"(.*/)?(Adam(_1)?|beta[12]_power(_1)?|global_step)$")
@@ -53,45 +51,10 @@ def load_tf1(
     model = load_tf1("lm1b/model.ckpt-1191000", "lm1b.json", memory_length=128)
     ```
     """
-    return _load(prefix, config, dtype, overrides)
+    return load_slot(prefix, config, dtype, overrides)
 
 
-def load_tf1_mean_square(prefix: PathLike, config: dict) -> dict:
-    """Loads Adam's mean squares of gradients from a TensorFlow 1 checkpoint.
-
-    They are statistics for dynamic evaluation with the weights of the same
-    checkpoint. The published script of Krause et al., 2019, uses these, and not
-    those that it collects.
-
-    Args:
-        prefix, config: See `load_tf1`.
-
-    Returns:
-        Dictionary of float32 arrays by the names of weights, for
-        `DynamicEvaluator(mean_square=...)`.
-
-    Example, with files that are not part of the package:
-
-    ```
-    model = load_tf1("model.ckpt-0", "config.json")
-    mean_square = load_tf1_mean_square("model.ckpt-0", "config.json")
-    evaluator = DynamicEvaluator(  # the published settings for enwik8
-        model, 1.2e-5, mean_square, decay=24, epsilon=1e-4, clip_decay=False,
-        segment_length=128,
-    )
-    ```
-
-    Reference:
-        [Krause et al., 2019](https://arxiv.org/abs/1904.08378).
-    """
-    model = _load(prefix, config, None, {}, slot="/Adam_1")
-    return {
-        name: np.asarray(weight, np.float32)
-        for name, weight in weights_by_name(model).items()
-    }
-
-
-def _load(prefix, config, dtype, overrides, slot=""):
+def load_slot(prefix, config, dtype, overrides, slot=""):
     """Builds a model of the weights, or of what Adam keeps of each."""
     config = read_config(config, overrides)
     if not config["cutoffs"]:

@@ -198,11 +198,10 @@ class SegmentReader:
     def compile(self, function: Callable) -> Callable:
         """Compiles a function that reads single tokens, with XLA.
 
-        XLA multiplies a vector by a matrix at full memory bandwidth, but only
-        if the matrix is an argument of the compiled function. The kernels of
-        attention have three axes. XLA would fuse their reshape into a slower
-        matmul, which makes the whole model five times slower. So the kernels
-        are reshaped before the compiled function is called.
+        XLA multiplies a vector by a matrix at full memory bandwidth only if the
+        matrix is an argument of the compiled function. It would fuse the
+        reshape of attention's kernels, of three axes, into a matmul that is
+        five times slower. So they are reshaped before the function is called.
 
         Args:
             function: Function of tensors with static shapes that calls `read`.
@@ -212,8 +211,7 @@ class SegmentReader:
         """
         kernels = [w for w in self._backbone.weights if len(w.shape) == 3]
 
-        # AutoGraph would spend seconds converting every function called from
-        # here.
+        # AutoGraph would spend seconds converting what is called from here.
         @tf.function(jit_compile=True, autograph=False)
         def compiled(matrices, *args):
             values = [
@@ -225,9 +223,7 @@ class SegmentReader:
 
         @tf.function(autograph=False)
         def call(*args):
-            return compiled(
-                [self._as_matrix(kernel) for kernel in kernels], *args
-            )
+            return compiled([*map(self._as_matrix, kernels)], *args)
 
         return call
 

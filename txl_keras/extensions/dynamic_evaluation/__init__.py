@@ -6,7 +6,8 @@ from txl_keras.extensions.dynamic_evaluation.evaluator import (
     collect_mean_square,
 )
 from txl_keras.extensions.dynamic_evaluation.flags import Dynamic
+from txl_keras.extensions.dynamic_evaluation.tf1 import load_tf1_mean_square
 
-__all__ = ["DynamicEvaluator", "collect_mean_square"]
+__all__ = ["DynamicEvaluator", "collect_mean_square", "load_tf1_mean_square"]
 
 register("evaluator", dynamic=Dynamic)

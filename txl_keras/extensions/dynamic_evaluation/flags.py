@@ -138,8 +138,6 @@ def _search(evaluator, valid, pairs, tokenizer):
             scores = evaluator.evaluate(valid)
         except FloatingPointError:
             continue  # too high a learning rate
-        if scores is None:
-            break
         losses[pair] = scores["nll"]
         print(
             f"valid, learning rate {pair[0]:g}, decay {pair[1]:g}: "

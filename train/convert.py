@@ -55,10 +55,6 @@ class Convert(options.Options, trained=" or ".join(TRAINED)):
         numbers, without newlines (enwik8); characters with `_` for the space
         (text8).
 
-    Data options:
-    segment_length: Default number of tokens per segment for other scripts that
-        load the preset. Default: as in the input run, or 128.
-
     Model options:
     same_length: The same_length option of `CausalMultiHeadAttention`; Hugging
         Face's code needs pytorch. Default: as in the input.
@@ -77,7 +73,6 @@ class Convert(options.Options, trained=" or ".join(TRAINED)):
     output: options.path = options.REQUIRED
     cold_start: options.one_of(["masked", "zeros"]) = None
     symbols: options.one_of(["words", "bytes", "characters"]) = "words"
-    segment_length: options.integer(1, 1 << 20) = None
     same_length: options.one_of(["false", "true", "pytorch"]) = None
     vocabulary: options.path = None
 
@@ -89,48 +84,24 @@ data_flags.Tokenizer.define(*_WORD_FLAGS, unknown="<unk>", line_end="<eos>")
 
 
 def main(_):
-    output = FLAGS.output
-    _check_flags()
-    check_new("output", output)
+    options.check_used("output_format", {"vocabulary": ["preset"]})
+    options.check_used("input_format", {"config": ["tf1", "pytorch"]})
+    options.check_used("symbols", dict.fromkeys(_WORD_FLAGS, ["words"]))
+    options.refuse(
+        FLAGS.input_format == "tf1" and not FLAGS.config,
+        "`config` must be given with --input_format=tf1.",
+    )
+    options.refuse(not FLAGS.output, "`output` must be given, a path.")
+    check_new("output", FLAGS.output)
     # First, because it is fast and fails before a large model is loaded.
     tokenizer = _load_tokenizer()
     model, step = _load_model()
     if FLAGS.output_format == "preset":
         model.tokenizer = tokenizer or model.tokenizer
-        model.save_to_preset(output, {**_training(), "step": step})
+        model.save_to_preset(FLAGS.output, {**_training(), "step": step})
     else:
-        checkpoints.save_hugging_face(model, output)
-    print(f"{model.count_params():,} weights written to {output}")
-    if tokenizer and FLAGS.output_format == "hugging_face":
-        print(
-            "The tokenizer is not written, as Hugging Face has another format. "
-            f"To convert back, pass --vocabulary={_tokenizer_path()}"
-        )
-
-
-def _check_flags():
-    """Checks flags that need others before anything is loaded."""
-    is_preset = FLAGS.output_format == "preset"
-    has_symbols = FLAGS.vocabulary and not _is_tokenizer_file()
-    has_words = has_symbols and FLAGS.symbols == "words"
-    has_config = FLAGS.input_format in ("tf1", "pytorch")
-    for names, is_used, needed in (
-        (("vocabulary", "segment_length"), is_preset, "output_format=preset"),
-        (("symbols",), has_symbols, "a `vocabulary` without a tokenizer"),
-        (_WORD_FLAGS, has_words, "a `vocabulary` of words"),
-        (("config",), has_config, "input_format=tf1 or pytorch"),
-    ):
-        given = [x for x in names if FLAGS[x].present and FLAGS[x].value]
-        for name in given:
-            options.refuse(
-                not is_used,
-                f"`{name}` must be left out, unless {needed} is given: without "
-                "it this flag has no effect.",
-            )
-    for name in ("input", "output", "config"):
-        is_needed = name != "config" or FLAGS.input_format == "tf1"
-        is_wrong = is_needed and not FLAGS[name].value
-        options.refuse(is_wrong, f"`{name}` must be given, a path.")
+        checkpoints.save_hugging_face(model, FLAGS.output)
+    print(f"{model.count_params():,} weights written to {FLAGS.output}")
 
 
 def _training():
@@ -138,8 +109,6 @@ def _training():
     known = {"segment_length": 128}
     if FLAGS.input_format == "workdir":
         known = Workdir(FLAGS.input).training()
-    if FLAGS.segment_length:
-        known["segment_length"] = FLAGS.segment_length
     is_name = FLAGS.input_format == "preset" and FLAGS.input in TRAINED
     path = FLAGS.input if is_name else absolute_path(FLAGS.input)
     source = {"format": FLAGS.input_format, "path": path}
@@ -167,37 +136,24 @@ def _load_model():
 
 
 def _load_tokenizer():
-    if not FLAGS.vocabulary:
-        has_one = tf.io.gfile.exists(_tokenizer_path())
-        if FLAGS.input_format == "workdir" and has_one:
-            return Workdir(FLAGS.input).load_tokenizer()
-        return None
-    if _is_tokenizer_file():
-        return load_tokenizer(FLAGS.vocabulary)
-    symbols = checkpoints.load_vocabulary(FLAGS.vocabulary)
+    path = FLAGS.vocabulary
+    if not path:
+        run = Workdir(FLAGS.input)
+        is_run = FLAGS.input_format == "workdir"
+        has_one = is_run and tf.io.gfile.exists(run.tokenizer)
+        return run.load_tokenizer() if has_one else None
+    if os.path.basename(path) == "tokenizer.json":
+        return load_tokenizer(path)
+    symbols = checkpoints.load_vocabulary(path)
     if FLAGS.symbols == "bytes":
-        return CharacterTokenizer(
-            [_byte(symbol) for symbol in symbols],
-            encoding="latin-1",
-            drop_newlines=True,
-        )
+        symbols = [_byte(symbol) for symbol in symbols]
+        return CharacterTokenizer(symbols, "latin-1", drop_newlines=True)
     if FLAGS.symbols == "characters":
-        return CharacterTokenizer(
-            [" " if symbol == "_" else symbol for symbol in symbols]
-        )
+        return CharacterTokenizer([x.replace("_", " ") for x in symbols])
     is_wrong = FLAGS["unknown"].present and FLAGS.unknown not in symbols
     expected = "`unknown` must be a word of the vocabulary."
     options.refuse(is_wrong, expected)
-    given = {name: FLAGS[name].value for name in _WORD_FLAGS}
-    return WordTokenizer(symbols, **given)
-
-
-def _tokenizer_path():
-    return os.path.join(FLAGS.input, "tokenizer.json")
-
-
-def _is_tokenizer_file():
-    return os.path.basename(FLAGS.vocabulary or "") == "tokenizer.json"
+    return WordTokenizer(symbols, **{x: FLAGS[x].value for x in _WORD_FLAGS})
 
 
 def _byte(symbol):

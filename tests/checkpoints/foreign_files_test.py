@@ -149,7 +149,7 @@ TORCH_FILES = {
     ),
     "tensor beyond its numbers": (
         packed(state(a=tensor((1001,), (1,)))),
-        "the tensor 'a' is damaged",
+        "'a', which cannot be read",
     ),
     "tensor without numbers": (
         packed(state(a=tensor((3,), (1,)))).replace(b"model/data/0", b"x" * 12),
@@ -186,21 +186,6 @@ SIZES = {
     "n_head": 10**12,
     "mem_len": 10**12,
     "dropout": "x",
-}
-WEIGHT_MAPS = {
-    "a list": [1],
-    "null": None,
-    "a number": {"a": 1},
-    "another folder": {"a": "../model.safetensors"},
-    "the folder above": {"a": ".."},
-}
-
-
-_BYTES = b'{"class_name": "ByteTokenizer", "config": {"a": "'
-TOKENIZERS = {
-    "a string of brackets": _BYTES + b"[" * (14 << 20) + b'"}',
-    "a string of quotes": _BYTES + b"[" * 200_000 + b'\\"' * (4 << 20),
-    "no end": _BYTES + b"[" * 200_000 + b"\\" * (7 << 20),
 }
 
 
@@ -247,24 +232,14 @@ def calls(folder):
             path = folder / f"{loader}_{key}"
             given = hugging_face_folder(path, stored, {key: value})
             yield f"{key}, {loader}", loader, given, words
-    for name, names in WEIGHT_MAPS.items():
-        path = folder / f"index of {name}"
-        given = hugging_face_folder(path, "hf_wt103_like", {})
-        (path / "model.safetensors").unlink()
-        index = json.dumps({"weight_map": names})
-        (path / "model.safetensors.index.json").write_text(index)
-        yield f"index of {name}", "load_hugging_face", given, "`weight_map`"
-    for name, content in TOKENIZERS.items():
-        path = written(f"{name}.json", content)
-        yield name, "load_tokenizer", [path], "read"
     given = hugging_face_folder(folder / "header", "hf_wt103_like", {})
     header = struct.pack("<Q", 90_000_000) + b"{}"
     (folder / "header" / "model.safetensors").write_bytes(header)
     yield "header", "load_hugging_face", given, "invalid header length"
 
 
-def large_folders(folder):
-    """Writes a table of 50 million bytes in float16, and in float32."""
+def large_folder(folder):
+    """Writes a table of 50 million bytes in float16."""
     model = TransformerXLCausalLM.from_preset(
         "quickstart",
         num_layers=1,
@@ -272,16 +247,12 @@ def large_folders(folder):
         cold_start="zeros",
         initializer_stddev=0.0,
     )
-    folders = [folder / dtype for dtype in ("float16", "float32")]
-    save_hugging_face(model, folders[0])
-    shutil.copytree(*folders)
-    tensors = safetensors.numpy.load_file(folders[0] / "model.safetensors")
-    for path in folders:
-        safetensors.numpy.save_file(
-            {name: x.astype(path.name) for name, x in tensors.items()},
-            path / "model.safetensors",
-        )
-    return folders
+    save_hugging_face(model, folder / "large")
+    path = folder / "large" / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    tensors = {name: x.astype("float16") for name, x in tensors.items()}
+    safetensors.numpy.save_file(tensors, path)
+    return str(folder / "large")
 
 
 def size_of(path):
@@ -304,39 +275,23 @@ def costs(jobs, folder):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    """Returns what is expected and answered of the files, also large ones.
-
-    One program reads them all: its imports take seconds.
-    """
-    folder = tmp_path_factory.mktemp("foreign")
-    listed, large = [*calls(folder)], [*large_folders(folder)]
+def test_foreign_files_cost_little_and_are_refused_with_a_sentence(tmp_path):
+    # One program reads them all: its imports take seconds.
+    listed, large = [*calls(tmp_path)], large_folder(tmp_path)
     jobs = [(loader, given, {}) for _, loader, given, _ in listed]
-    jobs += [("load_hugging_face", [str(path)], {}) for path in large]
-    found = costs(jobs, folder)
-    assert len(found) == len(jobs)
-    refused = zip(listed, found[: len(listed)], strict=True)
-    read = zip(large, found[len(listed) :], strict=True)
-    return {"refused": [*refused], "read": [*read]}
-
-
-def test_foreign_files_cost_little_and_are_refused_with_a_sentence(answers):
-    for (name, _, given, words), answer in answers["refused"]:
+    jobs.append(("load_hugging_face", [large], {}))
+    *answers, read = costs(jobs, tmp_path)
+    for (name, _, given, words), answer in zip(listed, answers, strict=True):
         kind, message = answer["error"] or ("no error", "")
         assert kind == "ValueError", (name, kind, message)
         assert words in message, (name, message)
         assert len(message) < 700, (name, message)
         assert answer["bytes"] < 4 * size_of(given[0]) + 200e6, name
-    assert len(answers["refused"]) > 40
-
-
-def test_a_file_of_one_large_tensor_is_read_in_little_memory(answers):
-    assert len(answers["read"]) == 2
-    for folder, answer in answers["read"]:
-        size = (folder / "model.safetensors").stat().st_size
-        assert answer["error"] is None
-        assert answer["bytes"] < 4 * size + 100e6, folder.name
+    assert len(answers) > 35
+    # The last one is good, and read in little memory.
+    assert read["error"] is None
+    size = pathlib.Path(large, "model.safetensors").stat().st_size
+    assert read["bytes"] < 4 * size + 100e6
 
 
 def damaged(data, rng):

@@ -10,8 +10,8 @@ from stored_models import stored_config
 
 from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.layout import write
-from txl_keras.checkpoints.transformer_xl_layout import ORIGINAL
-from txl_keras.checkpoints.transformer_xl_layout import transformer_xl_layout
+from txl_keras.checkpoints.transformer_xl import ORIGINAL
+from txl_keras.checkpoints.transformer_xl import make_layout
 from txl_keras.tensor_files import Tensors
 from txl_keras.weights import weights_by_name
 
@@ -30,25 +30,34 @@ NAME = "original_pytorch_wt103_like"
 )
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_is_written_is_read_back(config, tied):
-    def model():
+    def build(arguments):
         ties = {"tie_embeddings": tied, "tie_projections": tied}
-        return small_model(memory_length=0, **ties, **config)
+        return small_model(memory_length=0, **ties, **arguments)
 
-    first, second = model(), model()
+    def layout(model, num_layers):
+        return make_layout(model, ORIGINAL, num_layers)
+
+    arguments = {"num_layers": 2, **config}
+    first = build(arguments)
     rng = np.random.default_rng(0)
     for weight in first.weights:
         weight.assign(rng.normal(size=weight.shape))
-    layout = transformer_xl_layout(first, ORIGINAL)
-    arrays = write(first, layout)
-    assert {e.names[0]: e.shape for e in layout} == {
-        name: array.shape for name, array in arrays.items()
-    }
+    arrays = write(first, layout(first, 2))
     shapes = {name: array.shape for name, array in arrays.items()}
     tensors = Tensors(shapes, arrays.__getitem__, num_bytes=1e9)
-    read(lambda: second, layout, tensors, "arrays")
+    second = read(build, arguments, layout, tensors, "arrays")
     ours = weights_by_name(first)
     for name, weight in weights_by_name(second).items():
         np.testing.assert_array_equal(weight, ours[name], name)
+
+
+def check_problems(arrays, *lines):
+    with pytest.raises(ValueError) as error:
+        load_arrays(arrays, stored_config(NAME))
+    message = str(error.value)
+    assert f"{len(lines)} problem(s)" in message
+    for line in lines:
+        assert line in message
 
 
 def test_all_problems_are_told_at_once():
@@ -56,25 +65,25 @@ def test_all_problems_are_told_at_once():
     del arrays["r_r_bias"], arrays["layers.1.pos_ff.CoreNet.3.bias"]
     arrays["layers.3.new"] = np.zeros((2, 3))
     arrays["crit.cluster_weight"] = np.zeros((4, 32))
+    check_problems(
+        arrays,
+        "missing: r_r_bias",
+        "missing: layers.1.pos_ff.CoreNet.3.bias of shape (32,)",
+        "unexpected: 'layers.3.new' of shape (2, 3)",
+        "wrong shape: crit.cluster_weight is (4, 32), expected (3, 32)",
+    )
+    arrays = stored_arrays(NAME)
     arrays["r_w_bias"] = arrays["r_w_bias"] * np.nan
     bias = "layers.0.pos_ff.CoreNet.3.bias"
     arrays[bias] = np.full(arrays[bias].shape, 1e300)
     arrays["crit.out_projs.1"] = arrays["crit.out_projs.1"] + 1
-    with pytest.raises(ValueError) as error:
-        load_arrays(arrays, stored_config(NAME))
-    message = str(error.value)
-    assert "7 problem(s)" in message
-    for line in (
-        "missing: r_r_bias of shape (4, 8)",
-        "missing: layers.1.pos_ff.CoreNet.3.bias of shape (32,)",
-        "unexpected: 'layers.3.new' of shape (2, 3)",
-        "wrong shape: crit.cluster_weight is (4, 32), expected (3, 32)",
+    check_problems(
+        arrays,
         "not finite: r_w_bias",
         f"not finite: {bias} holds NaN, infinity, or numbers that float32",
         "tied in the configuration, but different in the file: "
         "word_emb.emb_projs.1 and crit.out_projs.1",
-    ):
-        assert line in message
+    )
 
 
 def test_shared_tensors_may_be_stored_once():

@@ -141,7 +141,7 @@ def test_a_file_without_configuration_needs_one(tmp_path):
 def test_what_is_no_state_dict_is_refused(tmp_path):
     torch = pytest.importorskip("torch")
     torch.save({"model": {}, "step": 3}, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"\['dict', 'int'\]"):
+    with pytest.raises(ValueError, match="'model', .* a dict that is no"):
         load_pytorch(tmp_path / "model.pt", stored_config(NAME))
 
 
@@ -153,7 +153,6 @@ def test_what_is_no_state_dict_is_refused(tmp_path):
         ({"sample_softmax": 10}, "sample_softmax=10"),
         ({"attn_type": 2, "mem_len": 6}, "pass memory_length=0"),
         ({"attn_type": 2, "mem_len": 0, "pre_lnorm": True}, "not the queries"),
-        ({"attn_type": 3, "mem_len": 0, "d_head": 7}, r"n_head \* d_head = 21"),
         ({"same_length": True, "mem_len": 0}, "none without memory"),
     ],
 )

@@ -42,13 +42,12 @@ def cost(loader, arguments, keywords):
 def main():
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
     from txl_keras import checkpoints
-    from txl_keras import data
 
     calls = pathlib.Path(sys.argv[1]).read_text()
     answers = []
     for name, arguments, keywords in json.loads(calls):
-        home = data if name == "load_tokenizer" else checkpoints
-        answers.append(cost(getattr(home, name), arguments, keywords))
+        load = getattr(checkpoints, name)
+        answers.append(cost(load, arguments, keywords))
         print(json.dumps(answers[-1]), file=sys.stderr, flush=True)
     print(json.dumps(answers))
 

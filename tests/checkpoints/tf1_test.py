@@ -11,8 +11,8 @@ from stored_models import stored_config
 
 from txl_keras.checkpoints import load_tf1
 from txl_keras.checkpoints.layout import write
-from txl_keras.checkpoints.transformer_xl_layout import TF1
-from txl_keras.checkpoints.transformer_xl_layout import transformer_xl_layout
+from txl_keras.checkpoints.transformer_xl import TF1
+from txl_keras.checkpoints.transformer_xl import make_layout
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 
@@ -32,23 +32,15 @@ def test_a_folder_or_a_file_stands_for_the_prefix(folder, name):
     assert load_tf1(folder / name, stored_config(NAME)).count_params() > 0
 
 
-def test_a_folder_of_several_must_be_told_which(folder):
+def test_a_prefix_must_be_one_checkpoint(folder):
     for suffix in ("index", "data-00000-of-00001"):
         shutil.copy(
             folder / f"model.ckpt.{suffix}", folder / f"model.ckpt-9.{suffix}"
         )
     with pytest.raises(ValueError, match="model.ckpt-9"):
         load_tf1(folder, stored_config(NAME))
-
-
-def test_a_wrong_prefix_is_answered_with_those_that_there_are(folder):
-    with pytest.raises(ValueError, match=r"model\.ckpt'\]"):
-        load_tf1(folder / "model", stored_config(NAME))
     with pytest.raises(ValueError, match="none"):
         load_tf1(folder / "no" / "folder", stored_config(NAME))
-
-
-def test_a_folder_must_be_no_pattern(folder):
     with pytest.raises(ValueError, match=r"`prefix` must not have any of"):
         load_tf1(folder.rename(folder.parent / "a[b]"), stored_config(NAME))
 
@@ -135,7 +127,7 @@ def test_one_projection_of_the_embedding_is_tied_or_not(
         ),
         tie_projections=tied or [False, True, False],
     )
-    tensors = write(model, transformer_xl_layout(model, TF1))
+    tensors = write(model, make_layout(model, TF1))
     assert sorted(name for name in tensors if "proj" in name) == names
     save_tensors(tensors, tmp_path / "model.ckpt")
     loaded = load_tf1(tmp_path, config)
@@ -164,5 +156,5 @@ def test_what_no_weight_depends_on_may_be_changed():
     assert backbone.cold_start == "masked"
     assert backbone.compute_dtype == "bfloat16"
     assert (backbone.dropout, backbone.attention_dropout) == (0.2, 0.3)
-    with pytest.raises(ValueError, match="num_heads"):
+    with pytest.raises(ValueError, match="expected"):
         load_tf1(GOLDEN / NAME, config, num_heads=1)

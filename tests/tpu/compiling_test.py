@@ -258,22 +258,24 @@ def test_a_report_says_what_follows():
     text = describe(facts)
     assert "Fits: it needs 14.00 GiB, plus 0.00 GiB outside" in text
     assert re.search(r"\n  flops +1.375e\+14\n", text)
-    for flops, moved, seconds, by in (
-        (2 * 275e12, 1228e9, 2.0, "flops"),
-        (275e12, 3 * 1228e9, 3.0, "bytes"),
-    ):
-        answer = make_answer(flops=flops, bytes_accessed=moved)
-        facts = report(make_step(), TYPES["v4-8"], answer)
-        assert facts["bound_seconds"] == pytest.approx(seconds)
-        assert facts["bound_by"] == by
 
 
-def test_a_chip_of_two_replicas_does_the_work_of_both():
-    step = make_step(replicas=8)
-    facts = report(step, TYPES["v3-8"], make_answer())
-    rate = 1280 / (137.5 / 61.5)
-    assert facts["tokens_per_second"] == pytest.approx(rate)
-    assert facts["tokens_per_second_of_chip"] == pytest.approx(rate / 4)
+@pytest.mark.parametrize(
+    "name, flops, moved, seconds, by",
+    [
+        ("v4-8", 2 * 275e12, 1228e9, 2.0, "flops"),
+        ("v4-8", 275e12, 3 * 1228e9, 3.0, "bytes"),
+        ("v3-8", 61.5e12, 1e9, 1.0, "flops"),
+    ],
+)
+def test_the_larger_of_two_times_is_the_bound(name, flops, moved, seconds, by):
+    answer = make_answer(flops=flops, bytes_accessed=moved)
+    facts = report(make_step(), TYPES[name], answer)
+    assert facts["bound_seconds"] == pytest.approx(seconds)
+    assert facts["bound_by"] == by
+    # A chip of two replicas does the work of both.
+    of_chip = 160 * TYPES[name].chip.cores / seconds
+    assert facts["tokens_per_second_of_chip"] == pytest.approx(of_chip)
 
 
 def test_pieces_are_counted_as_often_as_they_come():
@@ -287,27 +289,14 @@ def test_pieces_are_counted_as_often_as_they_come():
 
 
 def test_what_lies_beside_a_step_counts():
+    assert "outside the step, of 29.21 GiB" in describe(
+        report(make_step(), TYPES["v4-8"], make_answer())
+    )
     for beside, fits in ((15.2, True), (15.3, False)):
         step = make_step(beside=int(beside * GIB))
         facts = report(step, TYPES["v4-8"], make_answer())
         assert facts["fits"] is fits
         assert f"{beside:.2f} GiB outside the step" in describe(facts)
-
-
-TOO_LARGE = (
-    "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, "
-    "the total memory required for HLO temporaries (53.00G) exceeds available "
-    "HBM (30.75G). HLO module: jit_f."
-)
-
-
-def test_what_does_not_fit_is_told():
-    facts = report(make_step(), TYPES["v4-8"], {"error": TOO_LARGE})
-    assert not facts["fits"]
-    assert facts["peak"] == 53 * GIB
-    text = describe(facts)
-    assert "It needs 53.00 GiB, plus" in text
-    assert "step, of 29.21 GiB" in text
 
 
 @pytest.mark.parametrize(
@@ -333,7 +322,7 @@ def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setattr(compiling, "_version", versions.get)
     with pytest.raises(
         ImportError,
-        match=r'install "txl_keras\[tpu_compile\]".*jax 0.10.1, libtpu is miss',
+        match=r'txl_keras\[tpu_compile\]".*0.10.1., .libtpu.: None',
     ):
         check_packages()
 
@@ -403,10 +392,9 @@ def compile_kernel_step(name, attention, **overrides):
 
 @needs_compiler
 @pytest.mark.tpu
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "float32"])
-def test_with_a_kernel_fewer_bytes_are_moved(dtype):
+def test_with_a_kernel_fewer_bytes_are_moved():
     at_once, in_kernel = (
-        compile_kernel_step("v4-8", kernel, head_dim=64, dtype=dtype)
+        compile_kernel_step("v4-8", kernel, head_dim=64)
         for kernel in (None, "pallas")
     )
     assert in_kernel["bytes_accessed"] < at_once["bytes_accessed"] / 2
@@ -425,22 +413,6 @@ def test_other_chips_take_the_kernel_too(name):
 
 @needs_compiler
 @pytest.mark.tpu
-def test_pieces_do_the_work_of_the_whole():
-    slice_ = TYPES["v2-8"]
-    model = make_model(dropout=0.0, attention_dropout=0.0)
-    facts = {}
-    for pieces in (1, 3):
-        function, arguments = train_step(model, accumulate_steps=pieces)
-        answer = compile_hlo(lower(function, arguments, 8), slice_, 8)
-        step = make_step(accumulate_steps=pieces)
-        facts[pieces] = report(step, slice_, answer)
-    ratio = facts[3]["flops"] / facts[1]["flops"]
-    assert 0.9 < ratio < 2
-    assert facts[3]["bytes_accessed"] > facts[1]["bytes_accessed"]
-
-
-@needs_compiler
-@pytest.mark.tpu
 def test_a_step_too_large_for_the_chip_is_refused_with_its_bytes():
     slice_ = TYPES["v2-8"]
     ones = tf.ones((64, 1024))
@@ -453,6 +425,7 @@ def test_a_step_too_large_for_the_chip_is_refused_with_its_bytes():
     facts = report(make_step(replicas=8), slice_, answer)
     assert not facts["fits"]
     assert facts["peak"] > 64 * 1024 * 60_000 * 4
+    assert "Does not fit. Lower --batch_size" in describe(facts)
 
 
 # --- The command
@@ -518,18 +491,6 @@ def test_bad_flags_end_the_command_with_their_names(flag, message, tmp_path):
     assert done.returncode == 1
     assert re.search(message, done.stderr)
     assert not os.listdir(tmp_path)
-
-
-@needs_compiler
-@pytest.mark.tpu
-def test_what_does_not_fit_ends_the_command(tmp_path):
-    flags = (
-        "--tpu_type=v2-8", "--num_layers=2",
-        "--batch_size=16384", "--segment_length=512", "--precision=bfloat16",
-    )  # fmt: skip
-    done = run_main(tmp_path, *flags)
-    assert done.returncode == 1
-    assert "Does not fit" in done.stdout
 
 
 @needs_compiler

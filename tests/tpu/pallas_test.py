@@ -20,7 +20,6 @@ from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import use
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.tpu import compiling
 from txl_keras.tpu import pallas
 from txl_keras.training import Trainer
 from txl_keras.training import build_optimizer
@@ -155,12 +154,6 @@ def test_a_kernel_changes_the_speed_alone(monkeypatch):
 def test_a_model_without_a_kernel_is_named(changes, message):
     with pytest.raises(ValueError, match=message):
         make_trainer(**changes)
-
-
-def test_a_kernel_without_jax_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(compiling, "_version", {"jax": None}.get)
-    with pytest.raises(ImportError, match="pip install jax==.*is missing"):
-        make_trainer()
 
 
 def test_jax_does_not_ask_for_the_tpu():

@@ -5,6 +5,7 @@ import os
 import pathlib
 
 import keras
+import numpy as np
 
 from txl_keras.checkpoints.configuration import DEFAULTS
 from txl_keras.checkpoints.configuration import SIZES
@@ -13,14 +14,12 @@ from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.hugging_face_files import folder_config
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
 from txl_keras.checkpoints.layout import write
-from txl_keras.checkpoints.transformer_xl_layout import HUGGING_FACE
-from txl_keras.checkpoints.transformer_xl_layout import frequencies
-from txl_keras.checkpoints.transformer_xl_layout import load_model
-from txl_keras.checkpoints.transformer_xl_layout import transformer_xl_layout
+from txl_keras.checkpoints.transformer_xl import HUGGING_FACE
+from txl_keras.checkpoints.transformer_xl import load_model
+from txl_keras.checkpoints.transformer_xl import make_layout
 from txl_keras.data.corpora.files import write_text
-from txl_keras.keras_internals import layers_of
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
-from txl_keras.output_folders import check_replaceable
+from txl_keras.output_folders import check_new
 from txl_keras.output_folders import replaced_when_complete
 from txl_keras.tensor_files import write_safetensors
 from txl_keras.types import DType
@@ -39,12 +38,6 @@ _DEFAULTS = {
     "tie_word_embeddings": True,
     "untie_r": True,
 }
-# Arguments of the backbone that the library has no others for.
-_REQUIRED = {
-    "attention_type": "relative",
-    "normalize_output": False,
-}
-_FILES = ["config.json", "model.safetensors"]
 
 
 def load_hugging_face(
@@ -52,9 +45,9 @@ def load_hugging_face(
 ) -> keras.Model:
     """Loads a `TransfoXLLMHeadModel` that `save_pretrained` wrote.
 
-    The model may be the published `transfo-xl-wt103`. Its weights may be in
-    one file or several. No pickled code is executed. As in Hugging Face's
-    implementation, memory starts as zeros that are attended to.
+    The model may be the published `transfo-xl-wt103`. No pickled code is
+    executed. As in Hugging Face's implementation, memory starts as zeros that
+    are attended to.
 
     Args:
         folder: String or path of the folder, with `config.json` and either
@@ -86,15 +79,6 @@ def load_hugging_face(
     config = read_config(config, overrides, path, _DEFAULTS)
     config["tie_weight"] = config["tie_word_embeddings"]
     tensors = folder_tensors(folder)
-    raise_found(
-        f"`folder` must hold a TransfoXLLMHeadModel. Received: {folder}, with",
-        {
-            "a classifier, `score.weight`": "score.weight" in tensors,
-            "a body without a softmax (`crit.*`), as a TransfoXLModel": (
-                not any(name.startswith("crit.") for name in tensors)
-            ),
-        },
-    )
     return load_model(config, overrides, dtype, tensors, folder, HUGGING_FACE)
 
 
@@ -102,26 +86,22 @@ def save_hugging_face(model: keras.Model, folder: PathLike) -> None:
     """Writes a folder that Hugging Face's `from_pretrained` can load.
 
     A `TransfoXLLMHeadModel` (transformers up to 4.35) then computes the same
-    outputs. If writing fails, there is no folder, or the old one remains.
+    outputs. If writing fails, there is no folder.
 
     Args:
         model: `TransformerXLCausalLM`.
-        folder: String or path. The folder must not exist, be empty, or be an
-            earlier export, which is replaced.
+        folder: String or path of a new or empty folder.
 
     Example: see `load_hugging_face`.
     """
     _check_exportable(model)
-    check_replaceable(
-        "folder",
-        folder,
-        f"an earlier export of {_FILES}",
-        lambda names: names == _FILES,
-    )
+    check_new("folder", folder)
+    size = model.backbone.hidden_dim
+    exponents = np.arange(0, size, 2, np.float32) / size
     tensors = {
-        **write(model, transformer_xl_layout(model, HUGGING_FACE)),
-        # The library expects it.
-        "transformer.pos_emb.inv_freq": frequencies(model.backbone.hidden_dim),
+        **write(model, make_layout(model, HUGGING_FACE)),
+        # The library expects the frequencies of the sinusoids.
+        "transformer.pos_emb.inv_freq": 1 / np.float32(10000) ** exponents,
     }
     with replaced_when_complete(folder) as new:
         config = json.dumps(_config(model), indent=2) + "\n"
@@ -131,6 +111,7 @@ def save_hugging_face(model: keras.Model, folder: PathLike) -> None:
 
 
 def _check_exportable(model):
+    """Checks what the library has no option for; `write` checks the weights."""
     backbone = model.backbone
     if type(backbone) is not TransformerXLBackbone:
         raise ValueError(
@@ -138,33 +119,28 @@ def _check_exportable(model):
             f"TransfoXLLMHeadModel. Received: {type(backbone).__name__}"
         )
     embedding = backbone.token_embedding
-    layers = layers_of(model)
-    problems = {
-        f"{name}={getattr(backbone, name)!r}: must be {required!r}": (
-            getattr(backbone, name) != required
-        )
-        for name, required in _REQUIRED.items()
-    }
-    problems |= {
-        f"cold_start={backbone.cold_start!r}: its memory starts as zeros; load "
-        "the model with cold_start='zeros'": backbone.cold_start != "zeros",
-        "same_length=True: its tokens attend to one key fewer; load the model "
-        "with same_length='pytorch'": backbone.same_length is True,
-        "project_same_dim=False: it projects every table if div_val > 1": (
-            embedding.div_val > 1
-            and any(p is None for p in embedding.projections)
-        ),
-        "LoRA: `save_to_preset` merges it; export what `from_preset` loads": (
-            any(getattr(layer, "lora_enabled", False) for layer in layers)
-        ),
-        "quantized layers: export the model before `quantize`": any(
-            getattr(layer, "quantization_mode", None) for layer in layers
-        ),
-    }
+    required = {"attention_type": "relative", "normalize_output": False}
     raise_found(
         "`model` must have only what Hugging Face's TransfoXLLMHeadModel "
         "supports. Received:",
-        problems,
+        {
+            **{
+                f"{name}={getattr(backbone, name)!r}: must be {value!r}": (
+                    getattr(backbone, name) != value
+                )
+                for name, value in required.items()
+            },
+            f"cold_start={backbone.cold_start!r}: its memory starts as zeros; "
+            "load the model with cold_start='zeros'": (
+                backbone.cold_start != "zeros"
+            ),
+            "same_length=True: its tokens attend to one key fewer; load the "
+            "model with same_length='pytorch'": backbone.same_length is True,
+            "project_same_dim=False: it projects every table if div_val > 1": (
+                embedding.div_val > 1
+                and any(p is None for p in embedding.projections)
+            ),
+        },
     )
 
 

@@ -1,9 +1,6 @@
 """Import of Hugging Face's XLNet models."""
 
-import dataclasses
-import functools
 import pathlib
-import types
 
 import keras
 
@@ -22,7 +19,6 @@ from txl_keras.models.xlnet_backbone import XLNetBackbone
 from txl_keras.models.xlnet_permutation_lm import XLNetPermutationLM
 from txl_keras.types import DType
 from txl_keras.types import PathLike
-from txl_keras.weights import build_undrawn
 
 # Default values of the library for missing keys of a configuration.
 _DEFAULTS = {
@@ -43,15 +39,6 @@ _DEFAULTS = {
     "same_length": False,
     "tie_word_embeddings": True,
 }
-# Arguments that a caller may change, since no weight depends on them.
-_OVERRIDES = (
-    "memory_length",
-    "reuse_length",
-    "attention_type",
-    "clamp_length",
-    "dropout",
-    "attention_dropout",
-)
 # Prefix of the body's tensors in a model with a head.
 _BODY = "transformer."
 # Names of the layer norms and linear layers of a layer.
@@ -66,8 +53,7 @@ def load_hugging_face_xlnet(
 ) -> keras.Model:
     """Loads an XLNet model that Hugging Face's `save_pretrained` wrote.
 
-    The weights may be in one file or several, of safetensors or PyTorch. No
-    pickled code is executed.
+    No pickled code is executed.
 
     The published configurations have a `mem_len` of null. Such a model has no
     memory, unless `memory_length` is passed.
@@ -97,7 +83,7 @@ def load_hugging_face_xlnet(
     folder = pathlib.Path(folder)
     config = _read_config(folder, overrides)
     tensors = folder_tensors(folder)
-    check_sizes(config, tensors, overrides, folder)
+    check_sizes(config, tensors, folder)
     arguments = {
         **sized_arguments(config),
         "head_dim": check_head_dim(
@@ -110,22 +96,22 @@ def load_hugging_face_xlnet(
         "initializer_stddev": config["initializer_range"],
         **overrides,
     }
-    layout = _layout(types.SimpleNamespace(**arguments))
     has_head = "lm_loss.bias" in tensors and not drop_head
+    is_tied = config["tie_word_embeddings"]
 
-    def build():
+    def build(arguments):
         backbone = XLNetBackbone(dtype=dtype, **arguments)
-        if not has_head:
-            return backbone
-        return XLNetPermutationLM(backbone, config["tie_word_embeddings"])
+        return XLNetPermutationLM(backbone, is_tied) if has_head else backbone
+
+    def layout(model, num_layers):
+        layout = [*_body_layout(num_layers)]
+        return [*_head_layout(is_tied, *layout)] if has_head else layout
 
     if has_head:
         tensors = tensors.renamed(lambda name: name.removeprefix(_BODY))
-        layout = _with_head(layout, config)
     else:
         tensors = _body(tensors, drop_head, folder)
-    build = functools.partial(build_undrawn, build, arguments)
-    return read(build, layout, tensors, folder)
+    return read(build, arguments, layout, tensors, folder)
 
 
 def _read_config(folder, overrides):
@@ -134,7 +120,7 @@ def _read_config(folder, overrides):
     kind = config.pop("attn_type", "bi")
     if config.get("mem_len", 0) is None:
         config["mem_len"] = 0
-    config = read_config(config, overrides, path, _DEFAULTS, _OVERRIDES)
+    config = read_config(config, overrides, path, _DEFAULTS)
     activation = config["ff_activation"]
     problems = {
         "bi_data=True: rows cannot be read backwards": config["bi_data"],
@@ -168,43 +154,34 @@ def _body(tensors, drop_head, folder):
     )
 
 
-def _layout(backbone):
-    """Returns the layout of an `XLNetModel`, for an `XLNetBackbone`."""
-    size = backbone.hidden_dim
-    shape = (backbone.vocabulary_size, size)
-    layout = [
-        Entry("word_embedding.weight", "token_embedding/embeddings_0", shape),
-        Entry("mask_emb", "mask_embedding", (1, 1, size)),
-    ]
-    heads = (backbone.num_heads, backbone.head_dim)
-    for i in range(backbone.num_layers):
-        for name, weight, *axes in (
-            ("q", "query/kernel", size),
-            ("k", "key/kernel", size),
-            ("v", "value/kernel", size),
-            ("r", "position/kernel", size),
-            ("o", "output/kernel", size),
+def _body_layout(num_layers):
+    """Yields the entries of an `XLNetModel`."""
+    yield Entry(["word_embedding.weight"], ["token_embedding/embeddings_0"])
+    yield Entry(["mask_emb"], ["mask_embedding"], lambda shape: (1, 1, *shape))
+    for i in range(num_layers):
+        for name, weight in (
+            ("q", "query/kernel"),
+            ("k", "key/kernel"),
+            ("v", "value/kernel"),
+            ("r", "position/kernel"),
+            ("o", "output/kernel"),
             ("r_w_bias", "content_attention_bias"),
             ("r_r_bias", "positional_attention_bias"),
             ("r_s_bias", "segment_attention_bias"),
-            ("seg_embed", "segment_embeddings", 2),
+            ("seg_embed", "segment_embeddings"),
         ):
             name = f"layer.{i}.rel_attn.{name}"
-            weight = f"block_{i}/attention/{weight}"
-            layout.append(Entry(name, weight, (*axes, *heads)))
+            yield Entry([name], [f"block_{i}/attention/{weight}"])
         names = [f"layer.{i}.{part}" for part in _PARTS]
-        layout += feed_forward_and_norms(names, i, backbone)
-    return layout
+        yield from feed_forward_and_norms(names, i)
 
 
-def _with_head(layout, config):
-    """Adds the head of an `XLNetLMHeadModel` to the layout of its body."""
-    embedding, *others = layout
-    size = config["n_token"]
-    bias = Entry("lm_loss.bias", "softmax/bias_0", (size,))
-    table = Entry("lm_loss.weight", "softmax/kernel_0", embedding.shape)
-    if not config["tie_word_embeddings"]:
-        return [*layout, table, bias]
-    # The file may have the one table under either name or under both.
-    names = embedding.names + table.names
-    return [dataclasses.replace(embedding, names=names), *others, bias]
+def _head_layout(is_tied, embedding, *others):
+    """Yields the entries of an `XLNetLMHeadModel`, given those of its body."""
+    if is_tied:
+        # The file may have the one table under either name or under both.
+        embedding.names.append("lm_loss.weight")
+    else:
+        yield Entry(["lm_loss.weight"], ["softmax/kernel_0"])
+    yield Entry(["lm_loss.bias"], ["softmax/bias_0"])
+    yield from (embedding, *others)

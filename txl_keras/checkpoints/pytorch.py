@@ -5,9 +5,9 @@ import keras
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.torch_files import load_torch
 from txl_keras.checkpoints.torch_files import torch_tensors
-from txl_keras.checkpoints.transformer_xl_layout import NVIDIA
-from txl_keras.checkpoints.transformer_xl_layout import ORIGINAL
-from txl_keras.checkpoints.transformer_xl_layout import load_model
+from txl_keras.checkpoints.transformer_xl import NVIDIA
+from txl_keras.checkpoints.transformer_xl import ORIGINAL
+from txl_keras.checkpoints.transformer_xl import load_model
 from txl_keras.types import DType
 from txl_keras.types import PathLike
 
@@ -59,8 +59,6 @@ def from_tensors(tensors, config, source, dtype=None, overrides=None):
     """Builds the model of `Tensors`: see `load_pytorch`."""
     overrides = overrides or {}
     config = read_config(config, overrides)
-    # NVIDIA's code names tensors differently, and with `same_length` counts
-    # keys as the TensorFlow code does.
     is_nvidia = "crit.out_layers_biases.0" in tensors
-    naming = NVIDIA if is_nvidia else ORIGINAL
-    return load_model(config, overrides, dtype, tensors, source, naming)
+    kind = NVIDIA if is_nvidia else ORIGINAL
+    return load_model(config, overrides, dtype, tensors, source, kind)

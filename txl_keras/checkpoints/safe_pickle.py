@@ -8,6 +8,7 @@ file can ask for much of both. This file is the program of the child, too.
 """
 
 import contextlib
+import io
 import json
 import os
 import pickle
@@ -30,9 +31,6 @@ DTYPES = {
     "torch.ShortStorage": ("int16", 2),
 }
 ZIP_MAGIC = b"PK\x03\x04"
-_ORDERED_DICT = "collections.OrderedDict"
-# Protocols 0 and 1 create objects with this function.
-_CONSTRUCTORS = ("copyreg._reconstructor", "copy_reg._reconstructor")
 # Names that plain containers need in some protocol, and bytes that Python 3
 # wrote in a protocol of Python 2.
 _PLAIN_NAMES = (
@@ -46,17 +44,6 @@ _TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 _MAX_STRING = 1 << 20
 # The vocabulary of the One Billion Word Benchmark, 793,471 words, takes 2 s.
 _SECONDS, _BYTES_PER_SECOND = 4, 20 << 20
-
-
-class RefusedError(ValueError):
-    """Raised if a pickle requests what its reader does not need."""
-
-    def __init__(self, request):
-        super().__init__(
-            f"the pickle asks for {request}, which is not needed. It was "
-            "refused, and nothing in the file was executed."
-        )
-        self.request = request
 
 
 class Record:
@@ -85,29 +72,26 @@ def load(path, names, has_storages=False):
     is a `Record` with one of `DTYPES` as name and its key as argument.
     """
     request = json.dumps([os.fspath(path), names, has_storages])
-    with subprocess.Popen(
+    child = subprocess.run(
         [sys.executable, "-I", "-S", __file__, request],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as child:
-        try:
-            answer = _AnswerReader(child.stdout).load()
-        except (EOFError, pickle.UnpicklingError, RecursionError):
-            answer = None
-        child.stdout.close()
-        message = child.stderr.read().decode("utf-8", "replace")
-    if not child.returncode and answer is not None:
-        return answer
+        capture_output=True,
+    )
+    if not child.returncode:
+        return _AnswerReader(io.BytesIO(child.stdout)).load()
     # Python may warn before it raises a MemoryError.
-    kind, _, text = message.strip().split("\n")[-1].partition(":")
-    if kind == "RefusedError":
-        raise RefusedError(text.strip())
-    if kind == "MemoryError":
-        raise RefusedError("much more memory than the file has bytes")
+    message = child.stderr.decode("utf-8", "replace").strip().split("\n")[-1]
+    kind, _, request = message.partition(":")
     if child.returncode < 0:
-        raise RefusedError("more time or memory than such a file needs")
-    raise ValueError(f"the pickle is truncated or damaged: {message.strip()}")
+        request = "more time or memory than such a file needs"
+    elif kind == "MemoryError":
+        request = "much more memory than the file has bytes"
+    elif kind != "_RefusedError":
+        raise ValueError(f"the pickle is truncated or damaged: {message}.")
+    raise ValueError(
+        f"the pickle asks for {request.strip()}, which is not needed. It was "
+        "refused, and nothing in the file was executed."
+    )
 
 
 class _AnswerReader(pickle.Unpickler):
@@ -117,12 +101,14 @@ class _AnswerReader(pickle.Unpickler):
         return None  # a long string
 
     def find_class(self, module, name):
-        return {"__main__.Record": Record, "builtins.dict": dict}[
-            f"{module}.{name}"
-        ]
+        return {"Record": Record, "dict": dict}[name]
 
 
 # === The child ===
+
+
+class _RefusedError(Exception):
+    """Raised if a pickle requests what its reader does not need."""
 
 
 class _Dict(dict):
@@ -146,12 +132,6 @@ class _Call:
     def __setstate__(self, state):
         self.state = state
 
-    def append(self, item):
-        pass
-
-    def extend(self, items):
-        pass
-
     def __setitem__(self, key, value):
         pass
 
@@ -161,23 +141,24 @@ class _Reader(pickle.Unpickler):
         super().__init__(file, encoding="utf-8", errors="surrogateescape")
         self._names = f"{_PLAIN_NAMES}|{names}"
         self._storages = storages
-        self._classes = {}
+        self._classes = {
+            "collections.OrderedDict": _Dict,
+            # Protocols 0 and 1 create objects with this function.
+            "copyreg._reconstructor": lambda made, *_: made(),
+            "copy_reg._reconstructor": lambda made, *_: made(),
+        }
 
     def find_class(self, module, name):
         name = f"{module}.{name}"
-        if name == _ORDERED_DICT:
-            return _Dict
-        if name in _CONSTRUCTORS:
-            return lambda made, *_: made()
-        if not re.fullmatch(self._names, name):
-            raise RefusedError(repr(name[:100]))
         if name not in self._classes:
+            if not re.fullmatch(self._names, name):
+                raise _RefusedError(repr(name[:100]))
             self._classes[name] = type("_Named", (_Call,), {"name": name})
         return self._classes[name]
 
     def persistent_load(self, key):
         if self._storages is None:
-            raise RefusedError("data outside of it, such as tensors")
+            raise _RefusedError("data outside of it, such as tensors")
         kind, made, key, *_ = key
         if kind == "module":
             return made  # a class, beside its source code
@@ -195,18 +176,39 @@ class _Writer(pickle.Pickler):
         return is_string and len(value) > _MAX_STRING or None
 
     def reducer_override(self, value):
-        if value is Record or value is dict:
-            return NotImplemented
         if isinstance(value, type) and issubclass(value, _Call):
             return Record, (value.name,)
         if isinstance(value, _Call):
             return Record, (value.name, value.arguments), value.state
         if isinstance(value, _Dict):
             return dict, (), None, None, iter(value.items())
+        if value is Record or value is dict:
+            return NotImplemented
         raise pickle.PicklingError(f"it has a {type(value).__name__}")
 
 
+def _answer(path, names, has_storages):
+    size = os.path.getsize(path)
+    _limit(size)
+    storages, places = {} if has_storages else None, {}
+    with open(path, "rb") as file:
+        is_zip = file.read(4) == ZIP_MAGIC
+        members = _zip_members(file) if is_zip else {"data.pkl": (0, size)}
+        file.seek(members["data.pkl"][0])
+        content = _Reader(file, names, storages).load()
+        if is_zip:
+            places = {key: members.get(f"data/{key}") for key in storages or ()}
+        elif type(content) is int and content == _TORCH_MAGIC:
+            for _ in range(3):
+                content = _Reader(file, names, storages).load()
+            places = _places_behind(file, names, storages or {}, size)
+    if None in places.values() or len(places) < len(storages or ()):
+        raise ValueError("the numbers of tensors are missing")
+    _Writer(sys.stdout.buffer, 5).dump((content, places))
+
+
 def _limit(size):
+    """Limits the memory and the seconds of this process."""
     try:
         import resource
     except ImportError:  # on Windows
@@ -216,86 +218,54 @@ def _limit(size):
         (resource.RLIMIT_CPU, _SECONDS + size // _BYTES_PER_SECOND),
         (resource.RLIMIT_CORE, 0),
     ):
-        _, most = resource.getrlimit(kind)
-        if most != resource.RLIM_INFINITY:
-            limit = min(limit, most)
-        # Some systems have fewer limits.
+        # Some systems have fewer limits, or lower ones.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(kind, (limit, limit))
 
 
-def _answer(path, names, has_storages):
-    size = os.path.getsize(path)
-    _limit(size)
-    with open(path, "rb") as file:
-        members, start, root = {}, 0, ""
-        if file.read(4) == ZIP_MAGIC:
-            members = _zip_members(file)
-            pickles = [name for name in members if name.endswith("/data.pkl")]
-            if len(pickles) != 1:
-                raise ValueError(
-                    "it is a zip file but not of torch.save, which has one "
-                    f"data.pkl: {[*members][:9]}"
-                )
-            start, _ = members[pickles[0]]
-            root = pickles[0].removesuffix("data.pkl")
-        file.seek(start)
-        storages = {} if has_storages else None
-
-        def read():
-            return _Reader(file, names, storages).load()
-
-        content, places = read(), {}
-        if members:
-            for key in storages or ():
-                if f"{root}data/{key}" in members:
-                    places[key] = members[f"{root}data/{key}"]
-            if f"{root}byteorder" in members:
-                file.seek(members[f"{root}byteorder"][0])
-                if file.read(6) != b"little":
-                    raise ValueError("its numbers must be little-endian")
-        elif type(content) is int and content == _TORCH_MAGIC:
-            read(), read()
-            content = read()
-            for key in read() if storages else ():
-                (count,) = struct.unpack("<q", file.read(8))
-                start = file.tell()
-                end = start + count * DTYPES[storages[key]][1]
-                if not start <= end <= size:
-                    raise ValueError("its storages are cut short")
-                places[key] = start, end
-                file.seek(end)
-        if storages and storages.keys() - places:
-            raise ValueError("the numbers of tensors are missing")
-    _Writer(sys.stdout.buffer, 5).dump((content, places))
+def _places_behind(file, names, storages, size):
+    """Returns where storages are that follow the pickles of an old file."""
+    places = {}
+    for key in _Reader(file, names, None).load() if storages else ():
+        (count,) = struct.unpack("<q", file.read(8))
+        start = file.tell()
+        end = start + count * DTYPES[storages[key]][1]
+        if not start <= end <= size:
+            raise ValueError("its storages are cut short")
+        places[key] = start, end
+        file.seek(end)
+    return places
 
 
 def _zip_members(file):
-    """Returns the start and the end of each member of a zip file, by name."""
+    """Returns the start and the end of each member of a file of torch.save."""
     import zipfile
 
     members = {}
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
-            name = info.filename
+            # All are in one folder, whose name may be any.
+            name = info.filename.partition("/")[2]
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
                 raise ValueError(
                     f"{name!r:.99} is compressed or encrypted, which "
                     "torch.save does not write"
                 )
             if name in members:
-                raise ValueError(
-                    f"it has {name!r:.99} twice: which one is meant cannot be "
-                    "known. Save the file again"
-                )
+                raise ValueError(f"it has {info.filename!r:.99} twice")
             # The member's own header, which other tools may write longer.
             file.seek(info.header_offset + 26)
             lengths = struct.unpack("<HH", file.read(4))
             start = info.header_offset + 30 + sum(lengths)
             members[name] = start, start + info.file_size
         damaged = archive.testzip()
-    if damaged:
-        raise ValueError(f"the checksum of {damaged[:99]} is wrong")
+        if damaged:
+            raise ValueError(f"the checksum of {damaged[:99]} is wrong")
+        if "data.pkl" not in members:
+            raise ValueError("it is a zip file, but not of torch.save")
+        order = [x for x in archive.namelist() if x.endswith("/byteorder")]
+        if order and archive.read(order[0]) != b"little":
+            raise ValueError("its numbers must be little-endian")
     return members
 
 
@@ -303,5 +273,4 @@ if __name__ == "__main__":
     try:
         _answer(*json.loads(sys.argv[1]))
     except BaseException as error:  # noqa: BLE001, the parent raises it
-        text = str(getattr(error, "request", error))
-        sys.exit(f"{type(error).__name__}: {text[:500]}")
+        sys.exit(f"{type(error).__name__}: {str(error)[:500]}")

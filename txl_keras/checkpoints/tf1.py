@@ -1,14 +1,13 @@
 """Import of checkpoints of the original TensorFlow 1 code."""
 
-import pathlib
 import re
 
 import keras
 import tensorflow as tf
 
 from txl_keras.checkpoints.configuration import read_config
-from txl_keras.checkpoints.transformer_xl_layout import TF1
-from txl_keras.checkpoints.transformer_xl_layout import load_model
+from txl_keras.checkpoints.transformer_xl import TF1
+from txl_keras.checkpoints.transformer_xl import load_model
 from txl_keras.checks import check_no_pattern
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import open_checked
@@ -70,24 +69,17 @@ def load_slot(prefix, config, dtype, overrides, slot=""):
 
 def _find_prefix(path):
     """Returns the prefix for a prefix, one of its files, or its folder."""
-    path = str(path)
+    path = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", str(path))
     check_no_pattern("prefix", path)
-    folder = path
-    if not tf.io.gfile.isdir(path):
-        path = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", path)
-        if tf.io.gfile.exists(f"{path}.index"):
-            return path
-        folder = str(pathlib.Path(path).parent)
-    found = [
-        name.removesuffix(".index")
-        for name in sorted(tf.io.gfile.glob(f"{folder}/*.index"))
-    ]
-    if folder == path and len(found) == 1:
-        return found[0]
+    if tf.io.gfile.exists(f"{path}.index"):
+        return path
+    found = tf.io.gfile.glob(f"{path}/*.index")
+    if len(found) == 1:
+        return found[0].removesuffix(".index")
     raise ValueError(
         "`prefix` must be the part before `.index` in the name of a "
         f"checkpoint's file, or a folder with one. Received: prefix={path}. "
-        f"Checkpoints there: {found or 'none'}"
+        f"Checkpoints there: {sorted(found) or 'none'}"
     )
 
 

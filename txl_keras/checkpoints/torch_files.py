@@ -3,7 +3,6 @@
 Such a file has a pickle, which `safe_pickle` reads, and the values of tensors.
 """
 
-import operator
 import os
 
 import ml_dtypes  # noqa: F401, makes bfloat16 known to NumPy
@@ -17,8 +16,6 @@ from txl_keras.tensor_files import Tensors
 # Limits for a model that was saved whole; only a malicious file exceeds them.
 _MAX_MODULES = 1 << 16
 _MAX_NAME = 1000
-# What torch.nn.DataParallel and torch.compile put before the names of tensors.
-_WRAPPERS = ("module.", "_orig_mod.")
 _TENSORS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2")
 _PARAMETER = "torch._utils._rebuild_parameter"
 # Names in the pickles of the original code's models, none of which is imported
@@ -35,15 +32,10 @@ def load_torch(path):
         raise FileNotFoundError(f"There is no file {path}.")
     try:
         loaded, places = safe_pickle.load(path, _NAMES, has_storages=True)
-    except safe_pickle.RefusedError as error:
-        raise ValueError(
-            f"{path} was refused: {error} If you trust the model, save only "
-            "its tensors: `torch.save(model.state_dict(), path)`."
-        ) from None
     except ValueError as error:
         raise ValueError(
-            f"{path} cannot be read; it is damaged, cut short, or not a file "
-            f"of PyTorch: {error}"
+            f"{path} cannot be read: {error} If you trust the file, save only "
+            "its tensors: `torch.save(model.state_dict(), path)`."
         ) from error
     # Bytes are read when they are used.
     data = np.memmap(path, np.uint8, "r")
@@ -59,12 +51,12 @@ def _state_dict(module, path):
     while modules:
         prefix, module = modules.pop()
         count += 1
-        state = module.state if isinstance(module, Record) else None
-        parts = [
-            state.get(part) if isinstance(state, dict) else None
-            for part in ("_parameters", "_buffers", "_modules")
-        ]
-        if any(not isinstance(part, dict) for part in parts):
+        state = getattr(module, "state", None)
+        state = state if isinstance(state, dict) else {}
+        *parts, children = (
+            state.get(part) for part in ("_parameters", "_buffers", "_modules")
+        )
+        if any(not isinstance(part, dict) for part in (*parts, children)):
             raise ValueError(
                 f"{path} must hold a module or a state dict: tensors by name. "
                 f"Received: a {shown(getattr(module, 'name', module))} at "
@@ -74,8 +66,7 @@ def _state_dict(module, path):
             raise ValueError(
                 f"{path} was refused: its modules contain each other"
             )
-        parameters, buffers, children = parts
-        for name, tensor in {**parameters, **buffers}.items():
+        for name, tensor in (item for part in parts for item in part.items()):
             if tensor is not None:
                 tensors[f"{prefix}{name}"] = tensor
         for name, child in children.items():
@@ -86,55 +77,31 @@ def _state_dict(module, path):
 
 def torch_tensors(state, storages, path):
     """Returns the `Tensors` of a state dict that `load_torch` returned."""
-    received = [type(state).__name__]
-    if isinstance(state, dict):
-        received = sorted({_kind(*item) for item in state.items()})
-    if received != ["tensor"]:
-        raise ValueError(
-            f"{path} must hold a state dict: tensors by name. "
-            f"Received: {shown(received)}"
-        )
     arrays = {}
-    for name, tensor in state.items():
+    for name, tensor in getattr(state, "items", list)():
         try:
-            arrays[name] = _array(tensor, storages)
+            arrays[str(name)] = _array(tensor, storages)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(
-                f"{path} cannot be read: the tensor {shown(name)} is damaged: "
-                f"{error}"
+                f"{path} must hold a state dict: tensors by name. Received: "
+                f"{shown(name)}, which cannot be read: {error}"
             ) from error
-    return unwrapped(
-        Tensors(
-            {name: array.shape for name, array in arrays.items()},
-            arrays.__getitem__,
-            min(sum(map(len, storages.values())), os.path.getsize(path)),
-        )
+    # What torch.nn.DataParallel puts before all names.
+    if all(name.startswith("module.") for name in arrays):
+        arrays = {name.removeprefix("module."): x for name, x in arrays.items()}
+    return Tensors(
+        {name: array.shape for name, array in arrays.items()},
+        arrays.__getitem__,
+        min(sum(map(len, storages.values())), os.path.getsize(path)),
     )
-
-
-def unwrapped(tensors):
-    """Removes the prefix that a wrapper, such as DataParallel, adds."""
-    for prefix in _WRAPPERS:
-        if all(name.startswith(prefix) for name in tensors):
-            rename = operator.methodcaller("removeprefix", prefix)
-            tensors = tensors.renamed(rename)
-    return tensors
-
-
-def _kind(name, value):
-    if not isinstance(value, Record) or not value.arguments:
-        return type(value).__name__
-    if not isinstance(name, str) or value.name not in (*_TENSORS, _PARAMETER):
-        return value.name
-    return "tensor"
 
 
 def _array(tensor, storages):
     """Returns an array of a tensor, without a copy."""
-    if tensor.name == _PARAMETER:
+    if getattr(tensor, "name", None) == _PARAMETER:
         tensor = tensor.arguments[0]
-    if not isinstance(tensor, Record) or tensor.name not in _TENSORS:
-        raise ValueError("it holds no tensor")
+    if getattr(tensor, "name", None) not in _TENSORS:
+        raise ValueError(f"a {type(tensor).__name__} that is no tensor")
     storage, offset, shape, strides, *rest = tensor.arguments
     # The metadata, after `requires_grad` and hooks, may negate the values.
     if rest[2:] and rest[2]:

@@ -38,14 +38,11 @@ def check_packages(
 ):
     """Raises `ImportError` unless packages have the tested `VERSIONS`."""
     found = {name: _version(name) for name in names}
-    if any(found[name] != VERSIONS[name] for name in names):
-        required = ", ".join(f"{name} {VERSIONS[name]}" for name in names)
-        installed = ", ".join(
-            f"{name} {v or 'is missing'}" for name, v in found.items()
-        )
+    needed = {name: VERSIONS[name] for name in names}
+    if found != needed:
         raise ImportError(
-            f"{feature} needs {required}: pip install {to_install}. "
-            f"Received: {installed}"
+            f"{feature} needs {needed}: pip install {to_install}. Received: "
+            f"{found}"
         )
 
 

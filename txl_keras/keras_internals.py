@@ -55,7 +55,7 @@ class IntegerBatches:
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy Keras would trace `call` to build the optimizer and
-        # the metrics, which `FitSteps` does itself.
+        # the metrics, which exist before the first step of `FitSteps`.
         if getattr(self, "fit_steps", None) is None:
             super()._maybe_symbolic_build(iterator, data_batch)
 

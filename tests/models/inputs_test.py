@@ -177,17 +177,6 @@ def test_weights_of_another_precision_are_an_error(make):
         assert small_backbone(dtype, make).variable_dtype == "float32"
 
 
-@every_kind
-def test_a_name_that_no_graph_can_have_is_an_error(make):
-    model = small_model(make=make)
-    for wrong in ("", "my model", "é", "_a", "a\n"):
-        with pytest.raises(ValueError, match="`name` must consist of ASCII"):
-            small_backbone(make=make, name=wrong)
-        with pytest.raises(ValueError, match="`name` must consist of ASCII"):
-            type(model)(model.backbone, name=wrong)
-    assert small_backbone(make=make, name="A.2_-b").name == "A.2_-b"
-
-
 def test_export_by_keras_is_refused(tmp_path):
     with pytest.raises(NotImplementedError, match="txl_keras.serving.export"):
         small_model().export(tmp_path / "model")

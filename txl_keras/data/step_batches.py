@@ -146,28 +146,6 @@ def dataset_of(batch, spec, start=0, end=None, per_step=1):
     return dataset.with_options(options)
 
 
-def distribute_rows(dataset, batch_size, strategy):
-    """Distributes a dataset of batches as `StepBatches.distribute` does."""
-    # Every worker must have all batches and keeps its own rows.
-    if strategy.num_replicas_in_sync == 1:
-        return dataset
-
-    def make_dataset(first, local, rows):
-        def parts(value):
-            if value.shape.rank == 0:
-                return tf.fill([local], value)
-            own = value[first : first + local * rows]
-            return tf.reshape(own, (local, rows, *value.shape[1:]))
-
-        return dataset.flat_map(
-            lambda batch: tf.data.Dataset.from_tensor_slices(
-                {key: parts(value) for key, value in batch.items()}
-            )
-        )
-
-    return _distribute(make_dataset, batch_size, strategy)
-
-
 def _distribute(make_dataset, batch_size, strategy):
     """Distributes `make_dataset(first_row, num_replicas, rows_per_replica)`."""
     replicas = strategy.num_replicas_in_sync

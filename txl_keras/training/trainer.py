@@ -4,7 +4,6 @@ Letters: `B` batch over all replicas, `b` rows of one replica, `T` segment.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -77,8 +76,6 @@ class Trainer:
         stop: Optional `txl_keras.training.stopping.StopRequest`, whose signal
             ends `train` early.
         jit_compile: Boolean, whether XLA may compile the step.
-        step_function: Optional function with the arguments and results of
-            `replica_step`, in place of it.
 
     Attributes:
         step: int64 `tf.Variable`, the number of steps done.
@@ -126,7 +123,6 @@ class Trainer:
         attention_kernel: bool = False,
         stop: Any = None,
         jit_compile: bool = True,
-        step_function: Callable | None = None,
     ):
         check_supported(optimizer)
         if clip_norm is None:
@@ -206,11 +202,12 @@ class Trainer:
             compile_layers, strategy=strategy, jit_compile=jit_compile
         )
         self._compiled_update = compile_function(self._update)
-        step = step_function or self.replica_step
+        step, self.scored_step = self.replica_step, self._scored_step
         if not on_cpu and strategy.num_replicas_in_sync == 1:
             # With several GPUs only the parts around the all-reduce can be
             # compiled: XLA has no collectives there.
             step = compile_function(step)
+            self.scored_step = compile_function(self._scored_step)
         self._stop = stop or StopRequest()
         self._run = host_loop(strategy, step, self._stop.variable)
 
@@ -267,10 +264,10 @@ class Trainer:
     @tf.autograph.experimental.do_not_convert
     def replica_step(self, batch: dict, stop: Any) -> dict:
         """Runs one step of one replica; public for `--compile_only`."""
-        return self.scored_step(batch, stop)[0]
+        return self._scored_step(batch, stop)[0]
 
     @tf.autograph.experimental.do_not_convert
-    def scored_step(self, batch: dict, stop: Any) -> tuple:
+    def _scored_step(self, batch, stop):
         """Runs one step of one replica; also returns nll `(b, T)`, if whole."""
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows

@@ -61,7 +61,6 @@ class ResetMemory(keras.callbacks.Callback):
 
     def _begin(self, logs=None):
         for stack in self._stacks():
-            stack.check_batches()
             stack.reset_state()
 
     on_train_begin = on_test_begin = on_predict_begin = _begin

@@ -17,7 +17,6 @@ from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import shown
-from txl_keras.keras_internals import check_batches
 from txl_keras.layers.attention.position_encoding import (
     RelativePositionEncoding,
 )
@@ -427,7 +426,6 @@ class TransformerXLBackbone(RecurrentBackbone):
         batch_size = ops.shape(inputs)[0]
         stack = None
         if self.stateful and memory is None:
-            check_batches()
             stack = (
                 self._training_memory if training else self._inference_memory
             )

@@ -128,8 +128,7 @@ STEPS = {
         train_step, {"dtype": "mixed_float16"}, {"optimizer": "lamb"}
     ),
     "clusters, blocks": (
-        train_step, {"num_layers": 2, **CLUSTERS},
-        {"intermediate_loss_steps": 9},
+        train_step, {"num_layers": 2, **CLUSTERS}, {}
     ),
     "gates, pieces": (train_step, GATES, {"accumulate_steps": 2}),
     "gates, generation": (generation_step, GATES, {}),

@@ -4,8 +4,6 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `V` vocabulary,
 `L` layers.
 """
 
-import functools
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -172,40 +170,6 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             inputs, memory=memory, reset=reset, **kwargs
         )
         return self.softmax(hidden, targets), memory, *losses
-
-    def score_blocks(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        weights: Tensor,
-        is_scored: Sequence[Tensor],
-        **kwargs,
-    ) -> tuple[list[Tensor], Memory]:
-        """Computes the loss of every block's output with the same softmax.
-
-        The intermediate losses of Al-Rfou et al. (2018), section 3.2.
-
-        Args:
-            inputs, targets: See `score`.
-            weights: float32 tensor `(B, T)`, the weight of each target.
-            is_scored: Sequence of L - 1 boolean scalars, one for each block
-                but the last. A loss that is not computed is 0.
-            **kwargs: Other arguments of `score`.
-
-        Returns:
-            A pair: a list of L float32 scalars, the weighted sums in nats, and
-            the new `Memory`.
-        """
-        blocks, memory = self.backbone(inputs, return_blocks=True, **kwargs)
-
-        def loss(hidden):
-            return tf.reduce_sum(self.softmax(hidden, targets) * weights)
-
-        intermediate = [
-            tf.cond(scored, functools.partial(loss, hidden), lambda: 0.0)
-            for scored, hidden in zip(is_scored, blocks[:-1], strict=True)
-        ]
-        return [*intermediate, loss(blocks[-1])], memory
 
     def log_probs(
         self,

@@ -127,8 +127,6 @@ class LanguageTraining(
         than before train a finished run for longer. Default: max_steps counts.
     half_loss: Compute the training loss on the second half of each segment
         only. With --order=roll all tokens become targets in some epoch.
-    intermediate_losses: Let the blocks below the last one predict, too, during
-        parts of the first half of the steps, as in Al-Rfou et al.
 
     Device options:
     attention_kernel: Compute attention in training with a Pallas kernel, which
@@ -139,7 +137,6 @@ class LanguageTraining(
     max_sample_tokens: options.integer(0) = 500
     minutes: options.number(0.01, 1e6) = None
     half_loss: bool = False
-    intermediate_losses: bool = False
     attention_kernel: bool = False
 
 
@@ -197,7 +194,6 @@ def dtype_policy():
 def build_trainer(build_model, strategy, stop=None, batch_size=None):
     """Builds the `Trainer` of the flags; also returns its `RunPlan`."""
     given = LanguageTraining.values()
-    half = FLAGS.max_steps // 2
     with strategy.scope():
         model = build_model()
         schedule = build_schedule(
@@ -223,7 +219,6 @@ def build_trainer(build_model, strategy, stop=None, batch_size=None):
         clip_norm=FLAGS.clip_norm or None,
         seed=FLAGS.seed,
         accumulate_steps=FLAGS.accumulate_steps,
-        intermediate_loss_steps=half if given.get("intermediate_losses") else 0,
         attention_kernel=given.get("attention_kernel", False),
         stop=stop,
     )

@@ -31,15 +31,13 @@ def compile_layers(
     strategy,
     model=None,
     training=False,
-    in_parts=True,
     kernel=False,
     jit_compile=True,
 ):
     """Compiles what one replica does between collectives to a `tf.function`."""
     # The layers of a `model` may be compiled in parts on a CPU where that is
-    # faster, unless `in_parts` is false: see
-    # `txl_keras.layers.compute.target`. With `kernel`, their attention uses the
-    # Pallas kernel for TPUs.
+    # faster: see `txl_keras.layers.compute.target`. With `kernel`, their
+    # attention uses the Pallas kernel for TPUs.
     target = current()
     if model is not None:
         device = device_of(strategy)
@@ -51,7 +49,7 @@ def compile_layers(
         target = model.backbone.target(device, training)
         target = dataclasses.replace(
             target,
-            in_parts=target.in_parts and in_parts and jit_compile,
+            in_parts=target.in_parts and jit_compile,
             kernel=kernel,
         )
     # `TPUStrategy` compiles whole steps by itself.

@@ -65,11 +65,6 @@ class Trainer:
         accumulate_steps: Integer, the number of micro-batches for gradient
             accumulation. The step is the same, with the activations of fewer
             rows in memory. Each micro-batch uses the memory of its own rows.
-        intermediate_loss_steps: Integer `S`, for auxiliary losses of the blocks
-            below the last one: block l of L has one in the first `S l / L`
-            steps. Al-Rfou et al. (2018), section 3.2, use half of all steps.
-            These losses are added to the minimized loss, but not to the
-            reported `loss`.
         attention_kernel: Boolean, whether attention uses the Pallas kernel for
             TPUs (`txl_keras.layers.compute.pallas`), which needs jax. On a CPU
             the kernel is interpreted, which is slow.
@@ -119,7 +114,6 @@ class Trainer:
         clip_norm: float | None = None,
         seed: int = 0,
         accumulate_steps: int = 1,
-        intermediate_loss_steps: int = 0,
         attention_kernel: bool = False,
         stop: Any = None,
         jit_compile: bool = True,
@@ -131,41 +125,18 @@ class Trainer:
             check_number("clip_norm", clip_norm, 0, exclusive=True)
         check_integer("seed", seed, 0)
         check_integer("accumulate_steps", accumulate_steps, 1)
-        check_integer("intermediate_loss_steps", intermediate_loss_steps, 0)
-        has_blocks = hasattr(model, "score_blocks") and (
-            model.backbone.has_attention and model.backbone.num_layers > 1
-        )
         compressing = {id(v) for v in model.backbone.compression_variables}
         self._compresses = bool(compressing)
         # The gradients of the model (False) and of the compression (True)
         # have a norm each.
         self._parts = [id(v) in compressing for v in model.trainable_variables]
         self._rows = replica_batch_size(batch_size, strategy)
-        for is_wrong, expected in (
-            (
-                intermediate_loss_steps and not has_blocks,
-                "`intermediate_loss_steps` must be 0 without two blocks or "
-                "more of a TransformerXLBackbone",
-            ),
-            (
-                intermediate_loss_steps and compressing,
-                "`intermediate_loss_steps` must be 0 with a `compression` that "
-                "is trained",
-            ),
-            (
-                self._rows % accumulate_steps,
+        if self._rows % accumulate_steps:
+            raise ValueError(
                 "`accumulate_steps` must divide the per-replica batch, "
-                f"batch_size / replicas = {self._rows}",
-            ),
-        ):
-            if is_wrong:
-                raise ValueError(
-                    f"{expected}. Received: intermediate_loss_steps="
-                    f"{intermediate_loss_steps}, accumulate_steps="
-                    f"{accumulate_steps}, batch_size={batch_size}, a "
-                    f"{type(model.backbone).__name__} of num_layers="
-                    f"{model.backbone.num_layers}"
-                )
+                f"batch_size / replicas = {self._rows}. Received: "
+                f"accumulate_steps={accumulate_steps}, batch_size={batch_size}"
+            )
         if attention_kernel:
             _check_kernel(model)
         self.model = model
@@ -174,7 +145,6 @@ class Trainer:
         self.batch_size = batch_size
         self.clip_norm = clip_norm
         self.accumulate_steps = accumulate_steps
-        self.intermediate_loss_steps = intermediate_loss_steps
         self.stopped = False
         with strategy.scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -192,9 +162,6 @@ class Trainer:
             strategy,
             model,
             training=True,
-            # TensorFlow has no gradient of functions that XLA compiled inside
-            # a `tf.cond`.
-            in_parts=intermediate_loss_steps == 0,
             kernel=attention_kernel,
             jit_compile=jit_compile,
         )
@@ -404,33 +371,20 @@ class Trainer:
             "first_row": first_row,
         }
         with tf.GradientTape() as tape:
-            errors, nll = [], ()
-            if self.intermediate_loss_steps:
-                # Which blocks below the last have a loss in this step.
-                num_blocks = self.model.backbone.num_layers
-                is_scored = [
-                    self.step * num_blocks
-                    < block * self.intermediate_loss_steps
-                    for block in range(1, num_blocks)
-                ]
-                losses, memory = self.model.score_blocks(
-                    weights=weights, is_scored=is_scored, **arguments
-                )
-            else:
-                if self._compresses:
-                    arguments["return_reconstruction_loss"] = True
-                nll, memory, *errors = self.model.score(**arguments)
-                losses = [tf.reduce_sum(nll * weights)]
-                # The mean over the rows of all replicas.
-                errors = [tf.reduce_sum(x) / self.batch_size for x in errors]
-            target = tf.add_n([*losses, *errors])
+            if self._compresses:
+                arguments["return_reconstruction_loss"] = True
+            nll, memory, *errors = self.model.score(**arguments)
+            loss = tf.reduce_sum(nll * weights)
+            # The mean over the rows of all replicas.
+            errors = [tf.reduce_sum(x) / self.batch_size for x in errors]
+            target = tf.add_n([loss, *errors])
             if self.loss_scale:
                 target *= self.loss_scale.value
         variables = self.model.trainable_variables
         gradients = tape.gradient(target, variables)
         if self.loss_scale:
             memory = _reset_overflows(memory, self.memory.cold_start)
-        return (losses[-1], *errors), nll, memory, [
+        return (loss, *errors), nll, memory, [
             # Token type weights have no gradient without token types.
             tf.zeros(variable.shape) if gradient is None
             # Sparse gradients repeat the row of a repeated token, so that

@@ -94,8 +94,7 @@ setup(
     },
     package_data={
         "txl_keras": ["py.typed", "trained/*/*"],
-        "txl_keras.demo": ["*.html"],
-        "txl_keras.evaluation": ["*.html"],
+        "txl_keras.pages": ["*.html"],
         "txl_keras.train": ["configs/**/*.flags"],
         "txl_keras.tpu_configs": ["*.flags"],
     },

@@ -73,10 +73,10 @@ _BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 
 _FLAGS_INTRODUCTION = """\
 Those in the tables below, by command and topic; `txl COMMAND --help` prints the
-same. A boolean flag such as `--lower_case` is turned off by `--nolower_case`.
-`--flagfile=NAME` reads flags from a file, or from one that comes with the
-package, such as `quickstart`. If a flag is given twice, the last one counts. An
-empty default means that the flag is not set.
+same. A boolean flag such as `--drop_newlines` is turned off by
+`--nodrop_newlines`. `--flagfile=NAME` reads flags from a file, or from one that
+comes with the package, such as `quickstart`. If a flag is given twice, the last
+one counts. An empty default means that the flag is not set.
 """
 _API_INTRODUCTION = """\
 Those below, by package: every exported name with its signature and the first
@@ -314,7 +314,9 @@ def _modules():
     names = [
         info.name
         for info in pkgutil.walk_packages(txl_keras.__path__, "txl_keras.")
-        if info.ispkg or info.name in _MODULES
+        if info.ispkg
+        or info.name.startswith("txl_keras.extensions.")
+        or info.name in _MODULES
     ]
     modules = [importlib.import_module(name) for name in sorted(names)]
     return [module for module in modules if _exports(module)]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from script_flags import flags_of
 
+from txl_keras import extending
 from txl_keras.scripts.flagfiles import expand_flagfiles
 from txl_keras.scripts.txl import COMMANDS
 
@@ -278,6 +279,19 @@ def test_beyond(full, guide):
     differs = np.abs(names["hidden"] - names["changed"]).max(axis=(0, 2))
     np.testing.assert_array_equal(np.flatnonzero(differs), np.arange(4, 16))
     assert np.shape(names["written"]) == (8, 80, 3)
+
+
+def test_extending(guide, monkeypatch):
+    extending.registered("")  # imports what is there
+    found = {kind: dict(named) for kind, named in extending._found.items()}
+    monkeypatch.setattr(extending, "_found", found)
+    names = guide("extending.md")
+    backbone = names["backbone"]
+    ids = np.arange(12).reshape(2, 6)
+    x = backbone.token_embedding(ids) * backbone.hidden_dim**0.5
+    np.testing.assert_allclose(backbone(ids)[0], x, rtol=1e-6)
+    assert names["scores"]["nll"] < names["scores"]["alone"] - 0.5
+    assert {"definition", "pallas"} <= {*found["attention"]}
 
 
 def test_troubleshooting(guide):

@@ -55,14 +55,14 @@ def small_backbone(dtype=None, make=TransformerXLBackbone, **config):
     return make(dtype=dtype, **{**sizes, **config})
 
 
-def feature_backbone(**config):
+def feature_backbone(make=TransformerXLBackbone, **config):
     """Backbone of vectors `(B, T, 16)` with a memory of 6, equal every time."""
     seed_weights(3)
     sizes = {
         "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "head_dim": 6,
         "intermediate_dim": 20, "memory_length": 6, "initializer_stddev": 0.4,
     }  # fmt: skip
-    return TransformerXLBackbone(None, **{**sizes, **config})
+    return make(None, **{**sizes, **config})
 
 
 def small_model(dtype=None, make=TransformerXLBackbone, **config):
@@ -201,7 +201,7 @@ def random_ids(*shape, seed=0):
 
 
 def save_run(path, model, step, tokenizer=None, best=None, **config):
-    """Run with the weights of a step, and of `best`: a model and its step."""
+    """Run with a checkpoint, and the best weights: by default the same."""
     workdir = Workdir(str(path))
     content = {
         "flags": {},
@@ -215,9 +215,8 @@ def save_run(path, model, step, tokenizer=None, best=None, **config):
     del content["model"]["tokenizer"]
     workdir.claim(content, tokenizer)
     save_checkpoint(workdir.checkpoints, model, step, workdir.run_hash())
-    if best:
-        weights = copies(weights_by_name(best[0]))
-        workdir.save_best(weights, best[1])
+    best, step = best or (model, step)
+    workdir.save_best(copies(weights_by_name(best)), step)
     return workdir
 
 

@@ -67,9 +67,7 @@ MODELS = {
     "causal_lm": make_causal_lm,
     "classifier": make_classifier,
     "lstm": lambda: small_backbone(make=LSTMBackbone, num_layers=1),
-    "features": lambda: feature_backbone(
-        num_layers=1, normalize_first=True, gate="gru"
-    ),
+    "features": lambda: feature_backbone(num_layers=1, normalize_first=True),
     "lstm_lm": lambda: small_model(make=LSTMBackbone, num_layers=1),
     "xlnet": lambda: small_backbone(make=XLNetBackbone, num_layers=1),
     "xlnet_lm": lambda: small_model(make=XLNetBackbone, num_layers=1),
@@ -320,15 +318,14 @@ EVIL = {
     "fields, message",
     [
         ({"class_name": "Lambda"}, "is one of .*'LSTMBackbone'.*Lambda"),
-        ({"class_name": ...}, "must be that of a preset, with `class_name`"),
+        ({"class_name": ...}, "that of a preset or a run, with `class_name`"),
         ({"module": "os"}, "has the unknown key 'module'"),
-        ({"config.backbone": EVIL}, "class_name` must .* one of .*'Lambda'"),
+        ({"config.backbone": EVIL}, "class_name` that is one of .*'Lambda'"),
         ({"config.function": "x"}, "`config` has the unknown key 'function'"),
         ({"config.tokenizer": EVIL}, "unknown tokenizer.*'Lambda'"),
         ({"config.backbone.config.vocabulary_size": 10**9}, "another model"),
         ({"config.backbone.config.name": "a b"}, "`name` must consist of"),
         ({"config.backbone.config.name": ""}, "`name` must consist of"),
-        ({"weights": ...}, "`weights` must be a string"),
         ({"weights": "0"}, "not the file that was saved with the config"),
         ({"tokenizer": "0"}, "not the tokenizer of the model"),
         ({"tokenizer": ...}, "not the tokenizer of the model.*is None"),
@@ -541,7 +538,7 @@ def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path):
         pass
 
     model = Mine(small_backbone(num_layers=1))
-    with pytest.raises(ValueError, match="one of .*'XLNetBackbone'.*a Mine"):
+    with pytest.raises(ValueError, match="one of .*'XLNetBackbone'.*'Mine'"):
         model.save_to_preset(tmp_path)
     model = small_model(num_layers=1)
     model.softmax.biases[0].assign(np.full(V, np.nan))
@@ -583,7 +580,8 @@ def test_a_subclass_is_loaded_as_what_it_is_called_on(saved):
 def test_a_run_is_a_preset_of_its_best_weights(tmp_path, saved):
     model, _ = saved["causal_lm"]
     run = save_run(tmp_path / "run", model, 5, TOKENIZER)
-    with pytest.raises(FileNotFoundError, match="no best.*checkpoint=latest"):
+    shutil.rmtree(run.model)
+    with pytest.raises(FileNotFoundError, match="no best weights"):
         TransformerXLCausalLM.from_preset(run.path)
     best = make_causal_lm(initializer_stddev=0.1)
     run.save_best(copies(weights_by_name(best)), 3)
@@ -648,7 +646,7 @@ def test_a_vocabulary_of_another_model_or_with_code_is_refused(hugging_face):
     path.write_bytes(pickle.dumps({"idx2sym": ["<eos>", "b"]}))
     with pytest.raises(ValueError, match=f"{path} must have `size` symbols"):
         TransformerXLCausalLM.from_preset(hugging_face)
-    path.write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    path.write_bytes(b"\x80\x02cos\nsystem\n(X\x06\0\0\0exit 1tR.")
     with pytest.raises(ValueError, match=f"{path} .*os.system"):
         TransformerXLCausalLM.from_preset(hugging_face)
     assert TransformerXLCausalLM.from_preset(hugging_face, tokenizer=None)

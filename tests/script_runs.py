@@ -28,7 +28,6 @@ TINY = (
     "--max_sample_tokens=40",
     "--tokenizer=bytes",
 )
-NOT_UTF8 = "\udcff"  # as Python reads the byte 255 of a command line
 CLASSIFIER_SIZES = (
     "--num_layers=1", "--hidden_dim=16", "--num_heads=2",
     "--intermediate_dim=16", "--memory_length=8", "--segment_length=8",

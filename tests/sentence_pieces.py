@@ -11,7 +11,7 @@ TEXT = """The cat sat on the mat, and the other cat sat on the hat.
 A naïve cat  -  two spaces, trailing ones too \n\n\tA tab began this line.
 Was the cat on the mat, or was the mat on the cat? The hat was on the mat.
 """ * (4)
-NAMES = ("unigram", "bpe", "like XLNet", "like Llama")
+NAMES = ("bpe", "like XLNet", "like Llama")
 
 
 def train_foreign(**options):
@@ -33,8 +33,8 @@ def build_subwords(name):
     """The tokenizer of one of `NAMES`."""
     pytest.importorskip("tensorflow_text")
     pytest.importorskip("sentencepiece")
-    if name in ("unigram", "bpe"):
-        return SentencePieceTokenizer.train([TEXT], 295, name)
+    if name == "bpe":
+        return SentencePieceTokenizer.train([TEXT], 295)
     if name == "like XLNet":
         model = train_foreign(control_symbols=["<eop>"])
         return SentencePieceTokenizer(model, line_end="<eop>")

@@ -13,7 +13,7 @@
 #     LIBTPU_VERSION      default: 0.0.14, the oldest that build accepts. It
 #                         accepts all later ones, but 0.0.51 lacks what it
 #                         calls, such as ConfigureDistributedTpuOp_DoWork
-#     JAX_VERSION         default: none. --attention_kernel needs 0.10.2, and
+#     JAX_VERSION         default: none. --attention=pallas needs 0.10.2, and
 #                         libtpu 0.0.40, as 0.0.36 cannot read its kernels
 set -euo pipefail
 

@@ -35,7 +35,7 @@ def main(_):
     workdir, output = Workdir(FLAGS.workdir), check_path("output", FLAGS.output)
     check_new("output", output)
     tokenizer = workdir.load_tokenizer()
-    model, _ = workdir.load_model("latest", tokenizer)
+    model, _ = workdir.load_model(tokenizer)
     steps = average_weights(model, workdir.checkpoints, workdir.run_hash())
     training = {**workdir.training(), "step": steps[-1]}
     model.save_to_preset(output, {**training, "averaged_steps": steps})

@@ -158,9 +158,9 @@ def _check_flags():
     if FLAGS.output:
         data_flags.check_writable("output", FLAGS.output)
     options.refuse(
-        FLAGS.backbone != "transformer_xl",
-        "`backbone` must be transformer_xl, as the other contenders implement "
-        "no LSTM.",
+        FLAGS.backbone not in (None, "transformer_xl"),
+        "`backbone` must be transformer_xl: the other contenders implement no "
+        "other.",
     )
     options.refuse(
         FLAGS.peer_python and not shutil.which(FLAGS.peer_python),

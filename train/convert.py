@@ -82,12 +82,10 @@ class Convert(options.Options, trained=" or ".join(TRAINED)):
     vocabulary: options.path = None
 
 
-_WORD_FLAGS = ("unknown", "line_start", "line_end", "lower_case")
+_WORD_FLAGS = ("unknown", "line_start", "line_end")
 
 Convert.define()
-data_flags.Tokenizer.define(
-    *_WORD_FLAGS, unknown="<unk>", line_end="<eos>", lower_case=False
-)
+data_flags.Tokenizer.define(*_WORD_FLAGS, unknown="<unk>", line_end="<eos>")
 
 
 def main(_):
@@ -158,7 +156,7 @@ def _load_model():
     }
     overrides = {k: v for k, v in overrides.items() if v is not None}
     if FLAGS.input_format == "workdir":
-        return Workdir(FLAGS.input).load_model("best", **overrides)
+        return Workdir(FLAGS.input).load_model(**overrides)
     if FLAGS.input_format == "preset":
         expected = "`input` must be a preset with weights."
         options.refuse(FLAGS.input in PRESETS, expected)

@@ -16,8 +16,8 @@ import sys
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-from txl_keras.demo.playground import Playground
-from txl_keras.demo.server import DemoServer
+from txl_keras.pages.playground import Playground
+from txl_keras.pages.server import DemoServer
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model

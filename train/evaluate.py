@@ -22,28 +22,14 @@ in a window of its own: the evaluation of Al-Rfou et al., which takes
 segment_length times as long. --stride=K predicts K tokens per window and takes
 one K-th of that time.
 
---dynamic=sgd and --dynamic=rms let the weights follow the text while it is
-scored (dynamic evaluation): each segment is scored, then learned. --batch_size
-is then 1. The statistics of rms are collected on the train split and kept in
-the workdir. With several values of --dynamic_learning_rate or --dynamic_decay,
-the best pair on valid is taken:
-
-    txl evaluate --workdir=runs/quickstart --dynamic=rms \
-        --dynamic_learning_rate=1e-5,3e-5,1e-4 --dynamic_decay=0,0.03
-
-Stopped by SIGTERM, SIGHUP or Ctrl-C while dynamic evaluation scores a run, the
-same command goes on where it was.
-
 Writes to the workdir: evaluation_SPLIT.json, a list with one result for each
 checkpoint, text and settings, the latest last; with --position_curve a picture;
 with --html a web page that shows how surprising each token is. The score of a
 --preset is only printed. --token_nll writes the nats of every token.
 """
 
-import contextlib
 import os
 import sys
-import time
 
 import txl_keras.scripts.quiet  # noqa: F401
 
@@ -55,16 +41,14 @@ from txl_keras.data import Segments
 from txl_keras.data import SlidingWindows
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import WHOLE
-from txl_keras.data.corpora.files import absolute_path
 from txl_keras.data.corpora.files import check_can_write
+from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.data.corpora.files import write_text
 from txl_keras.evaluation import evaluator
 from txl_keras.evaluation import report
 from txl_keras.evaluation.plots import plot_losses
-from txl_keras.evaluation.surprise import surprise_page
-from txl_keras.evaluation.token_file import create_token_file
+from txl_keras.extending import registered
 from txl_keras.scripts import data_flags
-from txl_keras.scripts import dynamic_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
@@ -75,8 +59,6 @@ from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.workdir import write_json
 
-_ATTENTION_FLAGS = ("same_length", "clamp_length", "compressed_length")
-
 
 class Evaluate(options.Options, WHOLE=WHOLE):
     """Holds the options of this command.
@@ -85,8 +67,8 @@ class Evaluate(options.Options, WHOLE=WHOLE):
         many tokens and scores only those; needs memory_length=0. Default: no
         sliding window.
     warmup: Text that each row reads before its own part, to fill its memory.
-    token_nll: Local .npy file for the nats of every token, in the order of the
-        text, as float32 (NaN for a token without a score). Default: none.
+    token_nll: .npy file for the nats of every token, in the order of the text,
+        as float32 (NaN for a token without a score). Default: none.
     position_curve: Add scores by the position of a token in its document, and
         draw them to WORKDIR/evaluation_SPLIT_positions.png.
     html: Write a web page of the first tokens of the split, up to 5000, each
@@ -97,7 +79,7 @@ class Evaluate(options.Options, WHOLE=WHOLE):
     split: Split of the text to score; {WHOLE}: the whole --corpus, not split.
     segment_length: Tokens per segment. Default: as in training, or 128 for a
         --preset.
-    batch_size: Rows per batch. Default: 16, and 1 with --dynamic.
+    batch_size: Rows per batch. Default: 16, unless another option says so.
 
     Evaluation options:
     max_eval_tokens: Score only this many tokens from the start of the split.
@@ -118,10 +100,10 @@ class Evaluate(options.Options, WHOLE=WHOLE):
 Evaluate.define()
 trained_model.TrainedModel.define()
 data_flags.Corpus.define()  # by default the text of the run
-model_flags.Model.define(
-    "memory_length", *_ATTENTION_FLAGS, note=" Default: as in training."
-)
-dynamic_flags.Dynamic.define()
+model_flags.define_evaluation_flags()
+_EVALUATORS = registered("evaluator")
+for _options in _EVALUATORS.values():
+    _options.define()
 
 # A longer page is slow to scroll.
 _MAX_PAGE_TOKENS = 5000
@@ -132,19 +114,17 @@ _TEXT_FLAGS = ("corpus", "document_separator", "text_key")
 
 
 def main(_):
-    dynamic_flags.check_dynamic_flags()
-    if FLAGS.batch_size is None:
-        FLAGS.batch_size = 1 if FLAGS.dynamic else 16
+    for option in _EVALUATORS.values():
+        option.check()
+    chosen = next((x for n, x in _EVALUATORS.items() if FLAGS[n].value), None)
+    FLAGS.batch_size = FLAGS.batch_size or getattr(chosen, "batch_size", 16)
     workdir = trained_model.given_workdir()
     _check_flags()
-    stop = StopRequest()
-    # Otherwise nothing is kept, and a signal simply ends the program.
-    keeps_state = FLAGS.dynamic and workdir is not None
-    with stop if keeps_state else contextlib.nullcontext():
-        _evaluate(workdir, stop)
+    with StopRequest() as stop:
+        _evaluate(workdir, chosen, stop)
 
 
-def _evaluate(workdir, stop):
+def _evaluate(workdir, chosen, stop):
     config = _NO_RUN
     if workdir is not None:
         config = workdir.read_config()
@@ -153,80 +133,82 @@ def _evaluate(workdir, stop):
         workdir.read_evaluations(FLAGS.split)
     model, checkpoint = trained_model.load(workdir, **model_flags.given())
     tokenizer = model.tokenizer
-    settings = _settings(model.backbone, config["flags"])
     name, text, split = _prepare_text(config, tokenizer)
     tokens, documents = split.head(FLAGS.max_eval_tokens)
+    # All that tells one result from another.
+    settings = {
+        "split": FLAGS.split,
+        **checkpoint,
+        **text,
+        **_settings(model.backbone, config["flags"]),
+        "evaluator": None,
+    }
     segments = _segments(tokens, documents, settings)
     _warn_of_short_rows(len(tokens) // FLAGS.batch_size, settings)
-    result = {"split": FLAGS.split, **checkpoint, **text, **settings}
-    if FLAGS.dynamic:
-        scorer, result["dynamic"] = dynamic_flags.build_evaluator(
-            model, tokenizer, {**settings, **checkpoint}, config, workdir, stop
+    if chosen is not None:
+        scorer, settings["evaluator"] = chosen.build(
+            model, settings, config, workdir, stop
         )
-        given = {}
-        if workdir is not None:
-            state = workdir.file(f"evaluation_{FLAGS.split}_state")
-            given = {"backup": state}
     else:
         scorer = evaluator.Evaluator(
             model,
             tf.distribute.get_strategy(),
             segments.batch_size,
             segments.segment_length,
+            stop=stop,
         )
-        given = {"steps_per_execution": None}
-    # Without a file the array is in memory, at 4 bytes per token: the evaluator
-    # needs it to find scores that are not finite.
-    file = contextlib.nullcontext(np.empty(len(tokens), np.float32))
+    # The evaluator needs it to find scores that are not finite.
+    nll = np.empty(len(tokens), np.float32)
+    with stop.deferred(), progress_bar(len(segments), "segment") as show:
+        scores = scorer.evaluate(
+            segments, None, lambda done, _: show(done), nll
+        )
+    if scores is None:
+        print("Stopped; run the same command to go on.")
+        sys.exit(EXIT_CODE)
+    measured = report.measure_text(tokenizer, tokens)
+    scores = report.add_bits_per_byte(scores, measured)
+    scores |= report.left_out(tokens, split.tokens)
+    print(f"{name}, {FLAGS.split}: {report.describe(scores, tokenizer)}")
     if FLAGS.token_nll is not None:
-        result["token_nll"] = absolute_path(FLAGS.token_nll)
-        file = create_token_file(result["token_nll"], len(tokens))
-    with file as nll:
-        with stop.deferred():
-            scores = _score(scorer, segments, nll, given)
-        if scores is None:
-            print("Stopped; run the same command to go on.")
-            sys.exit(EXIT_CODE)
-        text = report.measure_text(tokenizer, tokens)
-        result |= report.add_bits_per_byte(scores, text)
-        result |= report.left_out(tokens, split.tokens)
-        if FLAGS.position_curve:
-            result["position_curve"] = report.position_curve(nll, documents)
-    written = [FLAGS.token_nll] if FLAGS.token_nll else []
-    if workdir is not None:
-        path = workdir.file(f"evaluation_{FLAGS.split}")
-        unit = tokenizer.unit
-        workdir.when_present(lambda: _write(workdir, result, path, unit))
-        written += [f"{path}_positions.png"] * FLAGS.position_curve
-        if FLAGS.html:
-            page = surprise_page(
-                model,
-                tokens[:_MAX_PAGE_TOKENS],
-                tokenizer,
-                settings["segment_length"],
-                title=f"{name}, {FLAGS.split}",
-            )
-            write_text(page, f"{path}.html")
-            written.append(f"{path}.html")
-        written.append(f"{path}.json")
-    print(f"{name}, {FLAGS.split}: {report.describe(result, tokenizer)}")
-    print(f"{result['tokens_per_second']:,.0f} tokens/s.")
-    for path in written:
-        print(f"Written to {path}")
+        with (
+            renamed_when_complete(FLAGS.token_nll) as unfinished,
+            tf.io.gfile.GFile(unfinished, "wb") as file,
+        ):
+            np.save(file, nll)
+        print(f"Written to {FLAGS.token_nll}")
+    if workdir is None:
+        return
+    if FLAGS.position_curve:
+        scores["position_curve"] = report.position_curve(nll, documents)
+    _write(workdir, settings, scores)
+    path = workdir.file(f"evaluation_{FLAGS.split}")
+    if FLAGS.position_curve:
+        _plot_positions(
+            scores["position_curve"], f"{path}_positions.png", tokenizer.unit
+        )
+    if FLAGS.html:
+        reader = registered("page")["surprise"](
+            model, tokenizer, settings["segment_length"]
+        )
+        data = reader.read(tokens[:_MAX_PAGE_TOKENS])
+        page = reader.page(f"{name}, {FLAGS.split}", data)
+        write_text(page, f"{path}.html")
+        print(f"Written to {path}.html")
 
 
 def _check_flags():
     """Checks flags that exclude each other before anything is loaded."""
-    options.refuse(
-        FLAGS.token_nll is not None and not FLAGS.token_nll.endswith(".npy"),
-        "`token_nll` must be the path of a .npy file.",
-    )
+    if FLAGS.token_nll is not None:
+        options.refuse(
+            not FLAGS.token_nll.endswith(".npy"),
+            "`token_nll` must be the path of a .npy file.",
+        )
+        data_flags.check_writable("token_nll", FLAGS.token_nll)
     for name, other, reason in (
-        ("html", "dynamic", "the page is of fixed weights"),
         ("html", "stride", "the page is read by segments"),
         ("html", "preset", "the page is written to the folder of a run"),
         ("position_curve", "preset", "it is written to the folder of a run"),
-        ("stride", "dynamic", "it learns from each token once"),
         ("warmup", "stride", "its windows have no memory"),
     ):
         values = FLAGS[name].value, FLAGS[other].value
@@ -238,8 +220,8 @@ def _check_flags():
 
 def _prepare_text(config, tokenizer):
     """Prepares the split to score."""
-    # Returns the name of the text, a dictionary that identifies it unless it is
-    # the text of the run, and the `PreparedSplit`.
+    # Returns the name of the text, a dictionary that identifies it (with None
+    # for the text of the run), and the `PreparedSplit`.
     run_corpus = config["corpus"]
     source = data_flags.corpus_options(run_corpus)
     is_run_text = all(source[n] == run_corpus.get(n) for n in _TEXT_FLAGS)
@@ -256,7 +238,8 @@ def _prepare_text(config, tokenizer):
     )
     expected = config["data"].get(FLAGS.split)
     if split.fingerprint() == expected:  # even if the files were moved
-        return f"{corpus.name} (the text of the run)", {}, split
+        text = {"corpus": None, "fingerprint": None}
+        return f"{corpus.name} (the text of the run)", text, split
     if expected and is_run_text:
         data_flags.check_run_text(
             split, expected, corpus, FLAGS.workdir,
@@ -287,12 +270,7 @@ def _settings(backbone, run_flags):
         "warmup": FLAGS.warmup,
         "warmup_segments": count_segments(backbone, segment_length),
         "memory_length": backbone.memory_length,
-        **{
-            name: getattr(backbone, name)
-            for name in _ATTENTION_FLAGS
-            if hasattr(backbone, name)
-            and (name != "compressed_length" or backbone.compression)
-        },
+        **{x: getattr(backbone, x) for x in backbone.evaluation_arguments},
     }
 
 
@@ -330,43 +308,25 @@ def _warn_of_short_rows(tokens_per_row, settings):
         )
 
 
-def _score(scorer, segments, nll, given):
-    """Scores and shows progress; measures tokens/s without compilation."""
-    marks = [(0, time.monotonic())]
-    with progress_bar(len(segments), "segment") as show:
-
-        def on_progress(done, _):
-            marks.append((done, time.monotonic()))
-            show(done)
-
-        scores = scorer.evaluate(
-            segments, on_progress=on_progress, token_nll=nll, **given
-        )
-    if scores is None:
-        return None
-    # The first segment includes compilation.
-    first, start = marks[min(1, len(marks) - 2)]
-    last, end = marks[-1]
-    speed = (last - first) / last * scores["num_tokens"] / (end - start)
-    return {**scores, "tokens_per_second": speed}
+def _plot_positions(curve, path, unit):
+    starts = [bucket["start"] for bucket in curve]
+    losses = {FLAGS.split: (starts, [bucket["nll"] for bucket in curve])}
+    label = f"position of the {unit} in its document, from"
+    plot_losses(losses, path, label, unit, starts)
+    print(f"Written to {path}")
 
 
-def _write(workdir, result, path, unit):
-    # Read again, because another process may have added a result meanwhile.
-    results = workdir.read_evaluations(FLAGS.split)
-    write_json(report.with_result(results, result), f"{path}.json")
-    if FLAGS.position_curve:
-        starts, nll = (
-            [bucket[name] for bucket in result["position_curve"]]
-            for name in ("start", "nll")
-        )
-        plot_losses(
-            {FLAGS.split: (starts, nll)},
-            f"{path}_positions.png",
-            f"position of the {unit} in its document, from",
-            unit,
-            starts,
-        )
+def _write(workdir, settings, scores):
+    """Writes a result in place of an earlier one with the same settings."""
+    # Read now, because another process may have added a result meanwhile.
+    results = [
+        result
+        for result in workdir.read_evaluations(FLAGS.split)
+        if not settings.items() <= result.items()
+    ]
+    path = workdir.file(f"evaluation_{FLAGS.split}.json")
+    write_json([*results, {**settings, **scores}], path)
+    print(f"Written to {path}")
 
 
 if __name__ == "__main__":

@@ -62,9 +62,7 @@ class Export(options.Options):
 
 
 Export.define()
-trained_model.TrainedModel.define(
-    "workdir", "checkpoint", workdir=options.REQUIRED
-)
+trained_model.TrainedModel.define("workdir", workdir=options.REQUIRED)
 trained_model.define_memory_flag()
 
 
@@ -88,7 +86,7 @@ def main(_):
     if FLAGS.raw_text:
         kind, names = "export_text", _LIMITS
     workdir = Workdir(FLAGS.workdir)
-    model, step = workdir.load_model(FLAGS.checkpoint)
+    model, step = workdir.load_model()
     path = export_run(
         workdir,
         model,

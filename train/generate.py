@@ -30,7 +30,7 @@ from absl import flags
 
 from txl_keras.data import IdTokenizer
 from txl_keras.data.corpora.id_files import is_id_file
-from txl_keras.data.corpora.id_files import read_ids
+from txl_keras.data.corpora.id_files import open_ids
 from txl_keras.models.generation.openvino_decoder import ENGINES
 from txl_keras.models.generation.openvino_decoder import WEIGHTS
 from txl_keras.samplers import Sampler
@@ -158,8 +158,7 @@ def _read_ids(tokenizer, prompt):
     """Returns the ids of a prompt: numbers, or the name of a file of ids."""
     try:
         if is_id_file(prompt):
-            blocks = read_ids(os.path.expanduser(prompt))
-            prompt = np.concatenate([np.zeros(0, np.uint8), *blocks])
+            prompt, _ = open_ids(os.path.expanduser(prompt))
         return tokenizer.encode(prompt)
     except ValueError as error:
         raise ValueError(

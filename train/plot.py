@@ -58,7 +58,9 @@ from txl_keras.training.progress import progress_bar
 from txl_keras.workdir import Workdir
 from txl_keras.workdir import write_json
 
-_MEASURED = ("learning_curves", "context_losses", "positions", "attention")
+_PICTURES = (
+    "learning_curves", "context_losses", "positions", "attention", "recl",
+)  # fmt: skip
 
 
 class Plot(options.Options, formats=", ".join(plots.FORMATS)):
@@ -79,7 +81,7 @@ class Plot(options.Options, formats=", ".join(plots.FORMATS)):
         positions. Default: all.
     """
 
-    picture: options.one_of([*_MEASURED, "recl"]) = options.REQUIRED
+    picture: options.one_of(_PICTURES) = options.REQUIRED
     output: options.path = options.REQUIRED
     numbers: list = None
     layers: list = None
@@ -91,84 +93,50 @@ Plot.define()
 several_runs.define_group_flags([2**i for i in range(10)])
 model_flags.Model.define("memory_length", note=" Default: as in training.")
 
-# The pictures that use a flag, unless all do.
-_ONLY_FOR = {
-    "context_lengths": ("context_losses",),
-    "num_positions": ("context_losses",),
-    "memory_length": ("context_losses", "positions", "attention"),
-    "max_eval_tokens": ("positions",),
-    "layers": ("attention",),
-    "heads": ("attention",),
-    "numbers": [x for x in (*_MEASURED, "recl") if x != "attention"],
-    "workdirs": _MEASURED,
-}
-
 
 def main(_):
-    endings = tuple(f".{name}" for name in plots.FORMATS)
-    output = several_runs.output_path(endings, "the type of the picture")
-    _check_flags()
-    draw = _DRAW[FLAGS.picture]
+    output = several_runs.output_path(tuple(f".{x}" for x in plots.FORMATS))
+    options.refuse(
+        bool(FLAGS.numbers) == bool(FLAGS.workdirs),
+        "Either `workdirs`, one or more runs, or `numbers` must be given: the "
+        "file of `txl recl` for --picture=recl.",
+    )
     if FLAGS.numbers:
-        try:
-            draw(_read(), output)
-        except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(
-                "`numbers` must be as `txl` wrote them: measure them again. "
-                f"Received: --numbers={','.join(FLAGS.numbers)} ({error!r})"
-            ) from error
+        numbers = _read()
     else:
-        path = f"{os.path.splitext(output)[0]}.json"
-        several_runs.check_replaces(path, _MEASURED)
-        of_text = FLAGS.picture != "learning_curves"
-        numbers = _measure() if of_text else _learning_curves()
+        options.refuse(
+            FLAGS.picture == "recl",
+            "`picture` recl is drawn from the `numbers` that `txl recl` wrote.",
+        )
+        is_curve = FLAGS.picture == "learning_curves"
+        numbers = _learning_curves() if is_curve else _measure()
         if FLAGS.picture != "attention":  # maps are too large for JSON
+            path = f"{os.path.splitext(output)[0]}.json"
             write_json({"picture": FLAGS.picture, **numbers}, path)
             print(f"Written to {path}")
-        draw(numbers, output)
+    _DRAW[FLAGS.picture](numbers, output)
     print(f"Written to {output}")
-
-
-def _check_flags():
-    """Checks the flags before anything is loaded."""
-    options.check_used("picture", _ONLY_FOR)
-    drawing = ("picture", "output", "numbers")
-    measuring = [
-        flag.name
-        for flag in options.defined_flags()
-        if flag.present and flag.name not in drawing
-    ]
-    options.refuse(
-        FLAGS.numbers and measuring,
-        f"`{''.join(measuring[:1])}` must be left out with `numbers`, which "
-        "were measured already.",
-    )
-    options.refuse(
-        not (FLAGS.numbers or FLAGS.workdirs),
-        "`workdirs` must be one or more runs, or `numbers` a file to draw: "
-        "that of `txl recl` for --picture=recl.",
-    )
-    options.refuse(
-        len(FLAGS.numbers or []) > 1 and FLAGS.picture != "learning_curves",
-        "`numbers` must be one file, or --picture=learning_curves.",
-    )
 
 
 def _read():
     """Reads the files `--numbers`, of which several become one picture."""
-    paths = [os.path.expanduser(path) for path in FLAGS.numbers]
-    several_runs.check_different("numbers", paths, "files")
     pictures = [FLAGS.picture]
     if FLAGS.picture == "context_losses":
         pictures.append("recl")  # these files hold the same losses
-    files = [read_json(p, max_bytes=MAX_VOCABULARY_BYTES) for p in paths]
-    for path, numbers in zip(paths, files, strict=True):
-        received = numbers.get("picture")
-        if received not in pictures:
+    options.refuse(
+        len(FLAGS.numbers) > 1 and FLAGS.picture != "learning_curves",
+        "`numbers` must be one file, or --picture=learning_curves.",
+    )
+    files = []
+    for path in map(os.path.expanduser, FLAGS.numbers):
+        numbers = read_json(path, max_bytes=MAX_VOCABULARY_BYTES)
+        if numbers.get("picture") not in pictures:
             raise ValueError(
                 "`numbers` must be the JSON file of a picture of "
-                f"{' or '.join(pictures)}. Received: {path}, of {received}"
+                f"{' or '.join(pictures)}. Received: {path}, of "
+                f"{numbers.get('picture')}"
             )
+        files.append(numbers)
     units = [numbers["unit"] for numbers in files]
     several_runs.check_equal("numbers", "unit of tokens", units)
     models = [model for numbers in files for model in numbers["models"]]
@@ -180,7 +148,7 @@ def _read():
 
 def _learning_curves():
     """Reads the losses of the runs, which must have one unit of tokens."""
-    labels = several_runs.labels(may_repeat=True)
+    labels = several_runs.labels()
     workdirs = [Workdir(path) for path in FLAGS.workdirs]
     units = [_scored_unit(workdir) for workdir in workdirs]
     several_runs.check_equal("workdirs", "unit of tokens", units)
@@ -196,7 +164,6 @@ def _scored_unit(workdir):
     unit = workdir.load_tokenizer().unit
     if workdir.read_config()["class_name"] == "XLNetPermutationLM":
         return f"predicted {unit}"  # not comparable with left-to-right losses
-    workdir.check_model_class()
     return unit
 
 
@@ -214,7 +181,7 @@ def _learning_curve(workdir):
         scores = [workdir.read_results()["test"]]
     # That of most tokens, the latest, or of the training.
     test = max(reversed(scores), key=lambda x: x["num_tokens"], default={})
-    names = ("nll", "num_tokens", "segment_length", "memory_length", "dynamic")
+    names = "nll", "num_tokens", "segment_length", "memory_length", "evaluator"
     return {
         "seed": run.get("seed"),
         "tokens_per_step": run["batch_size"] * run["segment_length"],

@@ -5,9 +5,6 @@ r"""Prepares text for training and prints statistics of its tokens.
     txl prepare --corpus=articles.txt --tokenizer=words \
         --min_count=5
 
-    txl prepare --corpus="gs://BUCKET/text/*.gz" --data_dir=gs://BUCKET/ids \
-        --beam_runner=DataflowRunner --beam_options="--project=PROJECT ..."
-
 This step is optional: training prepares its text itself, and reuses what this
 script has prepared in the same folder.
 """
@@ -16,13 +13,11 @@ import os
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-from txl_keras.data.beam import Beam
-from txl_keras.data.corpora.files import is_remote
-from txl_keras.data.preparation import check_hash
 from txl_keras.data.preparation import token_folder
 from txl_keras.data.statistics import describe_split
 from txl_keras.data.statistics import token_counts
 from txl_keras.data.vocabulary import choose_cutoffs
+from txl_keras.extending import registered
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
@@ -36,19 +31,15 @@ class Prepare(options.Options):
     """Holds the options of this command.
 
     output: Folder for statistics.json. Default: the folder of the token ids.
-    beam_runner: Runner of Apache Beam that reads and encodes the text, such as
-        DirectRunner, DataflowRunner or FlinkRunner. The result is the same.
-        Default: this machine does, without Beam.
-    beam_options: Options of Apache Beam and of --beam_runner, such as
-        '--direct_num_workers=4 --direct_running_mode=multi_processing'.
     """
 
     output: options.path = None
-    beam_runner: str = None
-    beam_options: str = None
 
 
+EXTENSIONS = registered("section_map")
 Prepare.define()
+for extension in EXTENSIONS.values():
+    extension.define()
 data_flags.Corpus.define(corpus=options.REQUIRED)
 data_flags.Tokenizer.define()
 
@@ -58,11 +49,8 @@ def main(_):
         data_flags.check_outside_text("output", FLAGS.output)
         path = os.path.join(FLAGS.output, "statistics.json")
         data_flags.check_writable("output", path)
-    beam = _make_beam()
-    corpus, tokenizer, splits = data_flags.prepare_text(beam=beam)
-    if beam is None:  # otherwise one machine would read what many have written
-        for split in splits.values():
-            check_hash(split)
+    section_map = _section_map()
+    corpus, tokenizer, splits = data_flags.prepare_text(section_map=section_map)
     size = tokenizer.vocabulary_size
     counts = token_counts(splits["train"].tokens, size)
     cutoffs = choose_cutoffs(counts)
@@ -90,22 +78,11 @@ def main(_):
     print(f"Written: {path}")
 
 
-def _make_beam():
-    """Returns the `Beam` that the flags describe, or None."""
-    if FLAGS.beam_runner is None:
-        options.refuse(
-            FLAGS.beam_options is not None,
-            "`beam_options` needs `beam_runner`, such as "
-            "--beam_runner=DirectRunner.",
-        )
-        return None
-    is_away = "dataflow" in FLAGS.beam_runner.lower()
-    options.refuse(
-        is_away and not is_remote(token_folder(FLAGS.data_dir)),
-        "`data_dir` must be in a bucket for a `beam_runner` whose workers are "
-        "other machines.",
-    )
-    return Beam(FLAGS.beam_runner, FLAGS.beam_options or "")
+def _section_map():
+    """Returns the function of an extension whose flags are given, or None."""
+    folder = token_folder(FLAGS.data_dir)
+    made = [extension.make(folder) for extension in EXTENSIONS.values()]
+    return next(filter(None, made), None)
 
 
 def _print_statistics(statistics):

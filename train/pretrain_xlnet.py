@@ -19,7 +19,6 @@ import functools
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-from txl_keras.checks import check_token_ids
 from txl_keras.data import PermutedSegments
 from txl_keras.data.statistics import token_counts
 from txl_keras.data.statistics import unigram_scores
@@ -56,16 +55,10 @@ class Permutation(options.Options, free=()):
     """Holds options of the targets.
 
     Model options:
-    context_factor: Predict one of this many tokens; the others are context.
-    max_span: Most consecutive tokens to predict.
-    not_predicted: Token ids that are never predicted, such as that of [SEP].
     reuse_half: Advance by half a segment per step, and keep only that half in
         memory, so that segments overlap by half.
     """
 
-    context_factor: options.integer(1) = 6
-    max_span: options.integer(1) = 5
-    not_predicted: list = []
     reuse_half: bool = False
 
 
@@ -73,86 +66,86 @@ data_flags.Corpus.define(corpus=options.REQUIRED)
 data_flags.Tokenizer.define()
 model_flags.Model.define(*_MODEL_DEFAULTS, **_MODEL_DEFAULTS)
 Permutation.define()
+training_flags.Loop.define(max_steps=1000, eval_every=500, checkpoint_every=500)
 training_flags.Training.define(
     # Only one token of six is a target: with the small batch and the high
     # learning rate of main.py, 1,900 steps learned no more than the frequencies
     # of bytes.
     batch_size=16,
     segment_length=128,
-    max_steps=1000,
     learning_rate=2.5e-4,
     warmup_steps=0,
-    eval_every=500,
-    checkpoint_every=500,
 )
 
 
 def main(_):
     strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
     with StopRequest() as stop:
-        workdir, new_length = training_run.open_workdir(strategy)
+        _train(strategy, stop)
 
-        # Text, tokenizer and segments.
-        text = data_flags.prepare_text()
-        size = text.tokenizer.vocabulary_size
-        segments = _permuted(
-            training_flags.training_segments(text.splits["train"], _stride()),
-            size,
-            FLAGS.seed,
-        )
-        valid, test = (
-            _permuted(
-                training_flags.held_out_segments(
-                    *text.splits[name].head(FLAGS.max_eval_tokens), _stride()
-                ),
-                size,
-                seed=0,
-            )
-            for name in ("valid", "test")
-        )
 
-        # Model and trainer.
-        trainer, plan = training_flags.build_trainer(
-            functools.partial(_build_model, size), strategy, stop
-        )
-        evaluator = PermutationEvaluator(
-            trainer.model, strategy, FLAGS.eval_batch_size, stop=stop
-        )
+def _train(strategy, stop):
+    workdir = training_run.open_workdir(strategy)
 
-        # Training.
-        unit = f"predicted {text.tokenizer.unit}"
-        loop = training_run.start(
-            workdir,
-            text,
-            f"of each {segments.segment_length:,} tokens "
-            f"{segments.num_targets:,} are predicted, "
-            f"{FLAGS.batch_size * segments.num_targets:,} per step",
-            new_length,
-            trainer=trainer,
-            plan=plan,
-            segments=segments,
-            validate=functools.partial(evaluator.evaluate, valid),
-            stop=stop,
-            describe=_describe,
-            on_score=(functools.partial(training_run.draw_curve, unit),),
+    # Text, tokenizer and segments.
+    text = data_flags.prepare_text()
+    size, splits = text.tokenizer.vocabulary_size, text.splits
+    segments = _permuted(
+        training_flags.training_segments(splits["train"], _stride()),
+        FLAGS.seed,
+    )
+    valid, test = (
+        _permuted(
+            training_flags.held_out_segments(
+                *splits[name].head(FLAGS.max_eval_tokens), _stride()
+            ),
+            seed=0,
         )
-        if not loop.is_finished():
-            if not loop.run():
-                training_run.exit_stopped(loop)
+        for name in ("valid", "test")
+    )
 
-            # Scores, also of a guess by the token frequencies of train.
-            step, scores = training_run.score_best(
-                loop, evaluator.evaluate, test
-            )
-            if is_chief(strategy):
-                scores["guess"] = unigram_scores(
-                    token_counts(text.splits["train"].tokens, size),
-                    token_counts(test.segments.tokens, size),
-                )
-                workdir.write_results({"step": step, **scores})
+    # Model and trainer.
+    trainer = training_flags.build_trainer(
+        functools.partial(_build_model, size), strategy, stop
+    )
+    evaluator = PermutationEvaluator(
+        trainer.model,
+        strategy,
+        FLAGS.eval_batch_size,
+        segments.segment_length,
+        stop=stop,
+    )
+
+    # Training.
+    unit = f"predicted {text.tokenizer.unit}"
+    loop = training_run.start(
+        workdir,
+        text,
+        f"of each {segments.segment_length:,} tokens "
+        f"{segments.num_targets:,} are predicted, "
+        f"{FLAGS.batch_size * segments.num_targets:,} per step",
+        trainer,
+        segments=segments,
+        validate=functools.partial(evaluator.evaluate, valid),
+        stop=stop,
+        describe=_describe,
+        on_score=(functools.partial(training_run.draw_curve, unit),),
+    )
+
+    # Scores, also of a guess by the token frequencies of train.
+    if not loop.is_finished():
+        step, scores = training_run.train_and_score(
+            loop, evaluator.evaluate, test
+        )
         if is_chief(strategy):
-            print(_describe_results(workdir), flush=True)
-        wait_for_all(strategy)
+            scores["guess"] = unigram_scores(
+                token_counts(splits["train"].tokens, size),
+                token_counts(test.segments.tokens, size),
+            )
+            workdir.write_results({"step": step, **scores})
+    if is_chief(strategy):
+        print(_describe_results(workdir), flush=True)
+    wait_for_all(strategy)
 
 
 def _build_model(vocabulary_size):
@@ -179,11 +172,9 @@ def _describe_results(workdir):
         f"{results[split]['accuracy']:.2%} correct"
         for split in ("valid", "test", "guess")
     ]
-    return (
-        "\n".join(lines) + " (a baseline that uses token frequencies alone)\n"
-        f"Written to {workdir.path}: model (of step {results['step']}), "
-        "learning_curve.png, metrics.jsonl, results.json, events (TensorBoard)"
-    )
+    lines[-1] += " (a baseline that uses token frequencies alone)"
+    names = "model", "learning_curve.png", "metrics.jsonl", "results.json"
+    return "\n".join([*lines, training_run.written(workdir, *names)])
 
 
 def _stride():
@@ -196,23 +187,13 @@ def _stride():
     return length // 2
 
 
-def _permuted(segments, vocabulary_size, seed):
+def _permuted(segments, seed):
     """Makes `PermutedSegments`, whose targets the seed chooses."""
     return PermutedSegments(
         segments,
-        context_factor=FLAGS.context_factor,
-        max_span=FLAGS.max_span,
-        not_predicted=_not_predicted(vocabulary_size),
         with_next=FLAGS.reuse_half,
         seed=seed,
     )
-
-
-def _not_predicted(vocabulary_size):
-    if not FLAGS.not_predicted:
-        return ()
-    ids = options.numbers("not_predicted", int)
-    return check_token_ids("not_predicted", ids, vocabulary_size).tolist()
 
 
 if __name__ == "__main__":

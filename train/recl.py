@@ -20,17 +20,14 @@ boundaries are ignored.
 
 The models must share one tokenizer, and one text unless --corpus gives
 another. Writes the JSON file --output and, beside it, a picture of the same
-name that ends with .png. Prints a line for each model and context length, and
-saves what it has measured in a file beside --output until it is finished:
-stopped at any time, the same command goes on where it was.
+name that ends with .png. Saves what it has measured in a file beside --output
+until it is finished: stopped at any time, the same command goes on where it
+was.
 """
-
-import sys
 
 import txl_keras.scripts.quiet  # noqa: F401
 
 import numpy as np
-from tqdm import tqdm
 
 from txl_keras.checks import check_number
 from txl_keras.evaluation.backup import Backup
@@ -42,7 +39,6 @@ from txl_keras.evaluation.recl import THRESHOLD
 from txl_keras.evaluation.recl import check_context_lengths
 from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.recl import recl_label
-from txl_keras.evaluation.report import score
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
@@ -70,10 +66,7 @@ Recl.define()
 
 def main(_):
     # Check everything that is possible before text and models are loaded.
-    output = several_runs.output_path(
-        (".json",), "a picture is written beside it"
-    )
-    several_runs.check_replaces(output, ["recl"])
+    output = several_runs.output_path((".json",))
     context_lengths = options.numbers("context_lengths", int)
     check_context_lengths(context_lengths)
     shares = options.numbers("top_r", float)
@@ -102,24 +95,23 @@ def main(_):
         f"{output.removesuffix('.json')}_state",
         {**facts, "models": models, "weights": weights},
     )
+    losses = np.full(shape, np.nan, np.float32)
     state = backup.restore()
     if state:
-        losses = np.array(state["losses"])  # that can be written to
-        print(f"Goes on after {_done(losses)}.", flush=True)
-    else:
-        losses = np.full(shape, np.nan, np.float32)
-
-    def on_length(label, length, nll):
-        """Saves and prints what was measured with a context length."""
-        backup.save({"losses": losses})
-        tqdm.write(
-            f"{label}, context of {length:,}: {score(nll, tokenizer)} "
-            f"({_done(losses)})"
-        )
-        sys.stdout.flush()
-
+        losses[:] = state["losses"]
     for run, own in zip(runs, losses, strict=True):
-        _measure(run, split.tokens, positions, context_lengths, own, on_length)
+        sizes = *run.sizes, FLAGS.batch_size
+        with progress_bar(own.size, "reading", run.facts["label"]) as show:
+
+            def on_progress(done, _, show=show):
+                show(done)
+                if done % len(positions) == 0:
+                    backup.save({"losses": losses})
+
+            context_losses(
+                run.model, split.tokens, positions, context_lengths, *sizes,
+                on_progress, own,
+            )  # fmt: skip
         run.facts["nll"] = own.mean(axis=1, dtype=float).tolist()
         run.facts["recl"] = []
     for share in shares:
@@ -141,29 +133,6 @@ def main(_):
     ]:
         print(f"{name:{width}}", *(f"{cell:>10}" for cell in cells))
     print(f"Written to {output}\nWritten to {picture}")
-
-
-def _measure(run, tokens, positions, lengths, losses, on_length):
-    """Fills the losses of a run."""
-    label, sizes = run.facts["label"], (*run.sizes, FLAGS.batch_size)
-    with progress_bar(losses.size, "reading", label) as show:
-
-        def on_progress(done, _):
-            show(done)
-            rows, is_unfinished = divmod(done, len(positions))
-            if not is_unfinished:
-                nll = losses[rows - 1].mean(dtype=float)
-                on_length(label, lengths[rows - 1], nll)
-
-        context_losses(
-            run.model, tokens, positions, lengths, *sizes, on_progress, losses
-        )
-
-
-def _done(losses):
-    """Describes how many pairs of model and context length are measured."""
-    is_done = np.isfinite(losses).all(axis=-1)
-    return f"{is_done.sum()} of {is_done.size} measured"
 
 
 if __name__ == "__main__":

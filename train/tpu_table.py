@@ -12,7 +12,6 @@ or compile. It needs `pip install "txl_keras[tpu_compile]"`.
 
 import json
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ import txl_keras.scripts.quiet  # noqa: F401
 
 from txl_keras.data.corpora.files import write_text
 from txl_keras.scripts import running
-from txl_keras.tpu.compiling import check_compiler
+from txl_keras.tpu.compiling import check_packages
 from txl_keras.tpu.compiling import versions
 
 _MAIN = pathlib.Path(__file__).with_name("main.py")
@@ -32,7 +31,7 @@ _COLUMNS = (
     ("experiment", "experiment", None, "`{}`"),
     ("rows per replica", "rows", None, "{}"),
     ("`--accumulate_steps`", "accumulate_steps", None, "{}"),
-    ("`--attention_kernel`", "attention_kernel", None, "{}"),
+    ("`--attention`", "attention", None, "{}"),
     ("peak, GiB", "peak", 2**30, "{:.1f}"),
     ("of", "usable", 2**30, "{:.1f}"),
     ("code, GiB", "code", 2**30, "{:.1f}"),
@@ -45,11 +44,11 @@ _COLUMNS = (
     ("utilization, at most", "utilization", 1, "{:.0%}"),
     ("compiled in, s", "compile_seconds", 1, "{:.0f}"),
 )
-_CLAIM = ("slice", "experiment", "accumulate_steps", "attention_kernel")
+_CLAIM = ("slice", "experiment", "accumulate_steps", "attention")
 
 
 def main(_):
-    check_compiler()
+    check_packages()
     reports = [*map(json.loads, _REPORTS.read_text().splitlines())]
     for i, report in enumerate(reports):
         if report.get("versions") != versions():
@@ -57,13 +56,10 @@ def main(_):
             lines = [json.dumps(x, separators=(",", ":")) for x in reports]
             write_text("".join(f"{line}\n" for line in lines), str(_REPORTS))
     guide = _REPORTS.with_name("README.md")
-    text = re.sub(
-        r"(?<=<!-- tpu_table -->\n).*(?=<!-- end of tpu_table -->)",
-        lambda match: table(reports),
-        guide.read_text("utf-8"),
-        flags=re.DOTALL,
-    )
-    guide.write_text(text, "utf-8")
+    start, end = "<!-- tpu_table -->\n", "<!-- end of tpu_table -->"
+    before, _, after = guide.read_text("utf-8").partition(start)
+    after = after.partition(end)[2]
+    guide.write_text(f"{before}{start}{table(reports)}{end}{after}", "utf-8")
     failed = [report for report in reports if not report.get("fits")]
     if failed:
         names = [" ".join(str(x[name]) for name in _CLAIM) for x in failed]
@@ -74,26 +70,18 @@ def _compile(claim):
     """Returns a claim, completed by the report of its training step."""
     print("---", *claim.values(), flush=True)
     slice_, experiment, *values = claim.values()
+    flags = [
+        f"--flagfile={experiment}",
+        f"--flagfile={slice_}",
+        *map("--{}={}".format, _CLAIM[2:], values),
+    ]
     with tempfile.TemporaryDirectory() as workdir:
-        subprocess.run(
-            [
-                sys.executable,
-                _MAIN,
-                f"--flagfile={experiment}",
-                f"--flagfile={slice_}",
-                *map("--{}={}".format, _CLAIM[2:], values),
-                "--compile_only",
-                "--compile_steps=train",
-                f"--workdir={workdir}",
-            ],
-            check=False,
-        )
+        command = [sys.executable, _MAIN, "--compile_only", *flags]
+        subprocess.run([*command, f"--workdir={workdir}"], check=False)
         path = pathlib.Path(workdir, "tpu_compile.json")
         if not path.exists():
             return claim
-        report = json.loads(path.read_text())
-    (step,) = report.pop("steps")
-    return {**claim, **report, **step}
+        return {**claim, **json.loads(path.read_text())}
 
 
 def table(reports):

@@ -1,13 +1,14 @@
 """What extensions add under a name: backbones, presets, options of commands.
 
-An extension is a module of `txl_keras.extensions`, one that an installed
-package names as an entry point of the group `txl_keras.extensions`, or any that
-was imported. The rest of the package imports none of them: it asks for what is
-`registered`.
+An extension is a module of `txl_keras.extensions` or `txl_keras.pages`, the
+package `txl_keras.tpu`, one that an installed package names as an entry point
+of the group `txl_keras.extensions`, or any that was imported. The rest of the
+package imports none of them: it asks for what is `registered`.
 """
 
 import functools
 import importlib.metadata
+import importlib.util
 import pkgutil
 from typing import Any
 
@@ -55,7 +56,10 @@ def registered(kind: str) -> dict[str, Any]:
 @functools.cache
 def _import_extensions():
     for path in txl_keras.__path__:
-        for module in pkgutil.iter_modules([f"{path}/extensions"]):
-            importlib.import_module(f"{_GROUP}.{module.name}")
+        for folder in ("extensions", "pages"):
+            for module in pkgutil.iter_modules([f"{path}/{folder}"]):
+                importlib.import_module(f"txl_keras.{folder}.{module.name}")
+    if importlib.util.find_spec("txl_keras.tpu"):
+        importlib.import_module("txl_keras.tpu")
     for entry in importlib.metadata.entry_points(group=_GROUP):
         entry.load()

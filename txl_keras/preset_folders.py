@@ -18,10 +18,9 @@ from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
 from txl_keras.models.hub import VOCABULARIES
 from txl_keras.models.hub import download
-from txl_keras.models.model_folder import CLASSES
 from txl_keras.models.model_folder import ModelFolder
 from txl_keras.models.model_folder import backbone_config
-from txl_keras.models.model_folder import warn_of_memory_source
+from txl_keras.models.model_folder import class_of
 from txl_keras.models.presets import default_backbone
 from txl_keras.models.presets import split_overrides
 from txl_keras.weights import build_undrawn
@@ -39,13 +38,12 @@ def load_folder(
         check_links(folder)
     path = os.path.join(folder, "config.json")
     content = read_json(path)
-    if "flags" in content:  # of a run
+    if "training" in content and "weights" not in content:  # of a run
         folder = os.path.join(folder, "model")
         if not tf.io.gfile.exists(os.path.join(folder, "config.json")):
             raise FileNotFoundError(
                 f"The run of {path} has no best weights: there is no {folder}. "
-                "Train until the first validation score. The commands read the "
-                "newest weights with --checkpoint=latest."
+                "Train until the first validation score."
             )
     elif "model_type" in content or "n_layer" in content:
         return _load_hugging_face(
@@ -53,8 +51,8 @@ def load_folder(
         )
     elif "class_name" not in content:
         raise ValueError(
-            f"{path} must be that of a preset, with `class_name`; of a run, "
-            "with `flags`; or of Hugging Face, with `model_type`. Received: "
+            f"{path} must be that of a preset or a run, with `class_name`, or "
+            "of Hugging Face, with `model_type`. Received: "
             f"{shown(sorted(content))}"
         )
     model, _ = load_stored(
@@ -108,21 +106,21 @@ def check_links(folder):
 def load_stored(
     model_class, stored, load_weights=True, dtype=None, overrides=()
 ):
-    """Returns the model of a `ModelFolder` or `Workdir`, and its step."""
+    """Returns the model of a `ModelFolder`, and its step."""
     overrides, step = dict(overrides), None
-    stored_class = CLASSES[stored.class_name]
+    stored_class = stored.model_class
     is_same = issubclass(model_class, stored_class)
     build_class = model_class if is_same else stored_class
     config = stored.read_model_config()
-    serialized = config.get("backbone", {})
-    backbone_class = CLASSES.get(serialized.get("class_name"), build_class)
+    backbone_class = build_class
+    if "backbone" in config:
+        name = config["backbone"]["class_name"]
+        backbone_class = class_of(name, stored.path, "backbone")
     _check_gives(model_class, build_class, backbone_class, stored.path)
     own, sizes = split_overrides(
         model_class, overrides, backbone_class, config if is_same else ()
     )
     changed = backbone_config(config)
-    if load_weights:
-        warn_of_memory_source(changed, sizes)
     changed.update(sizes)
     if is_same:
         config.update(own)

@@ -82,8 +82,6 @@ def test_the_export_has_what_the_library_looks_for(tmp_path):
         ({"cold_start": "masked"}, "cold_start='masked'"),
         ({"same_length": True}, "one key fewer"),
         ({"normalize_output": True}, "normalize_output=True"),
-        ({"normalize_first": True, "gate": "gru"}, "gate='gru'"),
-        ({"memory_source": "outputs"}, "memory_source='outputs'"),
         (
             {"attention_type": "shaw", "max_positions": 4},
             "attention_type='shaw'",

@@ -16,7 +16,7 @@ from txl_keras.checkpoints import load_tf1_mean_square
 from txl_keras.checkpoints.layout import write
 from txl_keras.checkpoints.transformer_xl_layout import TF1
 from txl_keras.checkpoints.transformer_xl_layout import transformer_xl_layout
-from txl_keras.evaluation import DynamicEvaluator
+from txl_keras.extensions.dynamic_evaluation import DynamicEvaluator
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.weights import weights_by_name

@@ -13,6 +13,8 @@ from factories import tensors_of
 from workers import start
 from workers import tf_configs
 
+from txl_keras.extending import registered
+
 ALL_OPTIMIZERS = ("adam", "adamw", "lamb", "muon", "sgd")
 # Of the script: the rows of the batch, the variables of its memory (states and
 # valid lengths of a block), and where it saves.
@@ -203,7 +205,10 @@ def test_every_optimizer_does_the_same_anywhere(tmp_path):
 
 # Half a minute each.
 @large
-@pytest.mark.parametrize("model", ["compressive", "outputs", "gated"])
+@pytest.mark.parametrize(
+    "model",
+    sorted(registered("backbone").keys() - {"lstm", "transformer_xl", "xlnet"}),
+)
 def test_extensions_do_the_same_anywhere_and_go_on(model, tmp_path):
     flag = f"--model={model}"
     started = [start_training(n, tmp_path / str(n), flag) for n in (1, 2)]

@@ -16,7 +16,6 @@ PARTS = [
     "keras_internals",
     "json_files",
     "file_lock",
-    "missing_folder",
     "tensor_files",
     "weights",
     "metrics",
@@ -24,7 +23,6 @@ PARTS = [
     "output_folders",
     "layers",
     "samplers",
-    "tpu",
     "training",
     "callbacks",
     "models",
@@ -33,9 +31,9 @@ PARTS = [
     "workdir",
     "evaluation",
     "serving",
-    "demo",
     "scripts",
     "extensions",
+    "tpu",
     "pages",
 ]
 # `from_preset` is a method of the classes whose objects it reads.
@@ -102,18 +100,12 @@ def test_own_text_needs_no_extra_and_others_name_theirs(tmp_path):
     code = f"""
 import sys
 sys.modules["tensorflow_datasets"] = None  # as if it were not installed
-sys.modules["apache_beam"] = None
 import txl_keras.scripts.quiet  # saves a second
 from txl_keras.data import load_corpus
-from txl_keras.data.beam import Beam
 load_corpus({str(tmp_path / "mine.txt")!r})
 load_corpus("enwik8")
 try:
     load_corpus("tfds:lm1b")
-except ImportError as error:
-    print(error)
-try:
-    Beam("DirectRunner")
 except ImportError as error:
     print(error)
 """
@@ -121,4 +113,3 @@ except ImportError as error:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("needs TensorFlow Datasets") == 1
     assert done.stdout.count('pip install -e ".[datasets]"') == 1
-    assert done.stdout.count('pip install -e ".[beam]"') == 1

@@ -59,11 +59,9 @@ def wait_for_lines(number, process, *file):
 
 
 def state_of(workdir):
-    """All values of the newest checkpoint but how long the run has taken."""
+    """All values of the newest checkpoint."""
     directory = str(workdir / "checkpoints")
-    state = tensors_of(f"{directory}/ckpt-{saved_steps(directory)[-1]}")
-    del state["plan/seconds"]
-    return state
+    return tensors_of(f"{directory}/ckpt-{saved_steps(directory)[-1]}")
 
 
 def assert_same_run(workdir, whole):
@@ -191,18 +189,14 @@ def running_workers(workdir, flags, num_workers=2, lines=1):
 
 
 def assert_all_end(workdir, processes, lost):
-    """All but the lost worker end by themselves, and tell which one it is.
-
-    One that notices late may name another one, which ended because of it.
-    """
+    """All but the lost worker end by themselves, and tell why."""
     start = time.monotonic()
     for index, process in enumerate(processes):
         if index != lost:
             assert process.wait(90) == EXIT_CODE, log_of(workdir)
     print(f"worker {lost} lost, noticed in {time.monotonic() - start:.0f} s")
     log = log_of(workdir)
-    named = re.findall(r"^Error: worker (\d) of TF_CONFIG", log, re.M)
-    assert str(lost) in named[-len(processes) + 1 :], log
+    assert "another worker ended, hangs or cannot be reached" in log
 
 
 @pytest.mark.large
@@ -239,22 +233,6 @@ def four_workers(corpus, tmp_path_factory):
     )
     finish_workers(workdir, flags, 4)
     return workdir, flags
-
-
-@pytest.mark.large  # 1 minute
-def test_four_workers_wait_for_a_workdir_that_goes_away(four_workers, tmp_path):
-    whole, flags = four_workers
-    workdir, away = tmp_path / "gone", tmp_path / "away"
-    with running_workers(workdir, flags, 4, lines=9) as processes:
-        workdir.rename(away)
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
-            assert not workdir.exists()  # nobody writes in its place
-            time.sleep(0.1)
-        away.rename(workdir)
-        assert [process.wait() for process in processes] == [0] * 4
-    assert f"{workdir} is missing" in log_of(workdir)
-    assert_same_run(workdir, whole)
 
 
 @pytest.mark.large  # 10 minutes
@@ -323,11 +301,7 @@ def test_four_workers_agree_on_the_steps_that_fit(corpus, tmp_path):
     flags = (f"--corpus={corpus}", "--minutes=0.05", "--max_sample_tokens=0")
     finish_workers(tmp_path / "timed", flags, 4)
     log = log_of(tmp_path / "timed")
-    # Planned at first, and again where the speed was another.
-    plans = re.findall(
-        r"minutes=.*: ([\d,]+) steps instead|([\d,]+) steps fit", log
-    )
-    steps = "".join(plans[-1])
+    (steps,) = re.findall(r"minutes=.*: ([\d,]+) steps instead", log)
     assert "retracing" not in log
     last = state_of(tmp_path / "timed")["step"]
     assert last == int(steps.replace(",", ""))

@@ -46,10 +46,9 @@ def test_help_lists_flags_by_topic(monkeypatch):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ("--lr=0.1", "unknown flag --lr. Did you mean --learning_rate?"),
         ("--work_dir=run", "Did you mean --workdir?"),
         ("--learning_rte=1", "Did you mean --learning_rate?"),
-        ("--nolowercase", "Did you mean --lower_case?"),
+        ("--nodropnewlines", "Did you mean --drop_newlines?"),
         ("--frobnicate", "unknown flag --frobnicate."),
     ],
 )

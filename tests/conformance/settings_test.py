@@ -48,7 +48,6 @@ WRONG = {
     "attention_type": ["Relative", "both", "", None, 3],
     "same_length": ["tensorflow", "", None, 2],
     "cold_start": ["zero", None, 0],
-    "memory_source": ["both"],
 }
 HEADS = {"num_heads": 2, "key_dim": 3}
 SIZES = {"vocabulary_size": 20, "num_layers": 2, "hidden_dim": 8}

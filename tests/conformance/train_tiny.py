@@ -1,7 +1,7 @@
 """Trains tiny models in a process of its own; a helper of the tests here.
 
     PYTHONPATH=tests python tests/conformance/train_tiny.py DIRECTORY \
-        --model=outputs --optimizers=adam,sgd --replicas=2
+        --model=same_layer --optimizers=adam,sgd --replicas=2
 
 Each replica reads its rows two by two. With TF_CONFIG in the environment it is
 one of several workers. Trains with each optimizer to step 50, and saves to
@@ -23,6 +23,7 @@ from factories import small_model
 from txl_keras.data import Segments
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
+from txl_keras.extending import registered
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.schedules import build_schedule
@@ -41,13 +42,7 @@ MODELS = {
         "tie_embeddings": False,
         "tie_projections": "all_but_first",
     },
-    "compressive": {
-        "compression": "conv",
-        "compression_rate": 3,
-        "compressed_length": 4,
-    },
-    "outputs": {"memory_source": "outputs"},
-    "gated": {"normalize_first": True, "gate": "gru"},
+    "compressive": {"backbone": "compressive", "compressed_length": 4},
 }
 # Learning rates at which each of them learns something in 50 steps.
 OPTIMIZERS = {
@@ -59,8 +54,9 @@ OPTIMIZERS = {
 }
 
 
-def build_model(num_layers, **config):
+def build_model(num_layers, backbone="transformer_xl", **config):
     model = small_model(
+        make=registered("backbone")[backbone],
         num_layers=num_layers,
         head_dim=6,
         hidden_dim=16,
@@ -87,7 +83,8 @@ def train(optimizer_name, arguments, strategy):
         "cosine", settings.pop("learning_rate"), WHOLE, warmup_steps=3
     )
     with strategy.scope():
-        model = build_model(arguments.num_layers, **MODELS[arguments.model])
+        config = MODELS.get(arguments.model, {"backbone": arguments.model})
+        model = build_model(arguments.num_layers, **config)
         optimizer = build_optimizer(optimizer_name, schedule, **settings)
     trainer = Trainer(
         model,

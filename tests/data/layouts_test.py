@@ -49,7 +49,6 @@ def test_a_permutation_is_one_and_differs_by_seed_and_epoch():
     size = (1 << 20) + 5  # more than one piece
     orders = [permutation(size, *key) for key in [(0, 0), (0, 1), (1, 0)]]
     for order in orders:
-        assert order.dtype == np.int32
         np.testing.assert_array_equal(np.sort(order), np.arange(size))
         # The mean distance of a random order is a third of the size.
         distance = np.abs(order - np.arange(size)).mean()

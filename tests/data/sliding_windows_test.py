@@ -24,24 +24,6 @@ def predictions(windows):
     return found
 
 
-def test_documents_may_take_slices_only():
-    class Sliced:
-        dtype, shape = DOCUMENTS.dtype, DOCUMENTS.shape
-
-        def __len__(self):
-            return len(DOCUMENTS)
-
-        def __getitem__(self, part):
-            assert isinstance(part, slice)
-            return DOCUMENTS[part]
-
-    of_array, of_slices = (
-        SlidingWindows(TOKENS, 2, 5, 3, documents, reset_documents=True)
-        for documents in (DOCUMENTS, Sliced())
-    )
-    assert predictions(of_array) == predictions(of_slices)
-
-
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize(("length", "stride"), [(5, 1), (5, 3), (4, 4), (1, 1)])
 def test_every_token_is_predicted_once_from_those_before_it(

@@ -110,11 +110,8 @@ def test_a_dataset_has_the_batches_again_and_again():
         (lambda: batches().batch(-1), "step=-1"),
         (lambda: batches().dataset(0), "num_steps=0"),
         (lambda: batches().dataset(2.5), "num_steps=2.5"),
-        (lambda: pad_texts([]), "`len.token_ids.` must be"),
-        (lambda: pad_texts([[1], []]), "at least one token in each"),
+        (lambda: pad_texts([[1], []]), "n at least 1.*index 1"),
         (lambda: pad_texts(None), "`token_ids`"),
-        (lambda: pad_texts(5), "`token_ids`"),
-        (lambda: TextBatches(texts(), None, B, T), "`label_ids`"),
     ],
 )
 def test_bad_arguments_are_errors(call, message):

@@ -28,15 +28,11 @@ def test_every_range_is_read_alike_from_disk_and_bucket(
             write(path, part)
         tokens = open_tokens(paths, lengths, dtype)
         assert len(tokens) == 101 and tokens.dtype == dtype
-        assert tokens.nbytes == ids.nbytes
         for start in (0, 1, 5, 7, 24, 27, 28, 99, 101, 150):
             for stop in (0, 1, 6, 7, 25, 27, 48, 101, 150, None, -3):
                 np.testing.assert_array_equal(
                     tokens[start:stop], ids[start:stop]
                 )
-        if isinstance(tokens, TokenFiles):
-            with pytest.raises(ValueError, match="step must be 1. Received: 2"):
-                tokens[::2]
 
 
 def test_a_bucket_is_asked_for_what_is_needed_and_once(monkeypatch):
@@ -75,7 +71,7 @@ def test_what_is_no_such_file_is_refused(place, tmp_path):
     write(paths[0], np.arange(7, dtype=np.uint8))
     for lengths, message in (
         ([7, 3], f"no file of ids {paths[1]}"),
-        ([6, 3], "was changed.*Expected: bytes of .* 6. Received: 7"),
+        ([6, 3], "was changed.*Expected: 6 bytes. Received: 7"),
     ):
         with pytest.raises((FileNotFoundError, ValueError), match=message):
             open_tokens(paths, lengths, np.uint8)[4:9]

@@ -12,8 +12,6 @@ from txl_keras.evaluation.report import describe
 from txl_keras.evaluation.report import measure_text
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import score
-from txl_keras.evaluation.report import with_result
-from txl_keras.evaluation.token_file import create_token_file
 
 WORDS = WordTokenizer(["<eos>", "<unk>", "a"])
 
@@ -79,9 +77,7 @@ def test_scores_are_said_in_the_units_of_the_field(tokenizer, expected):
 # === Positions in documents ===
 
 
-def test_a_position_curve_has_the_means_of_its_buckets(monkeypatch):
-    # Blocks of 7: documents and buckets are cut anywhere.
-    monkeypatch.setattr("txl_keras.evaluation.report._BLOCK", 7)
+def test_a_position_curve_has_the_means_of_its_buckets():
     generator = np.random.default_rng(2)
     nll = generator.random(150).astype(np.float32)
     nll[[0, 60]] = np.nan
@@ -124,57 +120,6 @@ def test_positions_of_no_text_are_refused():
         position_curve(np.zeros((3, 2)))
     with pytest.raises(ValueError, match="`documents` must be"):
         position_curve(np.zeros(5), [0, 5])
-
-
-# === Files ===
-
-
-def test_results_of_other_settings_stay():
-    first = {"memory_length": 10, "step": 5, "nll": 2.0, "token_nll": "a.npy"}
-    second = {"memory_length": 20, "step": 5, "nll": 1.5, "token_nll": "a.npy"}
-    results = with_result([first], second)
-    # The file has the scores of the second now.
-    assert results == [
-        {"memory_length": 10, "step": 5, "nll": 2.0}, second
-    ]  # fmt: skip
-    again = {"memory_length": 10, "step": 5, "nll": 2.1}
-    assert with_result(results, again) == [second, again]
-    # Not measured again, but still so.
-    again = {"memory_length": 20, "step": 5, "nll": 1.5}
-    assert with_result(results, again)[-1] == second
-
-
-def test_a_token_file_is_there_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "nll.npy"
-    with create_token_file(str(path), 10) as nll:
-        assert nll.shape == (10,)
-        assert np.isnan(nll).all()
-        nll[3:] = 2
-        assert not path.exists()
-    np.testing.assert_array_equal(np.load(path), [np.nan] * 3 + [2.0] * 7)
-    with pytest.raises(ZeroDivisionError), create_token_file(str(path), 3):
-        raise ZeroDivisionError
-    assert len(np.load(path)) == 10
-    assert [p.name for p in tmp_path.iterdir()] == ["nll.npy"]
-
-
-def test_a_token_file_that_cannot_be_written_is_refused_at_once(tmp_path):
-    config = tmp_path / "config.json"
-    config.write_text("{}")
-    for path, message in (
-        (config, "which is another file"),
-        (tmp_path, "it is a folder"),
-        (tmp_path / "no" / "nll.npy", "No such file"),
-        ("gs://bucket/nll.npy", "must be a local file"),
-    ):
-        with (
-            pytest.raises((OSError, ValueError), match=message) as error,
-            create_token_file(str(path), 3),
-        ):
-            raise AssertionError
-        assert "`token_nll`" in str(error.value)
-        assert str(path) in str(error.value)
-    assert config.read_text() == "{}"
 
 
 @pytest.mark.parametrize("batch_size, warmup", [(1, 0), (3, 2)])

@@ -81,24 +81,6 @@ def test_neighbouring_units_and_seeds_are_not_correlated(distance):
     assert abs(correlation(mask, kept(0.5, others, units))) < 0.007
 
 
-def test_seeds_folded_from_neighbours_are_not_correlated():
-    rows = tf.constant(range(64), tf.uint32)
-    seeds = [
-        fold_in(fold_in(tf.constant(step, tf.uint32), rows), site)
-        for step in (0, 1)
-        for site in (0, 1)
-    ]
-    masks = [kept(0.5, s.numpy(), 4096) for s in seeds]
-    for i, one in enumerate(masks):
-        for other in masks[:i]:
-            assert abs(correlation(one, other)) < 0.01
-            # Nor does any row of the one come again in the other.
-            agreement = (one[:, None] == other[None]).mean(-1)
-            assert np.abs(agreement - 0.5).max() < 6 * 0.5 / np.sqrt(4096)
-    between_rows = np.corrcoef(masks[0])[~np.eye(64, dtype=bool)]
-    assert np.abs(between_rows).max() < 6 / np.sqrt(4096)
-
-
 def test_folding_gives_every_number_its_own_seed():
     seeds = fold_in(tf.constant(5, tf.uint32), tf.range(100_000)).numpy()
     assert seeds.dtype == np.uint32

@@ -15,19 +15,13 @@ RESET[1, 4] = True
 RESET[2, [0, 7, 8, T - 1]] = True
 
 
-def backbone_of(**settings):
-    return feature_backbone(
-        **{"normalize_first": True, "gate": "gru", **settings}
-    )
-
-
 @pytest.mark.parametrize("attention_type", ["relative", "shaw"])
 def test_acting_step_by_step_equals_learning_on_segments(attention_type):
     # With `same_length` all cuts of a text see the same keys.
     settings = {"same_length": True, "attention_type": attention_type}
     if attention_type == "shaw":
         settings["max_positions"] = M + T
-    backbone = backbone_of(**settings)
+    backbone = feature_backbone(normalize_first=True, **settings)
     _, before = backbone(embeddings=random(B, M, D, seed=1))
     x = random(B, T, D)
     text = {"embeddings": x, "reset": RESET}
@@ -43,7 +37,7 @@ def test_acting_step_by_step_equals_learning_on_segments(attention_type):
 
 @pytest.mark.parametrize("look_ahead", [0, 2])
 def test_an_episode_sees_nothing_of_others(look_ahead):
-    backbone = backbone_of(look_ahead=look_ahead)
+    backbone = feature_backbone(look_ahead=look_ahead)
     _, before = backbone(embeddings=random(B, M, D, seed=1))
     x = random(B, T, D)
     hidden, memory = backbone(embeddings=x, memory=before, reset=RESET)
@@ -58,13 +52,13 @@ def test_an_episode_sees_nothing_of_others(look_ahead):
 
 
 def test_a_short_episode_leaves_a_short_memory():
-    backbone = backbone_of(memory_length=M + T)
+    backbone = feature_backbone(memory_length=M + T)
     _, memory = backbone(embeddings=random(B, T, D), reset=RESET)
     np.testing.assert_array_equal(memory.valid_length, [T, T - 4, 1])
 
 
 def test_zeros_that_are_attended_to_allow_no_reset_inside_a_segment():
-    backbone = backbone_of(cold_start="zeros")
+    backbone = feature_backbone(cold_start="zeros")
     x = random(B, T, D)
     with pytest.raises(ValueError, match=r"`reset` must be of shape \(B,\)"):
         backbone(embeddings=x, reset=RESET)
@@ -72,12 +66,11 @@ def test_zeros_that_are_attended_to_allow_no_reset_inside_a_segment():
     assert hidden.shape == (B, T, D)
 
 
-@pytest.mark.parametrize("gate", ["gru", "output"])
-def test_a_keras_model_learns_with_episodes(gate, tmp_path):
+def test_a_keras_model_learns_with_episodes(tmp_path):
     features = keras.Input((T, F))
     reset = keras.Input((T,), dtype="bool")
-    backbone = backbone_of(
-        gate=gate, stateful=True, memory_length=T, num_layers=1
+    backbone = feature_backbone(
+        normalize_first=True, stateful=True, memory_length=T, num_layers=1
     )
     x = keras.layers.Dense(D)(features)
     hidden, _ = backbone(embeddings=x, reset=reset)
@@ -95,5 +88,4 @@ def test_a_keras_model_learns_with_episodes(gate, tmp_path):
     path = tmp_path / "model.keras"
     model.save(path)
     loaded = keras.saving.load_model(path)
-    assert loaded.get_layer(backbone.name).gate == gate
     assert_same(loaded.weights, model.weights)

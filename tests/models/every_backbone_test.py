@@ -22,10 +22,7 @@ B, T = 4, 5
 REMEMBERING = {
     "relative": {},
     "pre-norm": {"normalize_first": True},
-    "pre-norm, last norm": {"normalize_first": True, "normalize_output": True},
     "last norm": {"normalize_output": True},
-    "untied biases": {"tie_attention_biases": False},
-    "clamped": {"clamp_length": 3},
     "shaw": {"attention_type": "shaw", "max_positions": 13},
     "shaw, few positions": {"attention_type": "shaw", "max_positions": 2},
     "embeddings": {"vocabulary_size": None},
@@ -184,7 +181,6 @@ OF_ATTENTION = {
                 "normalize_output": True,
                 "cold_start": "zeros",
                 "look_ahead": 2,
-                "memory_source": "outputs",
                 "stateful": True,
             },
         ),

@@ -150,12 +150,7 @@ def test_gradients_reach_every_weight(name):
     "config",
     [
         {},
-        {"cold_start": "zeros", "memory_source": "outputs"},
-        {
-            "compression": "max_pool",
-            "compression_rate": 2,
-            "compressed_length": 3,
-        },
+        {"cold_start": "zeros"},
         {"make": LSTMBackbone},
         {"make": XLNetBackbone},
     ],

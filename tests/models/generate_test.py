@@ -375,11 +375,7 @@ def test_absolute_positions_and_no_memory_need_a_window():
 CONTINUED = {
     "relative": {"memory_length": 40},
     "lstm": {"make": LSTMBackbone},
-    "compressive": {
-        "memory_length": 40, "compression": "conv", "compression_rate": 3,
-        "compressed_length": 4,
-    },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CONTINUED)

@@ -79,37 +79,6 @@ def test_a_memory_of_other_numbers_is_an_error(backbone):
         backbone(ids, memory=memory._replace(states=tuple(states)))
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("batch_size", [-1, 1.5, np.nan, None, "3", [3], True]),
-        ("memory_length", [-1, 2.5, 2**31, 10**12]),
-    ],
-)
-def test_a_memory_of_no_size_is_an_error(backbone, name, values):
-    for value in values:
-        with pytest.raises(ValueError, match=f"`{name}` must be"):
-            backbone.initial_memory(**{"batch_size": B, name: value})
-
-
-def test_a_valid_length_may_be_any_integers(backbone):
-    ids = random_ids(B, T)
-    _, memory = backbone(ids)[:2]
-    expected, _ = backbone(ids, memory=memory)[:2]
-    lengths = memory.valid_length.numpy()
-    for given in (lengths.astype("int64"), lengths.astype("uint8")):
-        same = memory._replace(valid_length=given)
-        output, after = backbone(ids, memory=same)[:2]
-        np.testing.assert_array_equal(output, expected)
-        assert after.valid_length.dtype == tf.int32
-
-
-@pytest.mark.parametrize("first_row", ["a", 1.5, -1, None])
-def test_a_first_row_that_is_no_integer_is_an_error(backbone, first_row):
-    with pytest.raises(ValueError, match="`first_row` must be an integer"):
-        backbone(random_ids(B, T), first_row=first_row)
-
-
 def test_a_reset_of_another_shape_or_dtype_is_an_error(backbone):
     ids = random_ids(B, T)
     too_short = [[True] * (T - 1)] * B

@@ -3,16 +3,15 @@
 Otherwise 100 bytes take minutes, terabytes, or whatever Keras can import.
 """
 
-import pathlib
 import sys
 
 import pytest
 from factories import change_json
-from factories import save_run
 from factories import small_model
 
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import XLNetBackbone
+from txl_keras.models.model_folder import ModelFolder
 
 MODELS = {
     "adaptive": {
@@ -26,17 +25,18 @@ MODELS = {
     "lstm": {"make": LSTMBackbone},
     "xlnet": {"make": XLNetBackbone},
 }
-CONFIG = "model.backbone.config"
+CONFIG = "config.backbone.config"
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """By name: class of a model, and the workdir of one."""
+    """By name: class of a model, and the folder of one."""
     runs = {}
     for name, config in MODELS.items():
         model = small_model(**{"num_layers": 2, **config})
-        folder = tmp_path_factory.mktemp(name) / "run"
-        runs[name] = type(model), save_run(folder, model, 3)
+        folder = tmp_path_factory.mktemp(name) / "model"
+        model.save_to_preset(folder, {"step": 3})
+        runs[name] = type(model), folder
     return runs
 
 
@@ -45,12 +45,13 @@ def load(runs):
     """Loads a run with fields of its config.json changed."""
 
     def load_with(name, changes):
-        model_class, workdir = runs[name]
-        path = pathlib.Path(workdir.file("config.json"))
+        model_class, folder = runs[name]
+        path = folder / "config.json"
         text = path.read_text()
         change_json(path, changes)
         try:
-            return model_class.from_config(workdir.read_model_config())
+            config = ModelFolder(str(folder)).read_model_config()
+            return model_class.from_config(config)
         finally:
             path.write_text(text)
 
@@ -60,7 +61,7 @@ def load(runs):
 @pytest.mark.parametrize("name", MODELS)
 def test_unchanged_it_is_loaded(name, load, runs):
     model = load(name, {})
-    assert runs[name][1].restore_weights(model) == 3
+    assert ModelFolder(str(runs[name][1])).restore_weights(model) == 3
     dtype = "bfloat16" if name == "adaptive" else "float32"
     assert model.compute_dtype == dtype
 
@@ -99,15 +100,11 @@ CHECKED = "config.json .*`{name}` must"
         (f"{CONFIG}.memory_length", 10**12, REFUSED),
         (f"{CONFIG}.memory_length", -1, REFUSED),
         # Fields of another type.
-        ("model", None, f"{DAMAGED} an object"),
-        ("flags", [], f"{DAMAGED} an object"),
-        ("data", "x", f"{DAMAGED} an object"),
-        ("corpus", 5, f"{DAMAGED} an object or null"),
+        ("config", None, f"{DAMAGED} an object"),
+        ("training", [], f"{DAMAGED} an object"),
         ("tokenizer", 5, f"{DAMAGED} a string or null"),
-        ("flags.segment_length", "8", f"{DAMAGED} an integer or null"),
-        ("flags.segment_length", 10**12, f"{DAMAGED} from 0 to 1,048,576"),
-        ("model.backbone", None, f"{DAMAGED} an object"),
-        ("model.backbone.class_name", [], f"{DAMAGED} a string"),
+        ("config.backbone", None, f"{DAMAGED} an object"),
+        ("config.backbone.class_name", [], f"{DAMAGED} a string"),
         (CONFIG, None, f"{DAMAGED} an object"),
         (f"{CONFIG}.num_layers", "2", f"{DAMAGED} an integer"),
         (f"{CONFIG}.cutoffs", 5, f"{DAMAGED} a list or null"),
@@ -117,7 +114,7 @@ CHECKED = "config.json .*`{name}` must"
         (f"{CONFIG}.name", 5, CHECKED),
         (f"{CONFIG}.dropout", "x", CHECKED),
         (f"{CONFIG}.layer_norm_epsilon", float("nan"), CHECKED),
-        ("model.tie_projections", {"a": 1}, CHECKED),
+        ("config.tie_projections", {"a": 1}, CHECKED),
     ],
 )
 def test_a_wrong_field_is_named(field, value, message, load):
@@ -140,7 +137,7 @@ def test_keras_looks_up_no_class_that_a_file_names(load):
         "registered_name": "package>Evil",
     }
     model = load(
-        "adaptive", {f"model.backbone.{k}": v for k, v in changes.items()}
+        "adaptive", {f"config.backbone.{k}": v for k, v in changes.items()}
     )
     assert not model.compiled
     assert "antigravity" not in sys.modules

@@ -11,18 +11,13 @@ from txl_keras.models import SegmentReader
 from txl_keras.models import XLNetBackbone
 
 B, T, M, D = 3, 5, 6, 16
-COMPRESSED = {"compression_rate": 2, "compressed_length": 3}
 OPTIONS = {
     "relative": {},
     "pre-norm": {"normalize_first": True, "normalize_output": True},
     "shaw": {"attention_type": "shaw", "max_positions": M + T},
     "zeros": {"cold_start": "zeros"},
-    "outputs": {"memory_source": "outputs"},
     "same_length": {"same_length": True, "tie_attention_biases": False},
-    "gate": {"normalize_first": True, "gate": "gru"},
     "look_ahead": {"look_ahead": 2},
-    "conv": {"compression": "conv", **COMPRESSED},
-    "most_used": {"compression": "most_used", **COMPRESSED},
 }
 EVERY = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 VALUES = pytest.mark.parametrize("value", [np.nan, -3e38])
@@ -85,7 +80,7 @@ def test_padding_has_no_influence(options, value):
             loss = tf.add_n([tf.reduce_sum(y**2) for y in outputs])
             loss += tf.add_n([0.0, *backbone.losses])
         gradients = tape.gradient(loss, backbone.trainable_weights)
-        # A compression may have weights that this loss does not train.
+        # There may be weights that this loss does not train.
         outputs += [tf.convert_to_tensor(x) for x in gradients if x is not None]
         results.append(outputs)
     for found, expected in zip(*results[::-1], strict=True):

@@ -15,16 +15,12 @@ MASK[2, [0, 1, 4, 7]] = False
 MASK[3] = False
 
 
-@pytest.fixture(
-    params=["relative", "shaw", "outputs", "same_length", "gate", "look_ahead"]
-)
+@pytest.fixture(params=["relative", "shaw", "same_length", "look_ahead"])
 def backbone(request):
     settings = {
         "relative": {"num_layers": 2},
         "shaw": {"attention_type": "shaw", "max_positions": M + T},
-        "outputs": {"memory_source": "outputs"},
         "same_length": {"same_length": True},
-        "gate": {"normalize_first": True, "gate": "gru"},
         "look_ahead": {"look_ahead": 2},
     }[request.param]
     return feature_backbone(**{"num_layers": 1, **settings})

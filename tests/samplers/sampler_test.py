@@ -1,6 +1,4 @@
-import functools
 import importlib.util
-import re
 
 import keras
 import numpy as np
@@ -98,17 +96,6 @@ def test_a_huge_temperature_draws_all_but_the_impossible():
     assert_close(frequencies(sampler, probabilities), [1, 0, 1])
 
 
-def test_top_p_of_one_keeps_what_rounding_hides():
-    # After the first, the sum is 1 in float32.
-    log_probs = np.array([[0.0, -18.0, -19.0]] * 2, "float32")
-    for top_p in (1.0, tf.constant(1.0)):
-        sampler = Sampler(temperature=1e6, top_p=top_p)
-        drawn = sampler(np.repeat(log_probs, 50, axis=0), seeds_of(1, 100))
-        assert set(drawn.numpy()) == {0, 1, 2}
-    dropped = Sampler(temperature=1e-3, top_p=0.999)(log_probs, seeds_of(1, 2))
-    np.testing.assert_array_equal(dropped, [0, 0])
-
-
 def odd_numbers():
     """Rows of large and small, equal and infinite numbers of both signs."""
     rng = np.random.default_rng(2)
@@ -133,17 +120,15 @@ def test_the_first_of_odd_numbers_are_those_of_sorting(jit_compile):
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("sum_is_one", [False, True])
-def test_top_p_keeps_what_sorting_does(sum_is_one, jit_compile):
+def test_top_p_keeps_what_sorting_does(jit_compile):
     rng = np.random.default_rng(3)
     # Multiples of 2 ** -12, so that sums are exact, and many are equal.
     counts = rng.multinomial(2**12, rng.dirichlet(np.full(99, 0.1)), 30)
     with np.errstate(divide="ignore"):
         logits = np.log(counts / 2.0**12).astype("float32")
     keep = tf.function(sampler_module.keep_top_p, jit_compile=jit_compile)
-    given = logits if sum_is_one else logits + 5
     for p in (0.001, 0.1, 0.501, 0.9, 0.9999):
-        kept = keep(given, tf.constant(p), sum_is_one).numpy() > -INFINITY
+        kept = keep(logits + 5, tf.constant(p)).numpy() > -INFINITY
         above = (counts[:, None, :] > counts[..., None]) * counts[:, None, :]
         expected = (above.sum(-1) < p * 2**12) & (counts > 0)
         np.testing.assert_array_equal(kept, expected)
@@ -261,18 +246,11 @@ def test_noise_has_few_ties_and_is_finite():
 
 
 WRONG = [
-    ("temperature", -1.0, "at least 0 and finite"),
-    ("temperature", NAN, "at least 0 and finite"),
-    ("temperature", INFINITY, "at least 0 and finite"),
+    *(("temperature", x, "at least 0") for x in (-1.0, NAN, INFINITY)),
     ("top_k", -1, "at least"),
-    ("top_p", 0.0, r"in \(0, 1\]"),
-    ("top_p", 1.5, r"in \(0, 1\]"),
-    ("top_p", NAN, r"in \(0, 1\]"),
-    ("typical_p", 0.0, r"in \(0, 1\]"),
-    ("typical_p", -0.5, r"in \(0, 1\]"),
-    ("repetition_penalty", 0.9, "at least 1 and finite"),
-    ("repetition_penalty", NAN, "at least 1 and finite"),
-    ("repetition_penalty", INFINITY, "at least 1 and finite"),
+    *(("top_p", x, "above 0 and at most 1") for x in (0.0, 1.5, NAN)),
+    ("typical_p", -0.5, "above 0 and at most 1"),
+    *(("repetition_penalty", x, "at least 1") for x in (0.9, NAN)),
 ]
 
 
@@ -281,71 +259,29 @@ WRONG = [
     [
         *WRONG,
         ("top_k", 0, "an integer of at least 1"),
-        ("top_k", 2.0, "an integer of at least 1"),
-        ("top_k", 2**31, "an integer of at least 1 and at most 2147483647"),
-        ("top_p", 1e-39, r"in \(0, 1\]"),
-        ("temperature", 1e300, "at least 0 and finite in float32"),
-        ("temperature", None, "at least 0 and finite"),
-        ("temperature", "1", "at least 0 and finite"),
-        ("top_p", True, r"in \(0, 1\] or None"),
+        ("top_k", 2**31, "at most 2147483647"),
+        ("temperature", None, "a finite number of at least 0"),
+        ("top_p", True, "a finite number above 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(name, value, expected):
-    with pytest.raises(ValueError, match=f"`{name}` must be .*{expected}"):
+    with pytest.raises(
+        ValueError, match=f"`{name}` must be .*{expected}.*{name}={value!r}"
+    ):
         Sampler(**{name: value})
-    with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}")):
-        Sampler(**{name: value})
-
-
-@functools.cache
-def compiled_by_one(name, jit_compile):
-    """Function of the parameter `name`, traced once for all its values."""
-
-    @tf.function(jit_compile=jit_compile)
-    def run(value):
-        return Sampler(**{name: value})(*some_log_probs())
-
-    return run
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), WRONG)
 def test_tensors_out_of_range_are_refused(name, value, expected):
     value = as_tensors({name: value})[name]
     match = f"`{name}` must be {expected}.*Received: {name}="
+
+    @tf.function
+    def run():
+        return Sampler(**{name: value})(*some_log_probs())
+
     with pytest.raises(tf.errors.InvalidArgumentError, match=match):
-        Sampler(**{name: value})
-    with pytest.raises(tf.errors.InvalidArgumentError, match=match):
-        compiled_by_one(name, False)(value)
-    # XLA has no assertions, but no token is drawn.
-    np.testing.assert_array_equal(compiled_by_one(name, True)(value), [-1] * 64)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", tf.constant([1.0])),
-        ("temperature", tf.constant(1)),
-        ("top_k", tf.constant(1.0)),
-        ("top_p", tf.constant([[0.5]])),
-    ],
-)
-def test_tensors_must_be_scalars_of_their_kind(name, value):
-    with pytest.raises(ValueError, match=f"`{name}` must be .* scalar"):
-        Sampler(**{name: value})
-
-
-def test_plain_is_what_no_parameter_changes():
-    assert Sampler().is_plain is True
-    off = {
-        name: v
-        for name, v in sampler_module.NO_EFFECT.items()
-        if name != "top_k"
-    }
-    assert Sampler(**off).is_plain is True
-    assert bool(Sampler(**as_tensors({})).is_plain) is True
-    for parameters in PARAMETERS[1:]:
-        assert Sampler(**parameters).is_plain is False
-        assert bool(Sampler(**as_tensors(parameters)).is_plain) is False
+        run()
 
 
 def test_samplers_are_equal_if_their_parameters_are():
@@ -376,15 +312,7 @@ TAILS = np.array([0.15, 0.1, 0.05], "float32")
         ({"top_k": 4}, [True, True, True]),
         ({"top_k": 2, "temperature": 1.5, "top_p": 0.9}, [False] * 3),
         ({"top_k": 3, "typical_p": 0.5}, [True, True, False]),
-        ({"top_p": 0.65}, [False, False, False]),
-        ({"top_p": 0.75}, [True, True, False]),
-        ({"top_p": 0.75, "typical_p": 0.5}, [True, True, False]),
-        ({"top_p": 0.85}, [True, True, True]),
-        ({}, [True, True, True]),
-        ({"top_p": 0.2, "temperature": 0.9}, [True, True, True]),
-        ({"top_p": 0.2, "repetition_penalty": 1.1}, [True, True, True]),
-        ({"typical_p": 0.2}, [True, True, True]),
-        ({"temperature": 0.5}, [True, True, True]),
+        ({"top_p": 0.2}, [True, True, True]),
     ],
     ids=str,
 )
@@ -435,9 +363,6 @@ HUB_SAMPLERS = [
     ),
     ("BeamSampler", {"num_beams": 3}, BeamSampler(3)),
     ("ContrastiveSampler", {"k": 4}, "TopPSampler or BeamSampler of `keras_"),
-    ("TopKSampler", {"k": 3, "seed": 2}, "Pass `seed` to `generate`.*seed=2"),
-    ("BeamSampler", {"temperature": 0.5}, "temperature=1 .*temperature=0.5"),
-    ("BeamSampler", {"return_all_beams": True}, "return_all_beams=True"),
 ]
 
 
@@ -478,11 +403,6 @@ def test_what_is_no_sampler_is_refused(sampler):
         samplers.get(sampler)
 
 
-def test_a_tensor_is_refused_in_the_sampler_of_a_model():
-    with pytest.raises(ValueError, match="`top_p` must be a number"):
-        samplers.get(Sampler(top_p=tf.constant(0.5)))
-
-
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -496,6 +416,8 @@ def test_a_sampler_is_restored_from_its_config(sampler):
     assert keras.saving.deserialize_keras_object(config) == sampler
 
 
-def test_a_search_has_at_least_one_beam():
+def test_samplers_of_a_model_are_of_numbers():
+    with pytest.raises(ValueError, match="`top_p` must be a number"):
+        Sampler(top_p=tf.constant(0.5)).get_config()
     with pytest.raises(ValueError, match="`num_beams`.*num_beams=0"):
         BeamSampler(num_beams=0)

@@ -148,7 +148,7 @@ def test_a_published_model_of_bytes_reads_text(convert, tmp_path):
         ),
         (["--input="], ["`input`"]),
         (["--unknown=none"], ["`unknown`", "none"]),
-        (["--vocabulary=", "--lower_case"], ["`lower_case`", "of words"]),
+        (["--vocabulary=", "--line_start=x"], ["`line_start`", "of words"]),
         (["--symbols=bytes", "--line_end=x"], ["`line_end`", "of words"]),
         (
             ["--symbols=bytes", "--vocabulary={folder}/digits.txt"],
@@ -228,7 +228,7 @@ def test_a_tokenizer_goes_to_hugging_face_and_back(here, tmp_path):
         num_heads=2, head_dim=4, vocabulary_size=4, cold_start="zeros",
     )  # fmt: skip
     words = ["<eos>", "<unk>", "the", "cat"]
-    tokenizer = WordTokenizer(words, lower_case=True)
+    tokenizer = WordTokenizer(words)
     run, folder, back = (tmp_path / name for name in ("run", "hf", "back"))
     save_run(run, model, 3, tokenizer)
     to = ("--input_format=workdir", f"--input={run}", f"--output={folder}")
@@ -240,8 +240,8 @@ def test_a_tokenizer_goes_to_hugging_face_and_back(here, tmp_path):
         "--input_format=hugging_face", f"--input={folder}",
         f"--vocabulary={run}/tokenizer.json", f"--output={back}",
     )  # fmt: skip
-    _, error = here("convert.py", *flags, "--lower_case")
-    assert "`lower_case` must be left out" in error
+    _, error = here("convert.py", *flags, "--unknown=the")
+    assert "`unknown` must be left out" in error
     _, error = here("convert.py", *flags, "--symbols=bytes")
     assert "`symbols` must be left out" in error
     assert here("convert.py", *flags)[1] is None

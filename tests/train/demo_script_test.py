@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 from script_runs import TRAIN
 
-from txl_keras.demo.server import DemoServer
+from txl_keras.pages.server import DemoServer
 
 
 def test_demo_prints_its_address(group, here, monkeypatch):

@@ -1,27 +1,20 @@
 """Runs train/finetune.py."""
 
-import itertools
 import re
-import shutil
-import time
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from factories import save_run
 from factories import small_model
 from script_runs import CLASSIFIER_SIZES
-from script_runs import NOT_UTF8
 from script_runs import metrics_of
 from script_runs import results_of
 from script_runs import write_mails
 
-from txl_keras import missing_folder
 from txl_keras.data import ByteTokenizer
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLTextClassifier
-from txl_keras.workdir import Workdir
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +44,10 @@ def flags_of(workdir, files, *others):
 
 
 def test_a_run_learns_scores_and_exports(
-    files, language_model, succeed, fail, tmp_path, capsys, monkeypatch
+    files, language_model, succeed, fail, tmp_path
 ):
     path, model = language_model
     run = tmp_path / "run"
-    # Without a terminal there is a line per minute, and one per epoch.
-    minutes = itertools.count(0, 61)
-    monkeypatch.setattr(time, "monotonic", lambda: next(minutes))
     printed = succeed(
         "finetune.py",
         *flags_of(run, files, f"--initialize_from={path}"),
@@ -65,17 +55,14 @@ def test_a_run_learns_scores_and_exports(
         "--epochs=8",
         "--patience=8",
         "--learning_rate=0.02",
-        "--class_weight=balanced",
-        "--monitor=f1",
         "--dropout=0.01",
     )
     assert f"Starts from the best weights of {path}, step 12." in printed
     assert re.search("^Epoch 8/8\n.*val_loss: ", printed, re.MULTILINE)
-    assert re.search("^100% .*s/step]$", capsys.readouterr().err, re.MULTILINE)
 
     results, metrics = results_of(run), metrics_of(run)
     assert [line["epoch"] for line in metrics] == list(range(1, 9))
-    best = max(metrics, key=lambda line: line["val_f1"])
+    best = min(metrics, key=lambda line: line["val_loss"])
     assert (best["epoch"], best["step"]) == (results["epoch"], results["step"])
     assert results["valid"]["f1"] == pytest.approx(best["val_f1"], abs=1e-5)
     assert np.sum(results["test"]["confusion"]) == 30
@@ -84,7 +71,7 @@ def test_a_run_learns_scores_and_exports(
     assert 15 < np.sum(long["confusion"]) <= 30
 
     # The best, in both forms.
-    loaded = TransformerXLTextClassifier.from_preset(run)
+    loaded = TransformerXLTextClassifier.from_preset(run / "model")
     assert loaded.segment_length == 8 and loaded.backbone.dropout == 0.01
     texts = ["WIN 9 xxxxxxxxxxxxxxxxxxxxx", "meet 4"]
     served = tf.saved_model.load(str(run / "export" / str(results["step"])))
@@ -100,37 +87,9 @@ def test_a_run_learns_scores_and_exports(
     assert np.abs(loaded.backbone.blocks[0].weights[0] - start).max() > 1e-4
 
     error = fail("finetune.py", *flags_of(run, files))
-    assert "`workdir` must be new" in error
-    error = fail("generate.py", f"--workdir={run}", "--max_tokens=1")
-    assert "of class TransformerXLTextClassifier" in error
-
-
-def test_a_run_whose_folder_is_removed_ends_at_once(
-    files, fail, tmp_path, monkeypatch
-):
-    claim = Workdir.claim
-
-    def claim_and_lose(workdir, *args):
-        claim(workdir, *args)
-        shutil.rmtree(workdir.path)
-
-    monkeypatch.setattr(Workdir, "claim", claim_and_lose)
-    monkeypatch.setattr(missing_folder, "WAIT_SECONDS", 0)
-    steps = []
-    step = keras.callbacks.TerminateOnNaN.on_train_batch_end
-    monkeypatch.setattr(
-        keras.callbacks.TerminateOnNaN,
-        "on_train_batch_end",
-        lambda self, *args, **kw: steps.append(1) or step(self, *args, **kw),
-    )
-    fail(
-        "finetune.py",
-        *flags_of(tmp_path / "run", files, *CLASSIFIER_SIZES),
-        "--tokenizer=bytes",
-        messages=["must stay where it is", "config.json has been missing"],
-    )
-    assert len(steps) == 1
-    assert not (tmp_path / "run").exists()
+    assert "`workdir` must be a new or empty folder" in error
+    error = fail("generate.py", f"--workdir={run}/model", "--max_tokens=1")
+    assert "which holds a TransformerXLTextClassifier" in error
 
 
 def test_bad_input_is_one_message_before_any_work(files, refuse, tmp_path):
@@ -159,18 +118,9 @@ def test_bad_input_is_one_message_before_any_work(files, refuse, tmp_path):
             [f"--train_file={one}", f"--valid_file={one}"],
             ["at least two labels", "['ham']"],
         ),
-        (["--train_file="], ["`train_file` must be a file"]),
-        (["--train_file=no.tsv"], ["`train_file`", "no.tsv"]),
-        (["--test_file=no.tsv"], ["`test_file`", "no.tsv"]),
-        ([f"--train_file={NOT_UTF8}.tsv"], ["`train_file`", "UTF-8"]),
+        (["--train_file="], ["`train_file`"]),
+        (["--test_file=no.tsv"], ["no.tsv"]),
         (["--tfds_name=imdb"], ["Either `train_file` or `tfds_name`"]),
-        (["--valid_share=1.5"], ["`share` must be", "1.5"]),
-        (["--valid_share=0"], ["`share`", "0.0"]),
-        (
-            [f"--valid_file={one}", "--valid_share=0.2"],
-            ["`valid_share` and `valid_file`"],
-        ),
-        (["--from_scratch"], ["`from_scratch` can only be given with"]),
         (
             ["--initialize_from=/none"],
             ["`initialize_from`", "path of a folder"],
@@ -192,13 +142,12 @@ def test_bad_input_is_one_message_before_any_work(files, refuse, tmp_path):
 
 
 def test_weights_that_a_last_step_spoils_are_not_exported(
-    files, fail, terminal, tmp_path
+    files, fail, tmp_path
 ):
     run = tmp_path / "run"
     error = fail(
         "finetune.py", *flags_of(run, files, *CLASSIFIER_SIZES), "--epochs=1",
-        "--batch_size=200", "--learning_rate=1e38", "--monitor=accuracy",
+        "--batch_size=200", "--learning_rate=1e38",
     )  # fmt: skip
     assert "The loss is nan in epoch 1" in error
-    assert "100%|" in terminal.read().decode()
     assert not (run / "export").exists()

@@ -56,22 +56,6 @@ def test_a_flagfile_that_is_not_there_is_refused(flag):
         expanded(flag)
 
 
-def test_a_file_that_is_no_flagfile_is_named(home):
-    (home / "one").write_bytes("--a\n".encode("utf-16"))
-    with pytest.raises(ValueError, match="one .*iconv -f UTF-16LE"):
-        expanded("--flagfile=one")
-    (home / "one").write_bytes(b"#" * (1 << 20) + b"\n")
-    with pytest.raises(ValueError, match="one must have at most"):
-        expanded("--flagfile=one")
-
-
-def test_a_flagfile_that_reads_itself_is_refused(home):
-    (home / "one").write_text("--flagfile=two\n")
-    (home / "two").write_text("--flagfile=./one\n")
-    with pytest.raises(ValueError, match="itself.*one -> .*two -> .*one"):
-        expanded("--flagfile=one")
-
-
 def test_a_script_says_which_flagfile_is_missing(fail):
     assert pathlib.Path.cwd() != ROOT
     fail("export.py", "--flagfile=nowhere", messages=["`flagfile` must be"])

@@ -18,7 +18,7 @@ def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, succeed, here):
     assert greedy != first
     # What Python makes of a byte that is not UTF-8.
     printed, error = here("generate.py", flags[0], "--prompt=a\udcff")
-    assert "`prompt` must be" in error and printed == ""
+    assert "UTF-8" in error and printed == ""
     printed, error = here("generate.py", *flags, "--seed=2147483647")
     assert "seed=2147483647" in error and printed == ""
 
@@ -30,7 +30,7 @@ def test_a_preset_writes_what_its_run_writes(run, here, tmp_path):
     assert text.startswith("Sentence é")
     preset = f"--preset={tmp_path}"
     assert here("generate.py", preset, *flags) == (text, None)
-    for wrong in ([], [preset, "--workdir=a"], [preset, "--checkpoint=best"]):
+    for wrong in ([], [preset, "--workdir=a"]):
         printed, error = here("generate.py", *wrong)
         assert " must be " in error and printed == ""
     model = TransformerXLCausalLM.from_preset(tmp_path, tokenizer=None)

@@ -72,31 +72,23 @@ def test_a_finished_run_says_so_and_changes_nothing(run, succeed):
     assert (workdir / "results.json").read_bytes() == before
 
 
-def test_a_finished_run_goes_on_for_longer(run, succeed, fail, tmp_path):
+def test_a_finished_run_goes_on_for_longer(run, succeed, tmp_path):
     workdir = tmp_path / "longer"
     shutil.copytree(run[0], workdir)
     flags = [f for f in run[2] if "workdir" not in f]
     flags += [f"--workdir={workdir}"]
     before = metrics_of(workdir)
-    printed = succeed("main.py", *flags, "--max_steps=75")
-    # As if 75 steps had been planned: step 60 of these is number 48 of 60.
-    rate = 0.01 * (1 + math.cos(math.pi * 48 / 60)) / 2
-    assert (
-        f"goes on to step 75 instead of 60; its learning rate is {rate:.3g} "
-        in printed
-    )
+    assert "step 60 of 75" in succeed("main.py", *flags, "--max_steps=75")
     metrics = metrics_of(workdir)
     assert metrics[: len(before)] == before
     assert [x["step"] for x in metrics[len(before) :]] == [63, 70, 75, 75]
-    assert metrics[-2]["learning_rate"] < 1e-4
+    # As if 75 steps had been planned.
+    rate = 0.01 * (1 + math.cos(math.pi * 62 / 75)) / 2
+    assert metrics[len(before)]["learning_rate"] == pytest.approx(rate)
     assert (workdir / f"export/{results_of(workdir)['step']}").exists()
-    for more in ([], ["--max_steps=75"]):
+    for more in ([], ["--max_steps=75"]):  # without it 60 are given
         again = succeed("main.py", *flags, *more)
         assert "step 75 of 75\nThe run is finished." in again
-    fail(
-        "main.py", *flags, "--max_steps=70",
-        messages=["`max_steps` must be more than the steps", "75"],
-    )  # fmt: skip
     assert (workdir / "results.json").exists()
 
 
@@ -233,39 +225,17 @@ def test_a_value_that_is_no_choice_stops_before_any_work(
         (["--corpus=tfds:lm2b"], ["lm1b", "'lm2b'"]),
         (["--corpus=ptb", "--manual_dir={folder}/no"], ["manual_dir", "/no'"]),
         (["--document_separator=<end>"], ["empty", "'<end>'"]),
-        (["--tokenizer=wordpiece"], ["vocabulary", "vocab.txt"]),
+        (["--tokenizer=hugging_face"], ["vocabulary", "tokenizer.json"]),
         (["--dropout=1.5"], ["1.5"]),
-        (["--hidden_dim=15"], ["hidden_dim=15"]),
-        (["--head_dim=0"], ["head_dim=0"]),
         (["--min_count=2"], ["'bytes'", "min_count=2"]),
-        (
-            ["--tokenizer=characters", "--unknown=?"],
-            ["'characters'", "unknown='?'"],
-        ),
         (["--vocabulary={folder}/words.txt"], ["'bytes'", "vocabulary"]),
         (
             ["--tokenizer=words", "--drop_newlines"],
             ["'words'", "drop_newlines=True"],
         ),
-        (
-            [
-                "--tokenizer=words",
-                "--vocabulary={folder}/words.txt",
-                "--min_count=2",
-            ],
-            ["min_count"],
-        ),
-        (["--tokenizer=words", "--min_count=0"], ["min_count=0"]),
         (["--tokenizer=words", "--vocabulary=no/such"], ["no/such"]),
-        (
-            ["--tokenizer=words", "--vocabulary={folder}/empty.txt"],
-            ["empty.txt"],
-        ),
         (["--cutoffs=20,10"], ["cutoffs=(20, 10)"]),
-        (["--cutoffs=20,256"], ["256", "cutoffs=(20, 256)"]),
-        (["--cutoffs=20", "--div_val=0"], ["div_val=0"]),
         (["--attention_type=vaswani"], ["`memory_length`", "12"]),
-        (["--attention_type=shaw"], ["max_positions"]),
     ],
 )
 def test_bad_settings_stop_before_any_work(
@@ -368,15 +338,11 @@ def test_minutes_choose_steps_and_dropout(corpus, succeed, fail, tmp_path):
         again = succeed("main.py", f"--workdir={timed}", *flags_again, *more)
         assert f"step {last} of {last}" in again
         assert "The run is finished" in again
-    printed = succeed(
-        "main.py", f"--workdir={timed}", *flags_again, "--minutes=0.2"
-    )
-    assert f"instead of {last:,}; its learning rate is 0.00" in printed
-    assert metrics_of(timed)[-1]["step"] > last
-    fail(
-        "main.py", f"--workdir={timed}", *flags_again, "--minutes=0.01",
-        messages=["`minutes` must be more than the run has trained"],
-    )  # fmt: skip
+    flags_again.append(f"--workdir={timed}")
+    error = fail("main.py", *flags_again, "--minutes=0.2")
+    assert "flags.minutes was 0.05, now 0.2" in error
+    printed = succeed("main.py", *flags_again, f"--max_steps={last + 5}")
+    assert f"step {last} of {last + 5}" in printed
 
 
 @pytest.mark.large
@@ -543,7 +509,7 @@ def test_a_run_begins_with_the_weights_of_another(
     error = fail("main.py", *flags, "--tokenizer=words")
     assert "`tokenizer` cannot be given with `initialize_from`" in error
     error = fail("main.py", *flags, "--num_layers=2")
-    assert "must not change the shapes of the weights" in error
+    assert "is of another model" in error
     assert re.search("Received: .*--num_layers=2, .*--memory_length=20", error)
     assert "weights/block_1" in error
     printed = succeed("main.py", *flags)
@@ -558,8 +524,6 @@ def test_a_run_begins_with_the_weights_of_another(
     model, _ = Workdir(str(tmp_path / "tuned")).load_model()
     assert model.backbone.memory_length == 20
     assert model.backbone.token_embedding.cutoffs == (6, 20)
-    # Once it has begun, the other run is needed no more.
-    shutil.rmtree(origin)
     (tmp_path / "tuned" / "results.json").unlink()
     printed = succeed("main.py", *flags)
     assert "step 25 of 25" in printed

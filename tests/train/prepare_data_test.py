@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from script_runs import NOT_UTF8
 
 
 @pytest.fixture
@@ -39,7 +38,6 @@ def test_flags_of_prepared_text_are_checked_before_it_is_read(
     empty.mkdir()
     cases = (
         ([f"--output={corpus}/x"], ["`output`", "txt/x"]),
-        ([f"--output={NOT_UTF8}"], ["`output`", "UTF-8"]),
         (
             ["--vocabulary=no/file", "--tokenizer=words"],
             ["`vocabulary` no/file: There is no file"],
@@ -49,7 +47,6 @@ def test_flags_of_prepared_text_are_checked_before_it_is_read(
             [f"--vocabulary={corpus}", "--tokenizer=bytes"],
             [f"`vocabulary` {corpus}", "bytes"],
         ),
-        ([f"--unknown={NOT_UTF8}", "--tokenizer=words"], ["`unknown`"]),
         (["--document_separator="], ["`document_separator`", "empty"]),
         (
             ["--corpus=enwik8", f"--manual_dir={empty}"],

@@ -88,7 +88,7 @@ def make(model, tmp_path, now):
                 trainer=types.SimpleNamespace(model=model, strategy=strategy),
                 workdir=workdir,
                 stop=stop or StopRequest(),
-                plan=types.SimpleNamespace(last_step=90),
+                max_steps=90,
                 progress=shown,
                 tensorboard=shown,
             )

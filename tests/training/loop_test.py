@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import threading
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from txl_keras.training import loop as loops
 from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.optimizers import build_optimizer
-from txl_keras.training.run_plan import RunPlan
 from txl_keras.training.trainer import Trainer
 from txl_keras.workdir import Workdir
 
@@ -36,8 +34,8 @@ class Run:
         path.mkdir(exist_ok=True)
         config = {
             "class_name": type(trainer.model).__name__,
-            "model": trainer.model.get_config(),
-            **dict.fromkeys(("flags", "data", "corpus"), {}),
+            "config": trainer.model.get_config(),
+            "training": {},
         }
         (path / "config.json").write_text(json.dumps(config))
         self.workdir = Workdir(str(path))
@@ -45,10 +43,9 @@ class Run:
         self.drawn = []
         tokens = np.arange(300) ** 2 % 7
         settings = {**SETTINGS, **settings}
-        self.plan = RunPlan(lambda _: 0.01, settings.pop("max_steps"))
         self.loop = TrainingLoop(
             self.trainer,
-            self.plan,
+            settings.pop("max_steps"),
             Segments(tokens, 2, 4, drop_remainder=True),
             self.validate,
             self.workdir,
@@ -58,9 +55,9 @@ class Run:
             on_score=(self.on_score,),
         )
 
-    def go(self, pace=None):
+    def go(self):
         """Restores and runs; returns the step it began with, and the result."""
-        return self.loop.restore(), self.loop.run(pace)
+        return self.loop.restore(), self.loop.run()
 
     def on_score(self, loop, step):
         assert loop is self.loop
@@ -120,81 +117,31 @@ def test_lines_scores_and_checkpoints_come_where_they_are_due(begin, tmp_path):
     assert run.loop.score_at(8) == {"nll": 1.0}
 
 
-def test_a_folder_that_goes_away_is_waited_for(begin, tmp_path, caplog):
-    path, away = tmp_path / "run", tmp_path / "away"
-    begin(tmp_path / "whole", [3.0, 2.0, 1.0]).go()
+def test_a_folder_that_goes_away_ends_the_run(begin, tmp_path):
+    path = tmp_path / "run"
 
     def scores():
+        path.rename(tmp_path / "away")
         yield 3.0
-        path.rename(away)
-        timer.start()
-        yield 2.0  # the best weights and a line are written after it
-        yield 1.0
 
-    def bring_back():
-        was_written.append(path.exists())
-        away.rename(path)
-
-    was_written = []
-    timer = threading.Timer(0.5, bring_back)
-    run = begin(path, scores())
-    assert run.go() == (0, True)
-    assert was_written == [False]
-    assert f"{path} is missing" in caplog.text
-    for name in ("metrics.jsonl", "model/model.safetensors"):
-        expected = (tmp_path / "whole" / name).read_bytes()
-        assert (path / name).read_bytes() == expected
-    assert saved_steps(run.workdir.checkpoints) == [6, 12]
+    with pytest.raises(FileNotFoundError, match=f"{path} is missing"):
+        begin(path, scores()).go()
 
 
-def test_best_weights_that_were_removed_give_way_to_the_next(
-    begin, tmp_path, caplog
-):
+def test_best_weights_that_were_removed_give_way_to_the_next(begin, tmp_path):
     first = begin(tmp_path, [3.0, None])
     assert first.go() == (0, False)
     assert first.steps("valid") == [4]
     shutil.rmtree(first.workdir.model)
     second = begin(tmp_path, [3.2, 3.1])  # worse, but what there is
     assert second.loop.restore() == 8
-    assert "model is missing, with the best weights so far (3.0" in caplog.text
     assert second.loop.run()
     assert second.workdir.best_step() == 12
     # Later scores have to beat that of the weights that are kept.
-    third = begin(tmp_path, [3.15, 3.05])
-    assert third.loop.restore() == 12
-    third.plan.change(updates=12, step=12, last_step=20)
-    assert third.loop.run()
+    third = begin(tmp_path, [3.15, 3.05], max_steps=20)
+    assert third.go() == (12, True)
     assert third.steps("valid") == [4, 8, 12, 16, 20]
     assert third.workdir.best_step() == 20
-
-
-def test_a_plan_may_change_as_it_goes(begin, tmp_path):
-    """The new last step has all that the last step has."""
-    run = begin(tmp_path, [3.0, 2.0, 1.0])
-    asked = []
-
-    def pace(step):
-        asked.append(step)
-        if step == 6:
-            run.plan.change(updates=6, step=6, last_step=9)
-            return "faster"
-
-    assert run.go(pace) == (0, True)
-    assert asked == run.steps("loss") == [4, 5, 6, 8, 9]
-    assert run.steps("valid") == [4, 8, 9]
-    assert saved_steps(run.workdir.checkpoints) == [6, 9]
-
-
-def test_the_time_of_a_run_that_stops_before_its_first_line_counts(
-    begin, tmp_path
-):
-    run = begin(tmp_path, [])
-    run.stop.variable.assign(1.0)
-    assert run.go() == (0, False)
-    assert run.steps("loss") == []
-    with pytest.raises(ValueError, match=r"score of step 7. .* steps \[\]"):
-        run.loop.score_at(7)
-    assert float(run.plan.variables["seconds"].numpy()) > 0
 
 
 def test_a_loss_that_runs_away_stops_the_run(begin, tmp_path):

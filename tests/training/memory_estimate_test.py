@@ -65,14 +65,3 @@ def test_activations_grow_with_each_size():
     whole = estimate(make_model(vocabulary_size=2000))["activations"]
     tails = estimate(make_model(vocabulary_size=2000, cutoffs=(40,)))
     assert tails["activations"] < whole
-
-
-def test_an_optimizer_that_was_not_built_is_refused():
-    with pytest.raises(ValueError, match="`optimizer` must be built"):
-        estimate_bytes(make_model(), keras.optimizers.Adam(), 4, 6)
-
-
-@pytest.mark.parametrize("size", ["rows", "segment_length"])
-def test_sizes_are_checked(size):
-    with pytest.raises(ValueError, match=f"{size}=0"):
-        estimate(make_model(), **{size: 0})

@@ -83,7 +83,7 @@ def test_evaluation_is_the_mean_over_all_targets():
         nll -= found[np.arange(len(tokens)), tokens].sum()
         correct += (found.argmax(-1) == tokens).sum()
         count += len(tokens)
-    evaluator = PermutationEvaluator(model, STRATEGY, B, memory_length=5)
+    evaluator = PermutationEvaluator(model, STRATEGY, B, T, memory_length=5)
     for steps_per_execution in (20, 4):
         scores = evaluator.evaluate(segments, steps_per_execution)
         assert scores["num_tokens"] == count

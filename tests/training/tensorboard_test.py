@@ -25,7 +25,6 @@ def test_numbers_of_a_line_are_read_back(tmp_path):
         ("valid/nll", 40): 1.25,
         ("valid/tokens", 40): 7.0,
     }
-    board.close()
 
 
 def test_a_text_is_shown_as_it_stands(tmp_path):
@@ -35,7 +34,6 @@ def test_a_text_is_shown_as_it_stands(tmp_path):
     assert read(tmp_path) == {
         ("sample", 9): b"    = Title =\n    \n      two *words*\n"
     }
-    board.close()
 
 
 def test_a_worker_without_a_directory_writes_nothing(tmp_path, monkeypatch):
@@ -43,5 +41,4 @@ def test_a_worker_without_a_directory_writes_nothing(tmp_path, monkeypatch):
     board = TensorBoard(None)
     board.write({"step": 20, "loss": 2.5})
     board.write_text("sample", "text", step=9)
-    board.close()
     assert not list(tmp_path.iterdir())

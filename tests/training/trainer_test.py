@@ -10,11 +10,8 @@ from factories import trainer_rewinder
 from step_checks import check_first_step
 
 from txl_keras.data import Segments
-from txl_keras.layers.compute import pallas
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.tpu import compiling as tpu_compile
 from txl_keras.training.checkpointing import Checkpoints
-from txl_keras.training.checkpointing import restore_weights
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
 
@@ -124,50 +121,6 @@ def test_a_seed_set_between_steps_is_that_of_the_next_masks(dropping):
     assert trainer.seed == 9
     assert abs(expected - before) > 1e-3
     assert first_loss(trainer) == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_kernel_changes_the_speed_alone(monkeypatch):
-    pytest.importorskip("jax")
-    used = []
-    attend = pallas.attend
-    monkeypatch.setattr(
-        pallas, "attend", lambda problem: used.append(1) or attend(problem)
-    )
-    tokens = np.random.default_rng(0).integers(0, 7, 2000)
-    segments = Segments(tokens, 3, 128, drop_remainder=True)
-    results = []
-    for attention_kernel in (False, True):
-        seed_weights(0)
-        model = make_model(memory_length=128, attention_dropout=0.2)
-        trainer = make_trainer(model, attention_kernel=attention_kernel)
-        results.append(trainer.train(iter(segments.distribute(STRATEGY)), 4))
-        assert len(used) == attention_kernel
-    for name in ("loss", "gradient_norm"):
-        expected, found = (result[name] for result in results)
-        assert np.ptp(expected) > 1e-3
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"memory_length": 100}, "memory_length=100"),
-        ({"attention_type": "shaw", "max_positions": 9}, "type=shaw"),
-        ({"dtype": "mixed_float16"}, "float16"),
-        ({"memory_length": 0}, "memory_length=0"),
-    ],
-)
-def test_a_model_without_a_kernel_is_named(changes, message):
-    pytest.importorskip("jax")
-    model = make_model(**{"memory_length": 128, **changes})
-    with pytest.raises(ValueError, match=message):
-        make_trainer(model, attention_kernel=True)
-
-
-def test_a_kernel_without_jax_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(tpu_compile, "_version", {"jax": None}.get)
-    with pytest.raises(ImportError, match="pip install jax==.*is missing"):
-        make_trainer(make_model(memory_length=128), attention_kernel=True)
 
 
 def test_a_step_is_the_clipped_gradient_of_the_mean_loss():
@@ -284,7 +237,6 @@ def test_a_restored_trainer_has_weights_step_and_memory(
     trainer.train(make_iterator(), 4)
     save(tmp_path, trainer)
     memory = [variable.numpy() for variable in trainer.memory.state_variables]
-    weights = trainer.model.get_weights()
     expected = trainer.train(make_iterator(4), 3)["loss"]
 
     restored = rewind_other()
@@ -295,30 +247,12 @@ def test_a_restored_trainer_has_weights_step_and_memory(
     found = restored.train(make_iterator(4), 3)["loss"]
     np.testing.assert_array_equal(found, expected)
 
-    # The weights alone go into a model of another memory length.
-    model = make_model(memory_length=11)
-    assert restore_weights(model, str(tmp_path)) == 4
-    assert_same(model.weights, weights)
-
 
 def test_a_folder_must_be_no_pattern(tmp_path):
     """TensorFlow would find no files, or those of another run."""
     trainer = make_trainer(make_model())
     with pytest.raises(ValueError, match=r"`directory` must not .*run\[1\]"):
         Checkpoints(str(tmp_path / "run[1]"), trainer)
-    save(tmp_path / "run", trainer)
-    renamed = (tmp_path / "run").rename(tmp_path / "run[1]")
-    with pytest.raises(ValueError, match=r"must not have any of .*run\[1\]"):
-        restore_weights(trainer.model, str(renamed))
-    with pytest.raises(FileNotFoundError, match="No checkpoint"):
-        restore_weights(trainer.model, str(tmp_path / "nothing"))
-
-
-def test_a_run_is_found_above_a_folder_with_a_slash(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    folder = tmp_path / "checkpoints"
-    save(f"{folder}/", make_trainer(make_model()), run=7)
-    assert any(folder.iterdir())
 
 
 def test_results_of_a_skipped_step_are_saved(tmp_path):
@@ -344,7 +278,6 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     data = tmp_path / "ckpt-4.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:200])
 
-    assert restore_weights(make_model(), str(tmp_path)) == 2
     again = rewind_other()
     checkpoints = Checkpoints(str(tmp_path), again)
     checkpoints.restore()

@@ -43,9 +43,6 @@ _DEFAULTS = {
 _REQUIRED = {
     "attention_type": "relative",
     "normalize_output": False,
-    "gate": None,
-    "memory_source": "inputs",
-    "compression": None,
 }
 _FILES = ["config.json", "model.safetensors"]
 
@@ -135,7 +132,7 @@ def save_hugging_face(model: keras.Model, folder: PathLike) -> None:
 
 def _check_exportable(model):
     backbone = model.backbone
-    if not isinstance(backbone, TransformerXLBackbone):
+    if type(backbone) is not TransformerXLBackbone:
         raise ValueError(
             "`model` must have a TransformerXLBackbone to be exported as a "
             f"TransfoXLLMHeadModel. Received: {type(backbone).__name__}"

@@ -5,10 +5,8 @@ module. Here nothing is called, and a name that no vocabulary needs is an
 error: see `safe_pickle`.
 """
 
-import itertools
 import math
 import pathlib
-import pickletools
 import re
 
 from txl_keras.checkpoints.safe_pickle import ZIP_MAGIC
@@ -24,12 +22,10 @@ from txl_keras.types import PathLike
 _FORMATS = (
     "Expected text with one symbol per line; JSON with a list of symbols, an "
     "object from symbol to id or a txl_keras tokenizer; or a pickle "
-    "(`vocab.pkl`, `vocab.bin`, `cache.pkl`) of an object with idx2sym or "
-    "sym2idx."
+    "(`vocab.pkl`, `vocab.bin`, `cache.pkl`) of an object with idx2sym."
 )
-_HEAD = 1 << 16  # bytes that determine the format
 _MAX_SYMBOLS = 1 << 20  # the One Billion Word Benchmark has 793,471
-_PICKLE_MAGIC = b"\x80"  # of protocol 2 and later
+_MAGICS = (ZIP_MAGIC, b"\x80")  # of torch.save, and of pickles
 _JSON_START = re.compile(r'\s*[\[{]\s*["\]}]')
 # Classes whose state has the symbols: those of the original code and NVIDIA's
 # (`__main__` if the file ran as a script), and Hugging Face's tokenizer under
@@ -54,8 +50,8 @@ def load_vocabulary(path: PathLike, size: int | None = None) -> list[str]:
     `.txt` file is never JSON, since `[` may be its first symbol. The formats:
 
     - Text: the first word of each line is a symbol.
-    - JSON: a list of symbols; an object from symbol to id; an object with
-      `idx2sym` or `sym2idx`; the `tokenizer.json` of a run.
+    - JSON: a list of symbols; an object from symbol to id; the
+      `tokenizer.json` of a run.
     - Pickles of the original code (`cache.pkl`, a `Corpus` or its `Vocab`) and
       of Hugging Face (`vocab.pkl`, and `vocab.bin` in either format of
       `torch.save`). They are read without PyTorch, and no code that they name
@@ -104,8 +100,8 @@ def _check_count(count):
 def _read(path):
     """Reads the content of a file, as plain types and records."""
     with open_checked(path, math.inf) as file:
-        head = file.read(_HEAD)
-    if head.startswith(ZIP_MAGIC) or _is_pickle(head):
+        head = file.read(4)
+    if head.startswith(_MAGICS):
         return load(path, _NAMES)[0]
     with open_checked(path, MAX_VOCABULARY_BYTES) as file:
         data = file.read()
@@ -115,8 +111,6 @@ def _read(path):
         raise ValueError(f"{error} {_FORMATS}") from error
     if path.suffix != ".txt" and _JSON_START.match(text):
         return parse_json(text, "it", (dict, list))
-    if "\n" not in text:  # "\r" alone ends the lines of some programs
-        text = text.replace("\r", "\n")
     _check_count(text.count("\n"))
     lines = text.removesuffix("\n").split("\n")
     words = [line.split(None, 1) for line in lines]
@@ -135,14 +129,12 @@ def _find_symbols(content):
         config = content.get("config")  # of a txl_keras tokenizer
         if isinstance(config, dict):
             content = config.get("vocabulary")
-        elif not content or any(type(i) is not int for i in content.values()):
-            symbols = content.get("idx2sym")
-            is_list = isinstance(symbols, list)
-            content = symbols if is_list else content.get("sym2idx")
+        elif any(type(i) is not int for i in content.values()):
+            content = content.get("idx2sym")
     if isinstance(content, dict):
         return _in_order(content)
     if isinstance(content, list):
-        return _texts(content)
+        return content
     raise ValueError(f"it holds something else. {_FORMATS}")
 
 
@@ -154,16 +146,9 @@ def _fields(content):
     return content
 
 
-def _texts(symbols):
-    """Decodes the strings of Python 2, which are bytes."""
-    return [s.decode("utf-8") if isinstance(s, bytes) else s for s in symbols]
-
-
 def _in_order(ids):
     """Returns symbols in the order of their ids, which must be 0 to n - 1."""
-    if not all(type(i) is int for i in ids.values()):
-        raise ValueError("ids must be integers.")
-    symbols = dict(zip(ids.values(), _texts(ids), strict=True))
+    symbols = {i: symbol for symbol, i in ids.items()}
     missing = [i for i in range(len(ids)) if i not in symbols]
     if missing:
         raise ValueError(
@@ -171,19 +156,3 @@ def _in_order(ids):
             f"Missing: {missing[:5]}"
         )
     return [symbols[i] for i in range(len(ids))]
-
-
-def _is_pickle(head):
-    """Returns whether a file is a pickle of any protocol."""
-    # Protocol 0 is text, but no list of symbols parses as 100 opcodes, or as
-    # fewer that end with a stop.
-    if head.startswith(_PICKLE_MAGIC):
-        return True
-    try:
-        for _ in itertools.islice(pickletools.genops(head), 100):
-            pass
-    except UnicodeDecodeError:
-        return True  # an opcode with a Python 2 string that is not ASCII
-    except ValueError:
-        return False
-    return True

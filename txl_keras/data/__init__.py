@@ -54,7 +54,6 @@ from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
-from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import count_words
 from txl_keras.data.vocabulary import Vocabulary
@@ -76,7 +75,6 @@ __all__ = [
     "TextBatches",
     "Tokenizer",
     "Vocabulary",
-    "WordPieceTokenizer",
     "WordTokenizer",
     "build_tokenizer",
     "choose_cutoffs",

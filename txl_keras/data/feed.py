@@ -26,20 +26,20 @@ class Feed:
             return
         self._end = None if num_steps is None else first_step + num_steps
         self._sender = futures.ThreadPoolExecutor(1)
-        self._sent = {}  # futures of iterators, by first step and number
+        self._ahead = None, None  # first step and number, future iterator
 
     def next(self, num_steps):
         """Returns an iterator over the next steps; all must be consumed."""
         if self._iterator is not None:
             return self._iterator
-        steps = self._step, num_steps
+        steps, sent = self._ahead
         # The guess is wrong only where the loop stops early for something.
-        sent = self._sent.get(steps) or self._sender.submit(self._send, *steps)
+        if steps != (self._step, num_steps):
+            sent = self._sender.submit(self._send, self._step, num_steps)
         self._step += num_steps
-        self._sent = {}
         if self._end is None or self._step < self._end:
-            ahead = self._step, num_steps
-            self._sent[ahead] = self._sender.submit(self._send, *ahead)
+            steps = self._step, num_steps
+            self._ahead = steps, self._sender.submit(self._send, *steps)
         return sent.result()
 
     def _send(self, first_step, num_steps):

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import hashlib
-import io
 import itertools
 import json
 import math
@@ -19,8 +18,7 @@ from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 from txl_keras.types import PathLike
 
-# Most bytes of a row, which is kept in memory: a quote may have no end.
-_MAX_RECORD_BYTES = 1 << 25
+_MAX_TEXT_BYTES = 1 << 25  # a quote may have no end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +48,9 @@ class LabelledTexts:
     unit: str = "text"
 
     def __post_init__(self):
-        if not self.texts:
-            raise ValueError(f"{self.name} must have texts. Received: none")
-        if len(self.texts) != len(self.labels):
+        if not self.texts or len(self.texts) != len(self.labels):
             raise ValueError(
-                f"{self.name} must have a label for every text. Received: "
+                f"{self.name} must have texts, and a label for each. Received: "
                 f"{len(self.texts)} texts and {len(self.labels)} labels"
             )
         for field in ("text", "label"):
@@ -123,29 +119,23 @@ class LabelledTexts:
             Two `LabelledTexts`.
         """
         check_number("share", share, 0, 1, exclusive=True)
-        is_second = [_fraction(text) < share for text in self.texts]
-        parts = [
-            [i for i, second in enumerate(is_second) if second == part]
-            for part in (False, True)
-        ]
+        parts = [], []
+        for i, text in enumerate(self.texts):
+            digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
+            number = int.from_bytes(digest.digest()[:8], "big")
+            parts[number < share * 2**64].append(i)
         if not all(parts):
             raise ValueError(
                 f"{self.name} has too few texts to split off a share of "
                 f"{share}: give another share, or the texts to hold out in a "
                 f"file of their own. Received: {len(self)} texts"
             )
-        return tuple(self.take(part) for part in parts)
+        return self.take(parts[0]), self.take(parts[1])
 
     def fingerprint(self) -> str:
         """Returns a SHA-256 of all texts and labels, in order."""
         content = json.dumps([self.texts, self.labels])
         return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _fraction(text):
-    """Returns a number in [0, 1) that depends on the text only."""
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def read_labelled_texts(
@@ -198,18 +188,23 @@ def read_labelled_texts(
             f".jsonl, optionally followed by .gz. Received: {path}"
         )
     has_header = not (text_column.isdecimal() and label_column.isdecimal())
+    lines = files.read_between(path, b"\n", max_bytes=_MAX_TEXT_BYTES)
+    lines = (line.decode("utf-8") for line in lines)
+    if kind == "jsonl":
+        records = _json_records(lines, path)
+    else:
+        records = _csv_records(lines, path, kind, has_header)
     texts, labels, numbers, taken = [], [], [], 0
-    for number, record in _records(path, kind, has_header):
+    for number, record in records:
         place = f"{path}, line {number}"
         text = _value(record, "text_column", text_column, place)
         label = _value(record, "label_column", label_column, place)
-        if isinstance(label, str):
-            label = sys.intern(label)
+        label = str(label) if isinstance(label, int) else label
         # Texts of some length take twice their bytes, but short ones more.
         taken += sys.getsizeof(text) + sys.getsizeof(number)
         files.check_unpacked(path, taken // 2, size)
         texts.append(text)
-        labels.append(label)
+        labels.append(sys.intern(label) if isinstance(label, str) else label)
         numbers.append(number)
     return LabelledTexts(texts, labels, path, numbers, "line")
 
@@ -224,71 +219,42 @@ def _value(record, flag, column, place):
             "numbers from 0 for both columns. "
             f"Received: {flag}={column!r}, {place}"
         )
-    value = record[column]
-    is_label = flag == "label_column" and isinstance(value, int)
-    return str(value) if is_label else value
+    return record[column]
 
 
-def _records(path, kind, has_header):
+def _json_records(lines, path):
     """Yields the line number of each row and its values by column name."""
-    lines = (
-        line.decode("utf-8")
-        for line in files.read_between(path, b"\n", max_bytes=_MAX_RECORD_BYTES)
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield number, parse_json(line, f"{path}, line {number}")
+
+
+def _csv_records(lines, path, kind, has_header):
+    """Yields the line number of each row and its values by column name."""
+    options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    csv.field_size_limit(_MAX_TEXT_BYTES)  # 128 KiB by default
+    reader = csv.reader(
+        (f"{line}\n" for line in lines),
+        strict=True,
+        **options if kind == "tsv" else {},
     )
-    if kind == "csv":
-        rows = _csv_rows(lines, path)
-    else:
-        rows = ((i, x) for i, x in enumerate(lines, 1) if x.strip("\r"))
     names = None
-    for number, row in rows:
-        if kind == "jsonl":
-            if row.strip():
-                yield number, parse_json(row, f"{path}, line {number}")
-            continue
-        if kind == "tsv":  # the `csv` module would also end a row at "\r"
-            row = row.removesuffix("\r").split("\t")
-        if names is None:
-            names = row if has_header else [str(i) for i in range(len(row))]
-            if len(set(names)) < len(names):
-                raise ValueError(
-                    f"The columns of {path} must have different names. "
-                    f"Received: {shown(names)}"
-                )
-            if has_header:
-                continue
-        if len(row) != len(names):
-            raise ValueError(
-                f"Every row must have {len(names)} columns, like the first. "
-                f"Received: {len(row)} at {path}, line {number}"
-            )
-        yield number, dict(zip(names, row, strict=True))
-
-
-def _csv_rows(lines, path):
-    filled = 0  # characters of the row that is being read
-
-    def ends():
-        nonlocal filled
-        for line in lines:
-            filled += len(line)
-            if filled > _MAX_RECORD_BYTES:
-                raise csv.Error(
-                    f"a row of more than {_MAX_RECORD_BYTES:,} characters"
-                )
-            # A row may also end at "\r".
-            yield from io.StringIO(f"{line}\n", newline="")
-
-    limit = csv.field_size_limit(2**31 - 1)  # 128 KiB by default
-    reader = csv.reader(ends(), strict=True)
     try:
-        for row in reader:
-            filled = 0
-            if row:
-                yield reader.line_num, row
+        for row in filter(None, reader):
+            if names is None:
+                names = row if has_header else list(map(str, range(len(row))))
+                if has_header:
+                    continue
+            if len(row) != len(names):
+                raise ValueError(
+                    f"Every row must have {len(names)} columns, like the "
+                    f"first. Received: {len(row)} at {path}, line "
+                    f"{reader.line_num}"
+                )
+            yield reader.line_num, dict(zip(names, row, strict=True))
     except csv.Error as error:
         raise ValueError(
-            f"{path}, line {reader.line_num}: {error}. Values with commas, "
-            "quotes or newlines must be in quotes, and their quotes doubled."
+            f"{path}, line {reader.line_num}: {error}. In .csv, values with "
+            "commas, quotes or newlines must be in quotes, and their quotes "
+            "doubled."
         ) from error
-    finally:
-        csv.field_size_limit(limit)

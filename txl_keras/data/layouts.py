@@ -166,7 +166,7 @@ def concatenated(sizes, seed=None):
     def of_epoch(epoch):
         count = len(sizes)
         if seed is None:
-            order = np.arange(count, dtype=_small_integer(count))
+            order = np.arange(count)
         else:
             order = permutation(count, seed, epoch)
         offsets = np.zeros(count + 1, np.int64)
@@ -187,18 +187,12 @@ def document_lengths(documents, num_tokens):
             f"{documents[:1]}, the last at {documents[-1:]}, the shortest with "
             f"{lengths.min(initial=0)} tokens"
         )
-    return lengths.astype(_small_integer(lengths.max()))
+    return lengths
 
 
 def permutation(size, seed, epoch):
     """Returns a random permutation that does not depend on library versions."""
-    # The low bits of each random key hold the item's number: sorting numbers
-    # is twice as fast as `argsort`.
-    low = np.uint64((1 << size.bit_length()) - 1)
-    numbers = np.arange(size, dtype=np.uint64)
-    keys = (draw(seed, epoch, numbers) & ~low) | numbers
-    keys.sort()
-    return (keys & low).astype(_small_integer(size))
+    return np.argsort(draw(seed, epoch, np.arange(size)), kind="stable")
 
 
 def draw(*keys):
@@ -225,10 +219,6 @@ _MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
 def _split(size, parts):
     """Returns the `parts + 1` boundaries of parts of about equal size."""
     return np.arange(parts + 1, dtype=np.int64) * size // parts
-
-
-def _small_integer(largest):
-    return np.int32 if largest < 2**31 else np.int64
 
 
 def _check_enough(available, unit, needed, batch_size, segment_length):

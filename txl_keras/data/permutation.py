@@ -1,11 +1,11 @@
 """Batches for permutation language modelling."""
 
+import random
 from collections.abc import Sequence
 
 import numpy as np
 
 from txl_keras.checks import check_integer
-from txl_keras.data.layouts import draw
 from txl_keras.data.segments import Segments
 from txl_keras.data.segments import check_rules
 from txl_keras.data.step_batches import StepBatches
@@ -84,10 +84,10 @@ class PermutedSegments(StepBatches):
     >>> segments = Segments(text, 1, 20, drop_remainder=True)
     >>> permuted = PermutedSegments(segments, context_factor=4)
     >>> batch = permuted.batch(0)
-    >>> batch["target_mapping"][0].argmax(axis=-1).tolist()  # three spans
-    [1, 2, 3, 13, 17]
+    >>> batch["target_mapping"][0].argmax(axis=-1).tolist()  # two spans
+    [3, 4, 5, 14, 15]
     >>> bytes(batch["targets"][0].astype("uint8"))
-    b'hatei'
+    b't ien'
     >>> batch["permutation_mask"].shape
     (1, 20, 20)
 
@@ -129,10 +129,12 @@ class PermutedSegments(StepBatches):
         options = {"context_factor": context_factor, "per_row": len(segments)}
         check_rules(segments, rules, **options)
         self._num_parts = 2 if with_next else 1
-        self._part_targets = segments.segment_length // context_factor
+        self._sizes = range(1, max_span + 1)
+        self._shares = [1 / size for size in self._sizes]
         self.batch_size = segments.batch_size
         self.segment_length = self._num_parts * segments.segment_length
-        self.num_targets = self._num_parts * self._part_targets
+        part_targets = segments.segment_length // context_factor
+        self.num_targets = self._num_parts * part_targets
         self.reuse_length = segments.segment_length if with_next else None
 
     @property
@@ -141,20 +143,28 @@ class PermutedSegments(StepBatches):
         return len(self.segments) + 1 - self._num_parts
 
     def _batch(self, step, rows):
-        # The targets of all rows, because `num_targets` counts them.
         inputs, is_read, reset = self._read(step)
-        places = self._target_places(step)  # [B, P]
+        # Of all rows, because `num_targets` counts them.
+        drawn = [self._draw(step, row) for row in range(self.batch_size)]
+        places, order = np.array(drawn).swapaxes(0, 1)  # [B, P]
         targets = np.take_along_axis(inputs, places, axis=1)
         is_target = np.take_along_axis(is_read, places, axis=1)
         is_target &= ~np.isin(targets, self.not_predicted)
-        mapping = np.arange(self.segment_length) == places[rows, :, None]
-        mapping &= is_target[rows, :, None]  # [B, P, T]
+        # When each token becomes visible: targets one by one after all others.
+        moments = np.zeros(inputs.shape, int)
+        np.put_along_axis(moments, places, order * is_target, axis=1)
+        moments = moments[rows]
+        mask = moments[:, :, None] > moments[:, None]
+        mask |= moments[:, None] == 0
+        index = np.arange(self.segment_length)
+        part = index // self.segments.segment_length
+        mask &= part[:, None] == part
+        mask |= part[:, None] > part
+        mapping = index == places[rows, :, None]
         return {
             "inputs": inputs[rows],
-            "permutation_mask": self._permutation_mask(
-                step, rows, mapping, is_read[rows]
-            ),
-            "target_mapping": mapping.astype(np.float32),
+            "permutation_mask": mask & is_read[rows, None],
+            "target_mapping": np.float32(mapping & is_target[rows, :, None]),
             "targets": np.where(is_target, targets, 0)[rows],
             "weights": is_target[rows].astype(np.float32),
             "reset": reset[rows],
@@ -172,59 +182,23 @@ class PermutedSegments(StepBatches):
         )
         return inputs, weights > 0, parts[0]["reset"]
 
-    def _target_places(self, step):
-        """Returns the target positions of all rows, `(B, P)`, ascending."""
-        num_targets, factor = self._part_targets, self.context_factor
-        spans = np.arange(num_targets)
-        parts = np.arange(self._num_parts)[:, None]
-        rows = np.arange(self.batch_size)[:, None, None]
-
-        def drawn(stream, index):
-            return draw(self.seed, step, rows, parts, stream, index)
-
-        # Span i has targets [starts[i], ends[i]); empty once there are enough.
-        sizes = _draw_sizes(drawn(_SIZE, spans), self.max_span)
-        ends = np.minimum(np.cumsum(sizes, axis=-1), num_targets)
-        sizes = np.diff(ends, axis=-1, prepend=0)
-        starts = ends - sizes  # [B, parts, targets of a part]
-        # The tokens beyond `P K` go before or after the windows of the spans.
-        length = self.segments.segment_length
-        spare = length - num_targets * factor
-        first = drawn(_OFFSET, 0) % np.uint64(spare + 1)
-        free = sizes * (factor - 1)
-        offsets = drawn(_PLACE, spans) % (free + 1).astype(np.uint64)
-        begins = starts * factor + first.astype(int) + offsets.astype(int)
-        # Target u is number `u - start` of its span.
-        span = (ends[..., None, :] <= spans[:, None]).sum(axis=-1)
-        inside = spans - np.take_along_axis(starts, span, axis=-1)
-        places = np.take_along_axis(begins, span, axis=-1) + inside
-        return (length * parts + places).reshape(self.batch_size, -1)
-
-    def _permutation_mask(self, step, rows, mapping, is_read):
-        """Computes the permutation mask, `(B, T, T)`."""
-        index = np.arange(self.segment_length)
-        part = index // self.segments.segment_length
-        # Order in which tokens become visible: targets at random moments > 0,
-        # all other tokens at 0.
-        rows = np.arange(self.batch_size)[rows, None]
-        moments = draw(self.seed, step, rows, _MOMENT, index) | np.uint64(1)
-        moments = np.where(mapping.any(axis=1), moments, np.uint64(0))
-        mask = (moments[:, :, None] > moments[:, None]) | (
-            moments[:, None] == 0
-        )
-        mask &= part[:, None] == part
-        mask |= part[:, None] > part
-        return mask & is_read[:, None]
-
-
-# Independent random streams.
-_SIZE, _OFFSET, _PLACE, _MOMENT = range(4)
-
-
-def _draw_sizes(drawn, max_span):
-    """Draws lengths n from 1 to `max_span` with probabilities ~ `1 / n`."""
-    weights = 1 / np.arange(1, max_span + 1)
-    bounds = np.cumsum(weights)[:-1] / weights.sum()
-    # A float64 holds the highest 53 bits.
-    uniform = (drawn >> np.uint64(11)) * 2.0**-53
-    return 1 + np.searchsorted(bounds, uniform, side="right")
+    def _draw(self, step, row):
+        """Returns the P target positions of a row, and their order from 1."""
+        generator = random.Random(f"{self.seed} {step} {row}")
+        length, factor = self.segments.segment_length, self.context_factor
+        places = []
+        for part in range(self._num_parts):
+            left = length // factor
+            # The tokens beyond `P K` go before or after the windows of spans.
+            window = part * length + generator.randint(
+                0, length - left * factor
+            )
+            while left:
+                (size,) = generator.choices(self._sizes, self._shares)
+                size = min(size, left)
+                start = window + generator.randint(0, size * (factor - 1))
+                places += range(start, start + size)
+                window += size * factor
+                left -= size
+        order = generator.sample(range(1, len(places) + 1), len(places))
+        return places, order

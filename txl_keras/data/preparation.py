@@ -7,8 +7,8 @@ FOLDER/enwik8_bytes-1f0c.../train/tokens.bin     the ids, see `token_files`
 FOLDER/enwik8_bytes-1f0c.../train/documents.bin  int64, document positions
 FOLDER/enwik8_bytes-1f0c.../train/metadata.json  sizes, dtype, hashes
 
-The ids of a large text are in several files, one per section of the text. All
-files can be deleted: they are made again when needed.
+With a `section_map`, the ids of a large text are in several files, one per
+section. All files can be deleted: they are made again when needed.
 
 A split is complete once metadata.json exists, which is written last.
 """
@@ -19,8 +19,8 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -34,24 +34,12 @@ from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.file_lock import lock
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
-from txl_keras.json_files import check_fields
 from txl_keras.json_files import read_json
 from txl_keras.types import PathLike
 
 # Must be increased when files of older versions must not be used any more.
 FORMAT = 3
 METADATA_FILE = "metadata.json"
-# Of metadata; all others are compared with what they must be.
-_FIELDS = {
-    "num_documents": "an integer",
-    "num_bytes": "an integer",
-    "num_unknown": "an integer",
-    "vocabulary_size": "an integer",
-    "lengths": "a list of integers",
-}
-# Larger files are hashed only if they are newer than their metadata, and files
-# in a bucket never, because hashing reads all of a file.
-HASHED_BYTES = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +49,12 @@ class PreparedSplit:
     Args:
         tokens: Ids of shape `(n,)`: a read-only `np.memmap`, or for a bucket or
             several files an object whose slices are arrays.
-        documents: int64, shape `(D,)`, the position of the first token of each
-            document: an array, or for a bucket an object whose slices are
-            arrays.
-        metadata: Dict of `num_tokens`, `num_documents`, `num_bytes`,
-            `num_unknown`, `vocabulary_size`, `dtype`, `lengths` (the number of
-            ids in each file), `sha256` and `documents_sha256` (hashes of ids
-            and positions), `split`, and `tokenizer` (the hash of the
-            tokenizer).
+        documents: int64 array of shape `(D,)`, the position of the first token
+            of each document.
+        metadata: Dict of `split`, `num_tokens`, `num_documents`, `num_bytes`,
+            `num_unknown`, `vocabulary_size`, `lengths` (the number of ids in
+            each file), and `sha256` and `documents_sha256` (hashes of ids and
+            positions).
         folder: String, the folder of the files.
     """
 
@@ -88,18 +74,11 @@ class PreparedSplit:
         Returns:
             The pair of `tokens` and `documents`.
         """
-        tokens, documents = self.tokens, self.documents[:]
+        tokens, documents = self.tokens, self.documents
         if num_tokens is not None:  # a slice of several files is a copy
             tokens = tokens[:num_tokens]
         begun = np.searchsorted(documents, len(tokens))
         return tokens, documents[:begun]
-
-    @property
-    def paths(self) -> list[str]:
-        """Returns the paths of the files of ids."""
-        return token_files.shard_paths(
-            self.folder, len(self.metadata["lengths"])
-        )
 
     def fingerprint(self) -> dict:
         """Returns a dict that identifies the ids in a run's configuration."""
@@ -108,7 +87,11 @@ class PreparedSplit:
 
 
 def prepare_tokenizer(
-    name: str, corpus: Corpus, folder: PathLike, beam: Any = None, **options
+    name: str,
+    corpus: Corpus,
+    folder: PathLike,
+    section_map: Callable | None = None,
+    **options,
 ) -> Tokenizer:
     """Builds the tokenizer of a corpus, or loads it if it was built before.
 
@@ -116,7 +99,7 @@ def prepare_tokenizer(
         name: String, as for `build_tokenizer`.
         corpus: A `Corpus`.
         folder: String. The folder where prepared text is stored.
-        beam: Optional `txl_keras.data.beam.Beam`, whose workers read the text.
+        section_map: Optional function, see `prepare`.
         **options: As for `build_tokenizer`.
 
     Returns:
@@ -127,10 +110,12 @@ def prepare_tokenizer(
     key = [FORMAT, corpus.fingerprint(), name, options]
     parent = _folder(folder, f"{corpus.name}_{name}_tokenizer", key)
     path = os.path.join(parent, "tokenizer.json")
-    with _locked(parent, beam) as beam:
+    with _lock(parent):
         if tf.io.gfile.exists(path):
             return building.load_tokenizer(path)
-        tokenizer = building.build_tokenizer(name, corpus, beam, **options)
+        tokenizer = building.build_tokenizer(
+            name, corpus, section_map, **options
+        )
         tf.io.gfile.makedirs(parent)
         building.save_tokenizer(tokenizer, path)
         return tokenizer
@@ -141,7 +126,7 @@ def prepare(
     tokenizer: Tokenizer,
     folder: PathLike,
     splits: Sequence[str] = SPLITS,
-    beam: Any = None,
+    section_map: Callable | None = None,
 ) -> dict:
     """Encodes splits of a corpus and stores the ids, or opens existing ones.
 
@@ -151,16 +136,19 @@ def prepare(
         folder: String, local or in a bucket. The folder where prepared text is
             stored.
         splits: Sequence of strings.
-        beam: Optional `txl_keras.data.beam.Beam`, whose workers encode the text
-            to the same files as without.
+        section_map: Optional function that is called as `map(function, items)`
+            and returns the results in order, such as
+            `concurrent.futures.ThreadPoolExecutor().map`. It is given one item
+            per section of the text; functions, items and results can be
+            pickled, and results are JSON values. Default: the text is read
+            block by block on all cores of this machine.
 
     Returns:
         Dict of split to `PreparedSplit`.
 
     Raises:
-        OSError: If the disk is full.
         ValueError: If the folder cannot be written; if a split has no tokens or
-            a symbol that is not in the vocabulary, or if its files were changed
+            a symbol that is not in the vocabulary; if its files were cut short
             after they were prepared; if the corpus has token ids and the
             tokenizer takes text, or the other way round.
     """
@@ -168,54 +156,32 @@ def prepare(
     key = [FORMAT, corpus.fingerprint(), tokenizer_hash(tokenizer)]
     parent = _folder(folder, f"{corpus.name}_{tokenizer.unit}s", key)
     paths = {split: os.path.join(parent, split) for split in splits}
-    with _locked(parent, beam) as beam:
+    with _lock(parent):
         for split, path in paths.items():
             if not tf.io.gfile.exists(os.path.join(path, METADATA_FILE)):
-                _write_split(corpus, split, tokenizer, path, beam)
-    return {split: open_split(path, tokenizer) for split, path in paths.items()}
-
-
-def open_split(folder, tokenizer):
-    """Opens a `PreparedSplit` that `prepare` wrote, and checks its files."""
-    metadata_path = os.path.join(folder, METADATA_FILE)
-    metadata = read_json(metadata_path, max_bytes=MAX_VOCABULARY_BYTES)
-    check_fields(metadata, _FIELDS, metadata_path)
-    dtype = token_files.token_dtype(tokenizer)
-    lengths = metadata["lengths"]
-    expected = {
-        "num_tokens": sum(lengths),
-        "tokenizer": tokenizer_hash(tokenizer),
-        "dtype": dtype.name,
-        "split": os.path.basename(folder),
+                _write_split(corpus, split, tokenizer, path, section_map)
+    return {
+        split: _open_split(path, tokenizer) for split, path in paths.items()
     }
-    token_files.check_same(folder, metadata, expected)
-    paths = token_files.shard_paths(folder, len(lengths))
+
+
+def _open_split(folder, tokenizer):
+    """Opens a `PreparedSplit` that `prepare` wrote."""
+    metadata = read_json(
+        os.path.join(folder, METADATA_FILE), max_bytes=MAX_VOCABULARY_BYTES
+    )
+    paths = token_files.shard_paths(folder, len(metadata["lengths"]))
     documents_path = os.path.join(folder, token_files.DOCUMENTS_FILE)
-    split = PreparedSplit(
-        token_files.open_tokens(paths, lengths, dtype),
+    return PreparedSplit(
+        token_files.open_tokens(
+            paths, metadata["lengths"], token_files.token_dtype(tokenizer)
+        ),
         token_files.open_tokens(
             [documents_path], [metadata["num_documents"]], np.int64
-        ),
+        )[:],
         metadata,
         folder,
     )
-    if not files.is_remote(folder):
-        newest = max(map(files.modification_time, [documents_path, *paths]))
-        is_newer = newest > files.modification_time(metadata_path)
-        if is_newer or split.tokens.nbytes <= HASHED_BYTES:
-            check_hash(split)
-    return split
-
-
-def check_hash(split):
-    """Raises ValueError if the ids of a split were changed since `prepare`."""
-    documents = os.path.join(split.folder, token_files.DOCUMENTS_FILE)
-    digests = map(files.file_digest, split.paths)
-    found = {
-        "sha256": token_files.joint_digest([*digests]),
-        "documents_sha256": files.file_digest(documents),
-    }
-    token_files.check_same(split.folder, split.metadata, found)
 
 
 def token_folder(data_dir=None):
@@ -228,17 +194,17 @@ def tokenizer_hash(tokenizer):
     return _hash([type(tokenizer).__name__, tokenizer.get_config()])
 
 
-def _write_split(corpus, split, tokenizer, path, beam):
-    # What a killed run has written is continued by Beam only. In a bucket
-    # another host may be writing the same.
-    if beam is None and not files.is_remote(path):
+def _write_split(corpus, split, tokenizer, path, section_map):
+    # Only the sections of a killed run are kept. In a bucket another host may
+    # be writing the same.
+    if section_map is None and not files.is_remote(path):
         files.remove_folder(path)
     tf.io.gfile.makedirs(path)
     try:
         metadata = token_files.write_tokens(
-            corpus, split, tokenizer, path, beam
+            corpus, split, tokenizer, path, section_map
         )
-        metadata |= {"split": split, "tokenizer": tokenizer_hash(tokenizer)}
+        metadata["split"] = split
         if not metadata["num_tokens"]:
             raise ValueError(
                 f"The {split} split of {corpus.name} must have at least one "
@@ -247,39 +213,16 @@ def _write_split(corpus, split, tokenizer, path, beam):
         text = json.dumps(metadata, indent=1) + "\n"
         files.write_text(text, os.path.join(path, METADATA_FILE))
     except BaseException as error:
-        # What Beam has finished is kept, unless the text is refused.
-        if beam is None or isinstance(error, ValueError):
+        # Finished sections are kept, unless the text is refused.
+        if section_map is None or isinstance(error, ValueError):
             files.remove_folder(path)
-        if isinstance(error, tf.errors.ResourceExhaustedError):
-            raise OSError(
-                f"The ids of {corpus.name} could not be written to {path}. "
-                "Free some disk space or choose another --data_dir, and run "
-                f"again. {error.message}"
-            ) from error
         raise
-
-
-@contextlib.contextmanager
-def _locked(parent, beam):
-    """Locks a folder; yields `beam` with a folder for its results in it."""
-    work = f"{parent}/beam"
-    is_remote = files.is_remote(parent)
-    with contextlib.nullcontext() if is_remote else _lock(parent):
-        if beam is None:
-            files.remove_folder(work)
-        else:
-            tf.io.gfile.makedirs(work)
-            beam = dataclasses.replace(beam, folder=work)
-        try:
-            yield beam
-        except ValueError:  # of the text: other errors let the next run go on
-            files.remove_folder(work)
-            raise
-        files.remove_folder(work)
 
 
 def _lock(path):
     """Opens a file that one local process at a time can lock; returns it."""
+    if files.is_remote(path):
+        return contextlib.nullcontext()
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         files.remove_link(path + ".lock")

@@ -46,8 +46,8 @@ class Segments(StepBatches):
             epoch scores every prediction once, and the ends of rows are padded
             with token 0 and weight 0.
         documents: Optional integer array of shape `(D,)`, the positions where
-            documents begin, starting with 0, or an object such as `tokens`. It
-            is read only for `order="shuffle"` and `reset_documents`.
+            documents begin, starting with 0, for `order="shuffle"` and
+            `reset_documents`.
         order: String. `"sequential"`: as described above. For training there
             are also `"roll"`, which starts every row at a random offset in each
             epoch and wraps around, and `"shuffle"`, which reorders the
@@ -115,7 +115,7 @@ class Segments(StepBatches):
             documents = _check_integers("documents", documents)
         self._check_combination(documents)
         if reset_documents or order == "shuffle":
-            documents = documents[:].astype(np.int64, copy=False)
+            documents = documents.astype(np.int64, copy=False)
         self._layout = self._make_layout(documents)
 
     @property
@@ -213,7 +213,6 @@ class Segments(StepBatches):
         is_int32 = np.can_cast(self.tokens.dtype, np.int32)
         dtype = np.int32 if is_int32 else np.int64
         tokens = np.zeros((len(starts), width + 1), dtype)
-        spans = []
         for row, start, count in zip(
             tokens, starts.tolist(), counts.tolist(), strict=True
         ):
@@ -224,12 +223,7 @@ class Segments(StepBatches):
             for begin, end in self._layout.spans(epoch, start, stop):
                 row[done : done + end - begin] = self.tokens[begin:end]
                 done += end - begin
-                spans.append((begin, end))
-        if tokens.min() < 0 or tokens.max() >= NUM_IDS:
-            # Checks span by span, so that the error names the position.
-            for begin, end in spans:
-                ids = self.tokens[begin:end]
-                check_token_ids(f"tokens[{begin}:{end}]", ids, NUM_IDS)
+        check_token_ids("tokens", tokens, NUM_IDS)
         return tokens.astype(np.int32, copy=False)
 
     def _make_layout(self, documents):

@@ -80,8 +80,7 @@ class SlidingWindows(Segments):
         )
         self.segment_length = segment_length
         self.stride = stride
-        # Documents in a bucket take slices only.
-        begins = documents[:] if reset_documents else [0]
+        begins = documents if reset_documents else [0]
         self._begins = np.asarray(begins, np.int64)
 
     def _batch(self, step, rows):

@@ -16,16 +16,6 @@ def token_counts(tokens, vocabulary_size):
     return counts
 
 
-def typical_passage(tokens, starts, length):
-    """Finds a typical passage to continue from, unlike a row of dashes."""
-    # The first one that has at least as many distinct tokens as their median.
-    # The ascending `starts` are those of documents, for example.
-    starts = [s for s in starts if s + length <= len(tokens)] or [0]
-    distinct = [len(np.unique(tokens[s : s + length])) for s in starts]
-    start = starts[int(np.argmax(distinct >= np.median(distinct)))]
-    return tokens[start : start + length]
-
-
 def unigram_scores(train_counts, counts):
     """Scores a prediction by frequency alone, as a baseline for a model.
 
@@ -54,7 +44,7 @@ def describe_split(split):
     """Returns a dict of the sizes, rates and document lengths of a split."""
     metadata = split.metadata
     names = ("num_bytes", "num_tokens", "num_documents")
-    lengths = document_lengths(split.documents[:], metadata["num_tokens"])
+    lengths = document_lengths(split.documents, metadata["num_tokens"])
     return {
         **{name: metadata[name] for name in names},
         "bytes_per_token": mean_bytes(split),

@@ -35,13 +35,7 @@ class StepBatches:
         check_integer("first_row", first_row, 0)
         if num_rows is None:
             num_rows = self.batch_size - first_row
-        check_integer("num_rows", num_rows, 1)
-        if first_row + num_rows > self.batch_size:
-            raise ValueError(
-                "`first_row` and `num_rows` must be within the batch. "
-                f"Received: first_row={first_row}, num_rows={num_rows}, "
-                f"batch_size={self.batch_size}"
-            )
+        check_integer("num_rows", num_rows, 1, self.batch_size - first_row)
         return self._batch(step, slice(first_row, first_row + num_rows))
 
     def _batch(self, step, rows):
@@ -66,7 +60,15 @@ class StepBatches:
         Returns:
             A `tf.data.Dataset` of dicts with static shapes.
         """
-        return self._dataset(first_step, num_steps, [(first_row, num_rows)])
+        start, end = check_integer("first_step", first_step, 0), None
+        if num_steps is not None:
+            end = start + check_integer("num_steps", num_steps, 1)
+        # All batches have the keys, dtypes and shapes of the first one.
+        first = self.batch(start, first_row, num_rows)
+        spec = tf.nest.map_structure(tf.type_spec_from_value, first)
+        return dataset_of(
+            lambda step: self.batch(step, first_row, num_rows), spec, start, end
+        )
 
     def distribute(
         self,
@@ -92,35 +94,21 @@ class StepBatches:
             A `tf.distribute.DistributedDataset` of dicts, one element per step.
         """
 
-        def make_dataset(first, local, rows):
-            parts = [(first + i * rows, rows) for i in range(local)]
-            return self._dataset(first_step, num_steps, parts, in_memory)
-
-        return _distribute(make_dataset, self.batch_size, strategy)
-
-    def _dataset(self, first_step, num_steps, parts, in_memory=False):
-        """Makes an element per step and part, a first row and a number."""
-        start, end = check_integer("first_step", first_step, 0), None
-        num_parts = len(parts)
-        start *= num_parts
-        if num_steps is not None or in_memory:
-            end = start + check_integer("num_steps", num_steps, 1) * num_parts
-
-        def element(index):
-            step, part = divmod(index, num_parts)
-            return self.batch(step, *parts[part])
-
-        if in_memory:
-            batches = list(map(element, range(start, end)))
+        def rows_of(first_row, num_rows):
+            if not in_memory:
+                rows = first_row, num_rows
+                return self.dataset(first_step, num_steps, *rows)
+            check_integer("num_steps", num_steps, 1)
+            steps = range(first_step, first_step + num_steps)
+            batches = [self.batch(step, first_row, num_rows) for step in steps]
             return tf.data.Dataset.from_tensor_slices(
                 {key: np.stack([b[key] for b in batches]) for key in batches[0]}
             )
-        # All batches have the keys, dtypes and shapes of the first one.
-        spec = tf.nest.map_structure(tf.type_spec_from_value, element(start))
-        return dataset_of(element, spec, start, end, num_parts)
+
+        return _distribute(rows_of, self.batch_size, strategy)
 
 
-def dataset_of(batch, spec, start=0, end=None, per_step=1):
+def dataset_of(batch, spec, start=0, end=None):
     """Makes a dataset of `batch(i)` from `start` on, of the type `spec`."""
     # `from_generator` would undo `txl_keras.training.keep_freed_memory`.
     specs = tf.nest.flatten(spec)
@@ -138,7 +126,7 @@ def dataset_of(batch, spec, start=0, end=None, per_step=1):
     indices = tf.data.Dataset.counter(start)
     if end is not None:
         indices = tf.data.Dataset.range(start, end)
-    dataset = indices.map(load).prefetch(_PREFETCHED_STEPS * per_step)
+    dataset = indices.map(load).prefetch(_PREFETCHED_STEPS)
     # There is nothing to tune, and the end of an iterator waits for the thread
     # that tunes, up to half a second.
     options = tf.data.Options()
@@ -146,8 +134,8 @@ def dataset_of(batch, spec, start=0, end=None, per_step=1):
     return dataset.with_options(options)
 
 
-def _distribute(make_dataset, batch_size, strategy):
-    """Distributes `make_dataset(first_row, num_replicas, rows_per_replica)`."""
+def _distribute(rows_of, batch_size, strategy):
+    """Distributes datasets of some rows, `rows_of(first_row, num_rows)`."""
     replicas = strategy.num_replicas_in_sync
     rows = replica_batch_size(batch_size, strategy)
 
@@ -159,7 +147,20 @@ def _distribute(make_dataset, batch_size, strategy):
                 f"{replicas} replicas on {context.num_input_pipelines} workers"
             )
         first_row = context.input_pipeline_id * local * rows
-        return make_dataset(first_row, local, rows)
+        dataset = rows_of(first_row, local * rows)
+        if local == 1:
+            return dataset
+
+        def per_replica(value):
+            if value.shape.rank == 0:
+                return tf.fill([local], value)
+            return tf.reshape(value, (local, rows, *value.shape[1:]))
+
+        return dataset.flat_map(
+            lambda batch: tf.data.Dataset.from_tensor_slices(
+                {key: per_replica(value) for key, value in batch.items()}
+            )
+        )
 
     return strategy.distribute_datasets_from_function(worker_dataset)
 

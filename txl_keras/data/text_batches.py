@@ -37,16 +37,13 @@ def pad_texts(token_ids: Sequence[np.ndarray], multiple_of: int = 1) -> dict:
     """
     check_integer("multiple_of", multiple_of, 1)
     check_list("token_ids", token_ids)
-    check_integer("len(token_ids)", len(token_ids), 1)
     token_ids = [np.asarray(ids) for ids in token_ids]
     for i, ids in enumerate(token_ids):
-        if ids.ndim != 1:
+        if ids.ndim != 1 or not ids.size:
             raise ValueError(
-                "`token_ids` must be a list of arrays of shape (n,). "
+                "`token_ids` must be arrays of shape (n,), n at least 1. "
                 f"Received: shape {ids.shape} at index {i}"
             )
-    check_no_empty_text("token_ids", token_ids, token_ids)
-    for i, ids in enumerate(token_ids):
         check_token_ids(f"token_ids[{i}]", ids, NUM_IDS)
     lengths = np.array([len(ids) for ids in token_ids], np.int32)
     width = -(-lengths.max() // multiple_of) * multiple_of
@@ -97,11 +94,7 @@ class TextBatches:
     ):
         check_integer("batch_size", batch_size, 1)
         check_integer("max_batch_tokens", max_batch_tokens, 1)
-        self._segment_length = check_integer(
-            "segment_length", segment_length, 1
-        )
-        check_list("token_ids", token_ids)
-        check_list("label_ids", label_ids)
+        check_integer("segment_length", segment_length, 1)
         if not len(token_ids) or len(token_ids) != len(label_ids):
             raise ValueError(
                 "`token_ids` and `label_ids` must have the same length, at "
@@ -109,6 +102,7 @@ class TextBatches:
             )
         check_no_empty_text("token_ids", token_ids, token_ids)
         self._token_ids = token_ids
+        self._segment_length = segment_length
         label_ids = check_token_ids("label_ids", label_ids, NUM_IDS)
         self._label_ids = np.asarray(label_ids, np.int32)
         self._seed = None if seed is None else check_integer("seed", seed, 0)
@@ -134,13 +128,7 @@ class TextBatches:
     def order(self, epoch: int = 0) -> np.ndarray:
         """Returns the indices of all texts in an epoch, from short to long.
 
-        Args:
-            epoch: Integer.
-
-        Returns:
-            Integer array of shape `(number of texts,)`. The batches are
-            consecutive parts of it; `batch` also shuffles the batches if there
-            is a seed.
+        The batches are consecutive parts of it, shuffled if there is a seed.
         """
         indices = np.arange(len(self._segments))
         if self._seed is not None:
@@ -148,15 +136,9 @@ class TextBatches:
         return indices[np.argsort(self._segments[indices], kind="stable")]
 
     def batch(self, step: int) -> tuple:
-        """Returns the batch of a step.
+        """Returns the batch of a step, from 0 on through all epochs.
 
-        Args:
-            step: Integer, 0 or more. Steps beyond the first epoch are in later
-                epochs.
-
-        Returns:
-            Pair of inputs, in the format of `pad_texts`, and int32 labels
-            `(B,)`.
+        It is a pair of inputs, as of `pad_texts`, and int32 labels `(B,)`.
         """
         step = check_integer("step", step, 0)
         epoch, number = divmod(step, self.steps_per_epoch)
@@ -177,14 +159,9 @@ class TextBatches:
         return np.random.default_rng((self._seed, *key))
 
     def dataset(self, num_steps: int | None = None) -> tf.data.Dataset:
-        """Returns a dataset of the batches from the first step on.
+        """Returns a dataset of the first `num_steps` batches.
 
-        Args:
-            num_steps: Optional integer. None makes an infinite dataset, for
-                which `fit` needs `steps_per_epoch`.
-
-        Returns:
-            `tf.data.Dataset`.
+        Without a number it is infinite, and `fit` needs `steps_per_epoch`.
         """
         if num_steps is not None:
             check_integer("num_steps", num_steps, 1)

@@ -4,6 +4,7 @@ import collections
 import functools
 import hashlib
 import itertools
+import json
 import os
 
 import numpy as np
@@ -11,7 +12,11 @@ import tensorflow as tf
 
 from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import is_remote
+from txl_keras.data.corpora.files import renamed_when_complete
+from txl_keras.data.corpora.files import write_text
 from txl_keras.data.parallel import map_blocks
+from txl_keras.data.tokenizers.building import load_tokenizer
+from txl_keras.data.tokenizers.building import save_tokenizer
 from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import smallest_dtype
 
@@ -57,15 +62,9 @@ class TokenFiles:
     def __len__(self):
         return int(self._starts[-1])
 
-    @property
-    def nbytes(self):
-        return len(self) * self.dtype.itemsize
-
     def __getitem__(self, index):
         """Returns the ids of a slice with step 1, as an array."""
-        start, stop, step = index.indices(len(self))
-        if step != 1:
-            raise ValueError(f"The step must be 1. Received: {step}")
+        start, stop, _ = index.indices(len(self))
         if stop <= start:
             return np.zeros(0, self.dtype)
         first = int(np.searchsorted(self._starts, start, "right")) - 1
@@ -103,25 +102,17 @@ class TokenFiles:
             raise FileNotFoundError(f"There is no file of ids {path}.")
         size = tf.io.gfile.stat(path).length
         expected = int(np.diff(self._starts)[number]) * self.dtype.itemsize
-        folder, name = os.path.split(path)
-        what = f"bytes of {name}"
-        check_same(folder, {what: expected}, {what: size})
+        if size != expected:
+            raise ValueError(
+                f"{path} was changed after it was prepared: delete its folder, "
+                "and it will be prepared again. "
+                f"Expected: {expected} bytes. Received: {size}"
+            )
         if is_remote(path):
             return None
         if not size:
             return np.zeros(0, self.dtype)  # an empty file cannot be mapped
         return np.memmap(path, self.dtype, mode="r")
-
-
-def check_same(folder, expected, found):
-    """Raises ValueError if a prepared split has not what was expected."""
-    for key, received in found.items():
-        if expected.get(key) != received:
-            raise ValueError(
-                f"{folder} was changed after it was prepared, or by another "
-                "tokenizer: delete it, and it will be prepared again. "
-                f"Expected: {key} {expected.get(key)}. Received: {received}"
-            )
 
 
 def _joined(arrays):
@@ -132,34 +123,49 @@ def _joined(arrays):
 # === Writing ===
 
 
-def write_tokens(corpus, split, tokenizer, folder, beam=None):
+def write_tokens(corpus, split, tokenizer, folder, section_map=None):
     """Encodes a split to files; returns their `PreparedSplit.metadata`."""
-    # Each section of the text becomes one file. They are encoded on all cores,
-    # block by block, or by the workers of Beam.
-    write_shards = _write_shards if beam is None else beam.write_shards
-    paths = shard_paths(folder, len(corpus.text(split).sections()))
+    # One file, whose blocks are encoded on all cores; with a `section_map` one
+    # file per section of the text.
+    source = f"The {split} split of {corpus.name}"
+    if section_map is None:
+        paths = shard_paths(folder, 1)
+        encode = functools.partial(encode_block, tokenizer, source)
+        blocks = map_blocks(
+            encode, corpus, split, "Encoding", tokenizer.releases_gil
+        )
+        shards = [write_shard(blocks, token_dtype(tokenizer), paths[0])]
+    else:
+        sections = corpus.text(split).sections()
+        paths = shard_paths(folder, len(sections))
+        saved = os.path.join(folder, "tokenizer.json")
+        save_tokenizer(tokenizer, saved)
+        encode = functools.partial(_encode_section, saved, source)
+        shards = section_map(encode, [*zip(sections, paths, strict=True)])
     totals = collections.Counter()
-    starts = np.zeros(0, np.int64)
-    lengths, digests = [], []
+    lengths, digests, starts = [], [], []
+    for shard in shards:
+        documents = np.array(shard.pop("documents"), np.int64)
+        starts.append(totals["num_tokens"] + documents)
+        digests.append(shard.pop("sha256"))
+        lengths.append(shard["num_tokens"])
+        totals.update(shard)
+    starts = np.unique(np.concatenate(starts))
+    # Documents without tokens are dropped.
+    starts = starts[starts < totals["num_tokens"]]
     documents_path = os.path.join(folder, DOCUMENTS_FILE)
-    with tf.io.gfile.GFile(documents_path, "wb") as documents:
-        for shard in write_shards(corpus, split, tokenizer, paths):
-            added = np.array(shard.pop("documents"), np.int64)
-            starts = np.append(starts, totals["num_tokens"] + added)
-            lengths.append(shard["num_tokens"])
-            digests.append(shard.pop("sha256"))
-            totals.update(shard)
-            # Documents without tokens are dropped.
-            begun = np.unique(starts[starts < totals["num_tokens"]])
-            documents.write(begun.astype("<i8").tobytes())
-            starts = starts[starts >= totals["num_tokens"]]
-            totals["num_documents"] += len(begun)
+    with tf.io.gfile.GFile(documents_path, "wb") as file:
+        file.write(starts.astype("<i8").tobytes())
+    for path in paths if section_map else ():
+        tf.io.gfile.remove(_result_path(path))
     return {
         **totals,
+        "num_documents": len(starts),
         "vocabulary_size": tokenizer.vocabulary_size,
-        "dtype": token_dtype(tokenizer).name,
         "lengths": lengths,
-        "sha256": joint_digest(digests),
+        "sha256": digests[0]
+        if len(digests) == 1
+        else hashlib.sha256("".join(digests).encode()).hexdigest(),
         "documents_sha256": file_digest(documents_path, "sha256"),
     }
 
@@ -167,32 +173,6 @@ def write_tokens(corpus, split, tokenizer, folder, beam=None):
 def token_dtype(tokenizer):
     """Returns the dtype of the ids of a tokenizer in files."""
     return smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
-
-
-def joint_digest(digests):
-    """Returns the hash of the hashes of several files."""
-    if len(digests) == 1:
-        return digests[0]
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _write_shards(corpus, split, tokenizer, paths):
-    """Encodes the blocks of all sections on all cores; yields their shards."""
-    source = f"The {split} split of {corpus.name}"
-    encode = functools.partial(encode_block, tokenizer, source)
-    encoded = map_blocks(
-        encode, corpus, split, "Encoding", tokenizer.releases_gil
-    )
-    following = next(encoded, None)
-
-    def blocks_in(section):
-        nonlocal following
-        while following is not None and following["section"] == section:
-            yield following
-            following = next(encoded, None)
-
-    for section, path in enumerate(paths):
-        yield write_shard(blocks_in(section), token_dtype(tokenizer), path)
 
 
 def write_shard(encoded_blocks, dtype, path):
@@ -212,6 +192,29 @@ def write_shard(encoded_blocks, dtype, path):
     return {**totals, "sha256": digest.hexdigest(), "documents": documents}
 
 
+_load_tokenizer = functools.lru_cache(1)(load_tokenizer)
+
+
+def _encode_section(tokenizer_path, source, section_and_path):
+    """Writes the ids of a section; returns what `write_shard` does."""
+    # A run that was killed continues with the sections without a result.
+    section, path = section_and_path
+    if not tf.io.gfile.exists(_result_path(path)):
+        tokenizer = _load_tokenizer(tokenizer_path)
+        encode = functools.partial(encode_block, tokenizer, source)
+        blocks = map(encode, section.blocks())
+        with renamed_when_complete(path) as unfinished:
+            shard = write_shard(blocks, token_dtype(tokenizer), unfinished)
+        shard["documents"] = shard["documents"].tolist()
+        write_text(json.dumps(shard), _result_path(path))
+    with tf.io.gfile.GFile(_result_path(path), "rb") as file:
+        return json.loads(file.read())
+
+
+def _result_path(path):
+    return f"{path}.json"
+
+
 def encode_block(tokenizer, source, block):
     """Returns the ids of a `Block`, where its documents begin, and sizes."""
     try:
@@ -220,16 +223,13 @@ def encode_block(tokenizer, source, block):
         )
     except UnknownSymbolError as error:
         if block.path is not None:
-            raise ValueError(
-                f"{block.path} must have ids below the vocabulary size of the "
-                "tokenizer. Give these ids a tokenizer of their own, or a "
-                f"larger --vocabulary_size. Received: {error.symbol} at "
-                f"position {block.start + error.position}"
-            ) from error
+            place = f"at position {block.start + error.position}"
+        else:
+            place = f"{error.position:,} tokens into {block.text[:40]!r}"
         raise ValueError(
-            f"{source} has {error.symbol!r} {error.position:,} tokens into "
-            f"{block.text[:40]!r}, which is not in the vocabulary. Use a "
-            "vocabulary of this text, or one with an entry for unknown words."
+            f"{block.path or source} has {error.symbol!r} {place}, which is "
+            "not in the vocabulary. Use a vocabulary of this text, one with an "
+            "entry for unknown words, or for ids a larger --vocabulary_size."
         ) from error
     num_unknown = 0
     if tokenizer.unknown_id is not None:
@@ -240,7 +240,6 @@ def encode_block(tokenizer, source, block):
         "num_tokens": len(ids),
         "num_bytes": block.num_bytes,
         "num_unknown": num_unknown,
-        "section": block.section,
     }
 
 

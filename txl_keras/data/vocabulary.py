@@ -33,9 +33,8 @@ class Vocabulary:
     def __init__(self, symbols: Sequence[str]):
         if isinstance(symbols, (str, os.PathLike)):  # not its characters
             raise ValueError(
-                "`symbols` must be a list of words: of a file, read it with "
-                "`checkpoints.load_vocabulary` or `WordPieceTokenizer."
-                f"from_file`. Received: {symbols!r:.80}"
+                "`symbols` must be a list of words: read a file with "
+                f"`checkpoints.load_vocabulary`. Received: {symbols!r:.80}"
             )
         self.symbols = symbols = tuple(symbols)
         if not symbols:

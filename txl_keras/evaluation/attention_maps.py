@@ -4,14 +4,12 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `L`
 layers.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence
 
 import keras
 import numpy as np
 
 from txl_keras.checks import check_integer
-from txl_keras.checks import check_list
 from txl_keras.checks import check_token_ids
 from txl_keras.evaluation.evaluator import segments_in_memory
 
@@ -60,9 +58,6 @@ def attention_maps(
     before = segment_length * segments_in_memory(
         model.backbone, segment_length, memory_length
     )
-    check_list("starts", starts)
-    if not len(starts):
-        raise ValueError("`starts` must have a position. Received: none")
     starts = check_token_ids(
         "starts", starts, len(tokens) - segment_length + 1, before,
         "A segment needs a text that holds it, and fills memory before it",
@@ -90,7 +85,6 @@ def attention_by_distance(
     segment_length: int,
     memory_length: int | None = None,
     batch_size: int = 16,
-    on_progress: Callable | None = None,
 ) -> np.ndarray:
     """Computes the mean attention probability at each query-key distance.
 
@@ -102,7 +96,6 @@ def attention_by_distance(
         model, tokens, starts, segment_length, memory_length: See
             `attention_maps`; `starts` may be of any number.
         batch_size: Integer `B`, how many segments to read at once.
-        on_progress: Optional function of the number of segments read.
 
     Returns:
         float64 array of shape `(L, N, S)`, for the distances 0, ..., S - 1,
@@ -129,8 +122,6 @@ def attention_by_distance(
             model, tokens, rows, segment_length, memory_length
         )
         total += mean_diagonals(maps).sum(axis=1, dtype=np.float64)
-        if on_progress:
-            on_progress(first + len(rows))
     return total / len(starts)
 
 
@@ -150,12 +141,7 @@ def check_attends(model):
     """Raises `ValueError` if maps by distance of a model have no meaning."""
     if not getattr(model.backbone, "shows_attention", False):
         raise ValueError(
-            "`model` must have a backbone with attention, such as "
-            "TransformerXLBackbone. Received: "
+            "`model` must have a backbone with attention to single tokens, "
+            "such as TransformerXLBackbone. Received: "
             f"backbone={type(model.backbone).__name__}"
-        )
-    if model.backbone.num_pending is not None:
-        raise ValueError(
-            "`model` must have no `compression`, whose slots stand for several "
-            f"tokens. Received: compression={model.backbone.compression!r}"
         )

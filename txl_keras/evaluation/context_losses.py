@@ -4,7 +4,6 @@ Letters: `B` windows of a batch, `T` segment, `M` memory, `C` context lengths,
 `P` positions, `D` hidden size.
 """
 
-import sys
 from collections.abc import Callable
 from collections.abc import Sequence
 
@@ -13,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.checks import check_list
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.evaluation.evaluator import check_finite
@@ -84,10 +82,9 @@ def context_losses(
     print(losses.shape)  # (2, 5)
     ```
     """
-    check_list("context_lengths", context_lengths)
-    lengths = [check_integer("context_lengths", n, 1) for n in context_lengths]
-    check_integer("len(context_lengths)", len(lengths), 1)
-    longest = max(lengths)
+    for length in context_lengths:
+        check_integer("context_lengths", length, 1)
+    longest = max(context_lengths)
     positions = check_token_ids(
         "positions", positions, len(tokens), longest,
         "Each needs as many tokens before it as the longest context",
@@ -97,23 +94,23 @@ def context_losses(
     windows = np.stack([tokens[t - longest : t + 1] for t in positions])
     check_token_ids("tokens", windows, model.backbone.vocabulary_size)
     score = _window_scorer(model, batch_size, segment_length, memory_length)
-    shape = len(context_lengths), len(positions)
-    losses = np.full(shape, np.nan, np.float32) if out is None else out
-    check_shape("out", losses, shape)
+    if out is None:
+        shape = len(context_lengths), len(positions)
+        out = np.full(shape, np.nan, np.float32)
     done = 0
-    for row, length in zip(losses, context_lengths, strict=True):
-        if np.isfinite(row).all():
-            done += len(row)
-            continue
+    for row, length in zip(out, context_lengths, strict=True):
+        is_measured = np.isfinite(row).all()
         for start in range(0, len(positions), batch_size):
             batch = slice(start, start + batch_size)
+            done += len(row[batch])
+            if is_measured:
+                continue
             row[batch] = score(windows[batch, -length - 1 :])
             given = f" with a context of {length} tokens"
             check_finite(row[batch], positions[batch], given)
-            done += len(row[batch])
             if on_progress:
-                on_progress(done, losses.size)
-    return losses
+                on_progress(done, out.size)
+    return out
 
 
 def spread_positions(
@@ -153,12 +150,6 @@ def _window_scorer(model, batch_size, segment_length, memory_length):
     """Returns a function that computes nats of the last tokens of windows."""
     backbone = model.backbone
     reader = SegmentReader(backbone, batch_size, segment_length, memory_length)
-    # Older tokens cannot influence the loss and are not read.
-    max_context = sys.maxsize
-    if backbone.has_finite_reach:
-        max_context = segment_length * (
-            1 + warmup_segments(backbone, segment_length, memory_length)
-        )
 
     def score_last(hidden, lengths, targets):
         """Computes the losses `(B,)` of `targets` after the last tokens."""
@@ -171,7 +162,12 @@ def _window_scorer(model, batch_size, segment_length, memory_length):
     def score(windows):
         """Reads windows `(b, c + 1)`, b <= B, from the initial memory."""
         targets, _ = padded_segment(windows[:, -1:], 0, batch_size, 1)
-        context = windows[:, :-1][:, -max_context:]
+        context = windows[:, :-1]
+        if backbone.has_finite_reach:  # older tokens have no influence
+            segments = 1 + warmup_segments(
+                backbone, segment_length, memory_length
+            )
+            context = context[:, -segments * segment_length :]
         reader.reset_rows(tf.fill((batch_size,), True))
         num_read = context.shape[1]
         # Padded, so that XLA compiles one program. Absolute positions count

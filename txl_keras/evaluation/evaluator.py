@@ -4,6 +4,7 @@ Letters: `B` batch over all replicas, `T` segment, `M` memory, `L` layers,
 `P` predictions of the text, which has `P + 1` tokens.
 """
 
+import collections
 import time
 from collections.abc import Callable
 
@@ -27,6 +28,10 @@ from txl_keras.training.strategy import host_loop
 
 class Evaluator:
     """Scores text with its own memory, separate from that of training.
+
+    A subclass that scores in another way, or changes the model between two
+    segments, overrides `build`, `begin` and `score_segment`: see
+    docs/extending.md.
 
     Args:
         model: `TransformerXLCausalLM`.
@@ -52,23 +57,64 @@ class Evaluator:
     ):
         if memory_length is None:
             memory_length = model.backbone.memory_length
-        self._strategy = strategy
-        self._model = model
-        self._memory_length = memory_length
-        self._batch_size = batch_size
-        self._segment_length = segment_length
+        self.model = model
+        self.strategy = strategy
+        self.batch_size = batch_size
+        self.segment_length = segment_length
+        self.memory_length = memory_length
+        self._stop = stop or StopRequest()
         with strategy.scope():
-            self._reader = SegmentReader(
-                model.backbone,
-                replica_batch_size(batch_size, strategy),
-                segment_length,
-                memory_length,
-            )
-            self._read = compile_segments(self._reader, model, self._score)
-        self._sum = SegmentSums(
-            strategy, ("nll", "num_tokens"), self._step, stop, ("token_nll",)
+            self.build(replica_batch_size(batch_size, strategy))
+        self._run = host_loop(
+            strategy, self.replica_step, self._stop.variable, ("token_nll",)
         )
-        self.replica_step = self._sum.replica_step
+
+    def build(self, rows: int) -> None:
+        """Creates the memory of one replica and compiles what reads segments.
+
+        Args:
+            rows: Integer, the rows of one replica.
+        """
+        self._reader = SegmentReader(
+            self.model.backbone, rows, self.segment_length, self.memory_length
+        )
+        self._read = compile_segments(self._reader, self.model, self._nll)
+
+    def begin(self) -> None:
+        """Prepares to read a text with the weights as they are now."""
+        self._reader.begin()
+
+    def score_segment(self, batch: dict) -> dict:
+        """Scores a segment on one replica, and remembers it.
+
+        Args:
+            batch: Dictionary of tensors, the rows of one replica of a batch of
+                the segments that are evaluated.
+
+        Returns:
+            Dictionary of float32 tensors of the shape of `batch["targets"]`:
+            `nll`, in nats, and maybe others. The mean of each over the targets
+            becomes a score of the text.
+        """
+        self._reader.reset_rows(batch["reset"])
+        return {"nll": self._read(batch["inputs"], batch)}
+
+    def _nll(self, hidden, batch):
+        if "target_places" in batch:  # windows score only their last tokens
+            hidden = tf.gather(
+                hidden, batch["target_places"], axis=1, batch_dims=1
+            )
+        return self.model.softmax(hidden, batch["targets"])
+
+    def replica_step(self, batch: dict, stop: tf.Tensor) -> dict:
+        """Runs one step on a replica; public so that it can be lowered."""
+        found, weights = self.score_segment(batch), batch["weights"]
+        sums = [tf.reduce_sum(value * weights) for value in found.values()]
+        context = tf.distribute.get_replica_context()
+        sums = tf.stack([*sums, tf.reduce_sum(weights), stop])
+        sums = tf.unstack(context.all_reduce("SUM", sums))
+        sums = zip((*found, "num_tokens", "stop"), sums, strict=True)
+        return {**dict(sums), "token_nll": found["nll"]}
 
     @property
     def num_bytes(self) -> int:
@@ -78,9 +124,10 @@ class Evaluator:
     def evaluate(
         self,
         segments: Segments,
-        steps_per_execution: int = 20,
+        steps_per_execution: int | None = 20,
         on_progress: Callable | None = None,
         token_nll: np.ndarray | None = None,
+        first: int = 0,
     ) -> dict | None:
         """Scores all targets of a text.
 
@@ -96,8 +143,9 @@ class Evaluator:
                 the negative log-likelihood of every token in nats, given the
                 preceding tokens in its segment and in memory. It is NaN for
                 tokens without a score: the first token of the text and, with
-                `reset_documents`, of each document. For long texts it may be
-                a map of a file, such as `np.lib.format.open_memmap` makes.
+                `reset_documents`, of each document.
+            first: Integer, the segment to begin with. If it is not 0, memory
+                and `token_nll` continue from the segment before.
 
         Returns:
             Dictionary of `nll` (nats per token), `bits_per_token`,
@@ -127,117 +175,63 @@ class Evaluator:
         print(scores["nll"], nll[0], np.nanmean(nll))  # 5.5, nan, 5.5
         ```
         """
-        if isinstance(segments, SlidingWindows):
-            check_slides(self._model.backbone, self._memory_length)
-        check_sizes(segments, self._batch_size, self._segment_length)
-        if token_nll is not None:
-            check_token_nll(token_nll, segments)
-            if isinstance(
-                self._strategy, tf.distribute.MultiWorkerMirroredStrategy
-            ):
-                raise ValueError(
-                    "`token_nll` must be None with several workers: each "
-                    "worker computes only the scores of its own replicas. "
-                    "Received: a MultiWorkerMirroredStrategy"
-                )
-            token_nll[:] = np.nan
-
-        def on_results(first, done, results):
-            if token_nll is not None:
-                for step, nll in enumerate(results["token_nll"].numpy(), first):
-                    positions = segments.target_positions(step)
-                    store_token_nll(token_nll, positions, nll)
-            if on_progress:
-                on_progress(done, len(segments))
-
-        self._reader.begin()
-        sums = self._sum(segments, steps_per_execution, on_results)
-        return sums and scores_of(*sums)
-
-    def _step(self, batch):
-        """Runs one step on a replica, without the sums over replicas."""
-        self._reader.reset_rows(batch["reset"])
-        nll, sums = self._read(batch["inputs"], batch)
-        return sums, {"token_nll": nll}  # in nats, (rows, T)
-
-    def _score(self, hidden, batch):
-        """Computes the losses of a segment and their sums."""
-        if "target_places" in batch:  # windows score only their last tokens
-            hidden = tf.gather(
-                hidden, batch["target_places"], axis=1, batch_dims=1
-            )
-        nll = self._model.softmax(hidden, batch["targets"])
-        weights = batch["weights"]
-        return nll, (tf.reduce_sum(nll * weights), tf.reduce_sum(weights))
-
-
-def check_sizes(segments, batch_size, segment_length):
-    """Raises `ValueError` unless segments fit an evaluator of these sizes."""
-    rows, length = segments.batch(0)["inputs"].shape
-    if rows != batch_size or length > segment_length:
-        raise ValueError(
-            "`segments` must fit the evaluator, with batch_size="
-            f"{batch_size} and at most segment_length={segment_length}. "
-            f"Received: batch_size={rows}, segment_length={length}"
-        )
-
-
-def check_token_nll(token_nll, segments):
-    """Raises `ValueError` unless an array has a number for each token."""
-    check_shape("token_nll", token_nll, (segments.num_predictions + 1,))
-    if token_nll.dtype.kind != "f":
-        raise ValueError(
-            f"`token_nll` must hold floats. Received: dtype {token_nll.dtype}"
-        )
-
-
-class SegmentSums:
-    """Runs a step on all segments, and sums its scalars over all replicas."""
-
-    # `step` takes a batch, and returns scalars in the order of `names`, and the
-    # results by row that are named in `rows`.
-
-    def __init__(self, strategy, names, step, stop=None, rows=()):
-        self._strategy = strategy
-        self._names = names
-        self._step = step
-        self._stop = stop or StopRequest()
-        self._run = host_loop(
-            strategy, self.replica_step, self._stop.variable, rows
-        )
-
-    def replica_step(self, batch, stop):
-        """Runs one step on a replica; public for `--compile_only`."""
-        values, of_rows = self._step(batch)
-        context = tf.distribute.get_replica_context()
-        sums = context.all_reduce("SUM", tf.stack([*values, stop]))
-        names = (*self._names, "stop")
-        return {**dict(zip(names, tf.unstack(sums), strict=True)), **of_rows}
-
-    def __call__(self, segments, steps_per_execution, on_results=None):
-        """Returns the sums over all segments; `None` if stopped."""
+        self._check(segments)
         if steps_per_execution is not None:
             check_integer("steps_per_execution", steps_per_execution, 1)
-        feed = Feed(segments, self._strategy, num_steps=len(segments))
+        if token_nll is not None:
+            shape = (segments.num_predictions + 1,)
+            check_shape("token_nll", token_nll, shape)
+        if not first:
+            self.begin()
+            if token_nll is not None:
+                token_nll[:] = np.nan
+        total = len(segments)
+        feed = Feed(segments, self.strategy, first, total - first)
         # In float64, because float32 sums over millions of tokens lose digits.
-        sums = np.zeros(len(self._names))
-        steps, done = steps_per_execution or 1, 0
-        while done < len(segments):
+        sums = collections.defaultdict(float)
+        steps, done = steps_per_execution or 1, first
+        while done < total:
             start = time.monotonic()
-            steps = min(steps, len(segments) - done)
+            steps = min(steps, total - done)
             results = self._run(feed.next(steps), tf.constant(steps))
-            if results["stop"].numpy().any():
+            is_stopped = results.pop("stop").numpy().any()
+            found = results.pop("token_nll").numpy()  # [steps, B, T]
+            for name, values in results.items():
+                sums[name] += np.sum(values, dtype=np.float64)
+            if token_nll is not None:
+                for step, nll in enumerate(found, done):
+                    positions = segments.target_positions(step)
+                    is_scored = positions >= 0
+                    positions, nll = positions[is_scored], nll[is_scored]
+                    check_finite(nll, positions)
+                    token_nll[positions] = nll
+            done += len(found)
+            if on_progress:
+                on_progress(done, total)
+            if is_stopped and done < total:
                 return None
-            sums += [np.sum(results[n], dtype=np.float64) for n in self._names]
-            if on_results:
-                on_results(done, done + steps, results)
-            done += steps
             if steps_per_execution is None:
                 # As many as take a second. The limit keeps the compile time of
                 # the first steps from distorting it.
                 seconds = max(time.monotonic() - start, 1e-6)
                 steps = max(1, min(2 * steps, int(steps / seconds)))
-        return sums.tolist()
+        num_tokens = sums.pop("num_tokens")
+        if not num_tokens:
+            raise ValueError("`segments` must have at least one target.")
+        scores = scores_of(sums.pop("nll"), num_tokens)
+        return scores | {k: float(x / num_tokens) for k, x in sums.items()}
+
+    def _check(self, segments):
+        if isinstance(segments, SlidingWindows):
+            check_slides(self.model.backbone, self.memory_length)
+        rows, length = segments.batch(0)["inputs"].shape
+        if rows != self.batch_size or length > self.segment_length:
+            raise ValueError(
+                "`segments` must fit the evaluator, with batch_size="
+                f"{self.batch_size} and at most segment_length="
+                f"{self.segment_length}. Received: batch_size={rows}, "
+                f"segment_length={length}"
+            )
 
 
 def scores_of(nll, num_tokens):
@@ -249,14 +243,6 @@ def scores_of(nll, num_tokens):
         "perplexity": perplexity(mean),
         "num_tokens": int(num_tokens),
     }
-
-
-def store_token_nll(token_nll, positions, nll):
-    """Writes the losses `(B, T)` of a step to the positions of their tokens."""
-    is_scored = positions >= 0
-    positions, nll = positions[is_scored], nll[is_scored]
-    check_finite(nll, positions)
-    token_nll[positions] = nll
 
 
 def check_finite(nll, positions, given=""):
@@ -273,29 +259,19 @@ def check_finite(nll, positions, given=""):
 
 def check_slides(backbone, memory_length):
     """Raises `ValueError` unless a model can read `SlidingWindows`."""
-    # Windows overlap, so a model with memory would read the same tokens twice.
-    if not backbone.has_attention:
+    same_length = getattr(backbone, "same_length", False)
+    if not backbone.has_attention or memory_length or same_length:
         raise ValueError(
-            "`stride` must be None for an LSTM: it carries its state from one "
-            "segment to the next. Sliding windows need a model with attention. "
-            f"Received: {type(backbone).__name__}"
-        )
-    if memory_length:
-        raise ValueError(
-            "`memory_length` must be 0 with `stride`: each sliding window "
-            "contains the whole context of its targets. Received: "
-            f"memory_length={memory_length}"
-        )
-    if backbone.same_length:
-        raise ValueError(
-            "`same_length` must be False with `stride`: without memory each "
-            "token would attend only to itself. Received: "
-            f"same_length={backbone.same_length}"
+            "`stride` must be None except for a model with attention, "
+            "memory_length=0 and same_length=False: a sliding window contains "
+            f"the whole context of its targets. Received: "
+            f"{type(backbone).__name__}, memory_length={memory_length}, "
+            f"same_length={same_length}"
         )
 
 
 def segments_in_memory(backbone, segment_length, memory_length=None):
-    """Returns how many segments fill the memory, with its compressed part."""
+    """Returns how many segments fill the memory."""
     return -(-backbone.past_tokens(memory_length) // segment_length)
 
 
@@ -330,10 +306,9 @@ def warmup_segments(
     """
     if not backbone.has_finite_reach:
         raise ValueError(
-            "`backbone` must have a finite reach: the state of an LSTM and "
-            "memory of outputs (memory_source='outputs') depend on all "
-            "earlier segments, and compressed memory on where reading began, "
-            "so no number of warm-up segments is enough. "
+            "`backbone` must have a finite reach: what this one remembers "
+            "depends on all earlier segments, or on where reading began, so no "
+            "number of warm-up segments is enough. "
             f"Received: {type(backbone).__name__}"
         )
     check_integer("segment_length", segment_length, 1)

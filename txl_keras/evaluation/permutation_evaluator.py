@@ -1,21 +1,16 @@
 """Evaluation of permutation language models.
 
-Letters: `B` batch over all replicas, `T` segment, `P` targets per row, `M`
-memory.
+Letters: `B` batch over all replicas, `P` targets per row, `V` vocabulary.
 """
 
-import keras
 import tensorflow as tf
 
 from txl_keras.data.permutation import PermutedSegments
-from txl_keras.data.step_batches import replica_batch_size
-from txl_keras.evaluation.evaluator import SegmentSums
-from txl_keras.evaluation.evaluator import scores_of
+from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.training.compilation import compile_layers
-from txl_keras.training.stopping import StopRequest
 
 
-class PermutationEvaluator:
+class PermutationEvaluator(Evaluator):
     """Scores the targets of permuted segments, with its own memory.
 
     The targets and permutations are drawn at random by the segments, and are
@@ -24,8 +19,8 @@ class PermutationEvaluator:
 
     Args:
         model: `XLNetPermutationLM`.
-        strategy, memory_length, stop: See `Evaluator`.
-        batch_size: Integer `B`, over all replicas.
+        strategy, batch_size, segment_length, memory_length, stop: See
+            `Evaluator`.
 
     Example:
 
@@ -45,31 +40,54 @@ class PermutationEvaluator:
     text = np.frombuffer(b"to be or not to be, that is", "uint8")
     segments = PermutedSegments(Segments(text, 2, 12, drop_remainder=False))
     strategy = tf.distribute.get_strategy()
-    scores = PermutationEvaluator(model, strategy, 2).evaluate(segments)
+    scores = PermutationEvaluator(model, strategy, 2, 12).evaluate(segments)
     print(scores["nll"], scores["accuracy"])  # about 5.5, and 0.0
     ```
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: tf.distribute.Strategy,
-        batch_size: int,
-        memory_length: int | None = None,
-        stop: StopRequest | None = None,
-    ):
-        self._model = model
-        with strategy.scope():
-            self._memory = model.backbone.memory_stack(
-                replica_batch_size(batch_size, strategy), memory_length
-            )
-        self._compiled_score = compile_layers(self._score, strategy)
-        self._sum = SegmentSums(
-            strategy,
-            ("nll", "num_correct", "num_tokens"),
-            lambda batch: (self._compiled_score(batch), {}),
-            stop,
+    def build(self, rows: int) -> None:
+        """Creates the memory of one replica and compiles what reads segments.
+
+        Args:
+            rows: Integer, the rows of one replica.
+        """
+        self._memory = self.model.backbone.memory_stack(
+            rows, self.memory_length
         )
+        self._score = compile_layers(self._compute, self.strategy)
+
+    def begin(self) -> None:
+        """Does nothing: the first segment of a text resets memory."""
+
+    def score_segment(self, batch: dict) -> dict:
+        """Scores the targets of a segment on one replica, and remembers it.
+
+        Args:
+            batch: Dictionary of tensors, of `PermutedSegments`.
+
+        Returns:
+            Dictionary of float32 tensors `(rows, P)`: `nll`, in nats, and
+            `accuracy`, 1 where the target is the most likely token.
+        """
+        values, memory = self._score(batch, self._memory.read())
+        self._memory.write(memory)
+        return values
+
+    def _compute(self, batch, memory):
+        log_probs, memory = self.model.log_probs(
+            batch["inputs"],
+            batch["permutation_mask"],
+            batch["target_mapping"],
+            memory=memory,
+            reset=batch["reset"],
+        )
+        targets = batch["targets"]
+        best = tf.argmax(log_probs, axis=-1, output_type=targets.dtype)
+        values = {
+            "nll": -tf.gather(log_probs, targets, axis=-1, batch_dims=2),
+            "accuracy": tf.cast(best == targets, tf.float32),
+        }
+        return values, memory
 
     def evaluate(
         self, segments: PermutedSegments, steps_per_execution: int = 20
@@ -79,8 +97,7 @@ class PermutationEvaluator:
         Args:
             segments: `PermutedSegments`. To cover every token, their
                 `Segments` must have `drop_remainder=False`.
-            steps_per_execution: Integer, the number of segments per call from
-                the host.
+            steps_per_execution: See `Evaluator.evaluate`.
 
         Returns:
             Dictionary of `nll` (nats per target), `bits_per_token`,
@@ -90,42 +107,10 @@ class PermutationEvaluator:
         """
         # Otherwise memory could contain targets, or positions be wrong.
         expected = segments.reuse_length
-        received = self._model.backbone.reuse_length
+        received = self.model.backbone.reuse_length
         if expected != received:
             raise ValueError(
                 "`reuse_length` of the backbone must equal that of `segments`, "
                 f"{expected}. Received: reuse_length={received}"
             )
-        sums = self._sum(segments, steps_per_execution)
-        if sums is None:
-            return None
-        nll, num_correct, num_tokens = sums
-        if not num_tokens:
-            raise ValueError(
-                "`segments` must have at least one target. Received: segments "
-                "in which all drawn tokens are in `not_predicted`"
-            )
-        return {
-            **scores_of(nll, num_tokens),
-            "accuracy": num_correct / num_tokens,
-        }
-
-    def _score(self, batch):
-        """Computes the sums over the rows of this replica."""
-        log_probs, memory = self._model.log_probs(
-            batch["inputs"],
-            batch["permutation_mask"],
-            batch["target_mapping"],
-            memory=self._memory.read(),
-            reset=batch["reset"],
-        )
-        self._memory.write(memory)
-        targets, weights = batch["targets"], batch["weights"]
-        nll = -tf.gather(log_probs, targets, axis=-1, batch_dims=2)  # [B, P]
-        best = tf.argmax(log_probs, axis=-1, output_type=targets.dtype)
-        is_correct = tf.cast(best == targets, tf.float32)
-        return (
-            tf.reduce_sum(nll * weights),
-            tf.reduce_sum(is_correct * weights),
-            tf.reduce_sum(weights),
-        )
+        return super().evaluate(segments, steps_per_execution)

@@ -27,24 +27,16 @@ _MAX_MARKS = 48  # points with a marker, or tokens with a label, along an axis
 
 
 def plot_learning_curve(metrics, path, unit="token", scores=None):
-    """Plots bits per token against training steps."""
-    # `metrics` are the lines of metrics.jsonl. `scores`, those of valid in
-    # results.json, may have `compressors`, which become lines.
+    """Plots bits per token against steps, and those of compressors."""
+    # `metrics` are the lines of metrics.jsonl, `scores` those of valid.
     figure, axes = _figure("step", f"bits per {unit}")
     for label, curve in report.learning_curve(metrics).items():
         bits = [*map(bits_per_token, curve["nll"])]
         axes.plot(curve["steps"], bits, label=label)
-    valid = [line["valid"] for line in metrics if "valid" in line]
-    scores = scores or [{}, *valid][-1]
-    if scores.get("bits_per_byte"):
+    if scores and scores.get("bits_per_byte"):
         size = scores["bits_per_token"] / scores["bits_per_byte"]
-        compressors = scores.get("compressors", {})
-        for i, (name, bits) in enumerate(compressors.items(), 2):
+        for i, (name, bits) in enumerate(scores["compressors"].items(), 2):
             axes.axhline(bits * size, ls="--", color=f"C{i}", label=name)
-        if unit != "byte":
-            scales = (lambda bits: bits / size), (lambda bits: bits * size)
-            right = axes.secondary_yaxis("right", functions=scales)
-            right.set_ylabel("bits per byte")
     axes.legend()
     _save(figure, path)
 
@@ -88,8 +80,6 @@ def plot_learning_curves(numbers, path):
             ("train", {"marker": "", "alpha": 0.5, "linewidth": 1}),
             ("valid", {"markersize": 4}),
         ):
-            if not model[split]["nll"]:
-                continue
             axes.plot(
                 np.multiply(model[split]["steps"], model["tokens_per_step"]),
                 [*map(convert, model[split]["nll"])],

@@ -12,14 +12,6 @@ from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 
 COMPRESSED_BYTES = 1 << 25  # xz takes about a minute for 32 MiB
-# Two evaluations of a split are the same if all of these are equal.
-SETTINGS = (
-    "checkpoint", "step", "corpus", "fingerprint", "split", "max_eval_tokens",
-    "reset_documents", "batch_size", "segment_length", "stride", "warmup",
-    "memory_length", "same_length", "clamp_length", "compressed_length",
-    "dynamic",
-)  # fmt: skip
-_BLOCK = 1 << 20  # tokens processed at once
 
 
 def bytes_per_token(tokenizer, tokens):
@@ -148,7 +140,7 @@ def position_curve(
     Args:
         nll: Float array of shape `(P + 1,)`, the loss of every token in nats,
             NaN for tokens without a score, such as `Evaluator.evaluate` writes
-            to `token_nll`. It may be a `np.memmap`.
+            to `token_nll`.
         documents: Integer array of shape `(D,)`, the positions at which
             documents begin; the first must be 0. By default the text is one
             document.
@@ -173,24 +165,26 @@ def position_curve(
     4 1 1.0
     """
     check_shape("nll", nll, (None,))
+    positions = np.arange(len(nll))
     if segments is None:
         documents = np.asarray(documents)
-        largest = int(document_lengths(documents, len(nll)).max()) - 1
-        blocks = _by_document(nll, documents)
+        document_lengths(documents, len(nll))  # checks them
+        which = np.searchsorted(documents, positions, "right") - 1
+        positions -= documents[which]
     else:
-        largest = segments.segment_length
-        blocks = _by_segment(nll, segments)
+        for step in range(len(segments)):
+            targets = segments.target_positions(step)  # [B, T]
+            is_scored = targets >= 0
+            positions[targets[is_scored]] = 1 + np.nonzero(is_scored)[1]
+    is_scored = ~np.isnan(nll)
+    # In float64, as in `Evaluator.evaluate`.
+    positions, found = positions[is_scored], nll[is_scored].astype(float)
+    largest = int(positions.max(initial=0))
     steps = np.arange(bins_per_doubling * largest.bit_length() + 1)
     bounds = np.ceil(2 ** (steps / bins_per_doubling) - 1e-9).astype(np.int64)
     bounds = np.unique([0, *bounds])
-    size = len(bounds) - 1
-    # In float64, as in `Evaluator.evaluate`.
-    counts, sums, squares = moments = np.zeros((3, size))
-    for positions, found in blocks:
-        is_scored = ~np.isnan(found)
-        bins = np.searchsorted(bounds, positions[is_scored], "right") - 1
-        found = found[is_scored].astype(float)
-        moments += [np.bincount(bins, found**i, size) for i in range(3)]
+    bins = np.searchsorted(bounds, positions, "right") - 1
+    counts, sums, squares = (np.bincount(bins, found**i) for i in range(3))
     curve = []
     for i in np.flatnonzero(counts).tolist():
         mean = float(sums[i] / counts[i])
@@ -206,35 +200,3 @@ def position_curve(
             }
         )
     return curve
-
-
-def _by_document(nll, documents):
-    """Yields positions in documents and losses, in blocks."""
-    for start in range(0, len(nll), _BLOCK):
-        found = np.asarray(nll[start : start + _BLOCK])
-        tokens = np.arange(start, start + len(found))
-        document = np.searchsorted(documents, tokens, "right") - 1
-        yield tokens - documents[document], found
-
-
-def _by_segment(nll, segments):
-    """Yields positions in segments and losses, segment by segment."""
-    for step in range(len(segments)):
-        positions = segments.target_positions(step)  # [B, T]
-        is_scored = positions >= 0
-        yield np.nonzero(is_scored)[1] + 1, nll[positions[is_scored]]
-
-
-def with_result(results, result):
-    """Appends a result, merged into an earlier one with equal `SETTINGS`."""
-    # Other results lose `token_nll` if `result` has overwritten that file.
-    overwritten = result.get("token_nll")
-    others = []
-    for other in results:
-        if all(other.get(name) == result.get(name) for name in SETTINGS):
-            result = {**other, **result}
-            continue
-        if overwritten and other.get("token_nll") == overwritten:
-            other = {k: v for k, v in other.items() if k != "token_nll"}
-        others.append(other)
-    return [*others, result]

@@ -10,10 +10,6 @@ Where to find the paper in the code:
 - Section 3.3, one whole block: `decoder_block.py`.
 - Appendix B, the shift from distances to keys: `compute/relative_shift.py`;
   `compute/__init__.py` lists its faster forms.
-- The gates of GTrXL (Parisotto et al., 2019, section 3.2): `gate.py`.
-- Compressive memory (Rae et al., 2020): `memory/compression.py` (functions),
-  `memory/compressive.py` (algorithm 1), `DecoderBlock.reconstruction_loss`
-  (algorithm 2).
 - Clusters of the adaptive softmax (Grave et al., 2017) and of the adaptive
   embedding (Baevski and Auli, 2019): `softmax/`.
 
@@ -29,8 +25,6 @@ from txl_keras.layers.attention.shaw import ShawMultiHeadAttention
 from txl_keras.layers.attention.two_stream import TwoStreamRelativeAttention
 from txl_keras.layers.compute.relative_shift import relative_shift
 from txl_keras.layers.decoder_block import DecoderBlock
-from txl_keras.layers.gate import Gate
-from txl_keras.layers.memory.compression import Compression
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.projected_memory import Past
@@ -44,9 +38,7 @@ __all__ = [
     "AdaptiveEmbedding",
     "AdaptiveSoftmax",
     "CausalMultiHeadAttention",
-    "Compression",
     "DecoderBlock",
-    "Gate",
     "Memory",
     "MemoryStack",
     "Past",

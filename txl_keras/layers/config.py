@@ -5,12 +5,17 @@ import inspect
 import keras
 
 
-def argument_names(cls, base):
-    """Yields the names of the arguments of a class and its bases below one."""
+def parameters(cls, base):
+    """Returns the parameters of a class and its bases below one, by name."""
+    found = {}
     for parent in cls.__mro__[: cls.__mro__.index(base)]:
         for name, parameter in inspect.signature(parent).parameters.items():
-            if parameter.kind != parameter.VAR_KEYWORD:
-                yield name
+            if parameter.kind not in (
+                parameter.VAR_KEYWORD,
+                parameter.VAR_POSITIONAL,
+            ):
+                found.setdefault(name, parameter)
+    return found
 
 
 def add_arguments(config, base, layer, *others):
@@ -18,7 +23,7 @@ def add_arguments(config, base, layer, *others):
 
     They are those of the layer's class and of its bases below one.
     """
-    for name in argument_names(type(layer), base):
+    for name in parameters(type(layer), base):
         # Subclasses of users may have arguments that are no attributes.
         owner = next((x for x in (layer, *others) if hasattr(x, name)), None)
         if owner is not None and name not in config:
@@ -48,6 +53,6 @@ class ConfiguredLayer(keras.layers.Layer):
 
 def part_of(owner, layer_class, **kwargs):
     """Creates a layer whose other arguments are attributes of its owner."""
-    names = {*argument_names(layer_class, ConfiguredLayer)} - {*kwargs}
+    names = parameters(layer_class, ConfiguredLayer).keys() - kwargs.keys()
     owned = {name: getattr(owner, name) for name in names}
     return layer_class(dtype=owner.dtype_policy, **owned, **kwargs)

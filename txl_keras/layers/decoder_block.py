@@ -19,10 +19,7 @@ from txl_keras.layers.attention.shaw import ShawMultiHeadAttention
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.compute.problem import zero_masked
-from txl_keras.layers.gate import GATES
-from txl_keras.layers.gate import Gate
 from txl_keras.layers.sublayers import Block
-from txl_keras.layers.sublayers import sublayer
 from txl_keras.types import Tensor
 
 # Position encodings. Absolute positions do not allow memory, whose positions
@@ -53,13 +50,6 @@ class DecoderBlock(Block):
         a = x + Attention(LayerNorm(x), LayerNorm(memory))
         y = a + FeedForward(LayerNorm(a))
 
-    With a `gate` it is the block of GTrXL (Parisotto et al., 2019, section 3),
-    which is trained by reinforcement learning: pre-norm, with a ReLU behind
-    both parts and a gate in place of each sum.
-
-        a = Gate(x, ReLU(Attention(LayerNorm(x), LayerNorm(memory))))
-        y = Gate(a, ReLU(FeedForward(LayerNorm(a))))
-
     Args:
         num_heads: Integer.
         head_dim: Integer, the size of a head.
@@ -87,7 +77,6 @@ class DecoderBlock(Block):
         same_length, look_ahead: See `CausalMultiHeadAttention`.
         tie_attention_biases: Boolean, used by `"relative"`: see
             `RelativeMultiHeadAttention`.
-        gate: Optional string, the kind of `Gate`; needs `normalize_first`.
         kernel_initializer: Initializer of all kernels, by default
             `"glorot_uniform"`.
 
@@ -117,8 +106,7 @@ class DecoderBlock(Block):
     ```
 
     Reference:
-        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.3;
-        [Parisotto et al., 2019](https://arxiv.org/abs/1910.06764), section 3.
+        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.3.
     """
 
     def __init__(
@@ -133,7 +121,6 @@ class DecoderBlock(Block):
         same_length: bool | str = False,
         look_ahead: int = 0,
         tie_attention_biases: bool = False,
-        gate: str | None = None,
         **kwargs,
     ):
         super().__init__(num_heads, head_dim, intermediate_dim, **kwargs)
@@ -153,26 +140,11 @@ class DecoderBlock(Block):
         self.same_length = same_length
         self.look_ahead = look_ahead  # checked by the attention
         self.tie_attention_biases = tie_attention_biases
-        if gate is not None:
-            check_one_of("gate", gate, GATES)
-            if not normalize_first:
-                raise ValueError(
-                    "`normalize_first` must be True with a `gate`: the gates "
-                    "of GTrXL are for pre-norm blocks. Received: "
-                    f"normalize_first={normalize_first}, gate={gate!r}"
-                )
-        self.gate = gate
         self.supports_masking = True
-        self._add_sublayers(
-            _ATTENTIONS[attention_type], "relu", "relu" if gate else None
-        )
-        names = ("attention_gate", "feed_forward_gate") if gate else ()
-        self._gates = [sublayer(self, Gate, gate, name=name) for name in names]
+        self._add_sublayers(_ATTENTIONS[attention_type], "relu")
 
     def build(self, inputs_shape):
         super().build(inputs_shape)
-        for gate in self._gates:
-            gate.build(inputs_shape)
         if self.attention_type == "al_rfou":
             # The last row is for the last token of a segment.
             self.position_embeddings = self._parameter(
@@ -201,9 +173,9 @@ class DecoderBlock(Block):
                 memory.shape[1],
                 f"memory.shape={memory.shape}",
             )
-            memory = self._attention_inputs(memory, memory_mask)
+            memory = self.attention_inputs(memory, memory_mask)
         attended = self.attention(
-            self._attention_inputs(inputs),
+            self.attention_inputs(inputs),
             memory=memory,
             query_mask=inputs_mask,
             memory_mask=memory_mask,
@@ -226,7 +198,6 @@ class DecoderBlock(Block):
         past: Any,
         positions: Sequence[Tensor] = (),
         attention_biases: Tensor | None = None,
-        return_attention_scores: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes the block for a past whose keys and values are cached.
 
@@ -236,11 +207,10 @@ class DecoderBlock(Block):
         """
         inputs = self._with_positions(inputs)
         attended, *projected = self.attention.attend_projected(
-            self._attention_inputs(inputs),
+            self.attention_inputs(inputs),
             past,
             positions,
             attention_biases,
-            return_attention_scores,
         )
         return self._transform(inputs, attended), *projected
 
@@ -256,59 +226,11 @@ class DecoderBlock(Block):
 
         See `CausalMultiHeadAttention.project`.
         """
-        return self.attention.project(self._attention_inputs(memory))
+        return self.attention.project(self.attention_inputs(memory))
 
-    def reconstruction_loss(
-        self,
-        inputs: Tensor,
-        evicted: Tensor,
-        num_groups: int,
-        rate: float,
-        lengths: Tensor | None = None,
+    def attention_inputs(
+        self, states: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """Computes how much attention changes when states are compressed.
-
-        The mean squared difference of attention to evicted states and to their
-        compressed ones, `(B,)`: Rae et al. (2020), algorithm 2. `inputs` are
-        the segment that evicts them, with `lengths` real states per row.
-        """
-        # All but the compressed states are constants, also the weights.
-        constants = [
-            (weight, tf.stop_gradient(tf.convert_to_tensor(weight.value)))
-            for layer in (self.attention, self._attention_norm)
-            for weight in layer.weights
-        ]
-        with keras.StatelessScope(state_mapping=constants):
-            query = self._attention_inputs(tf.stop_gradient(inputs))
-
-            def attend(states, num_real):
-                places = tf.range(tf.shape(states)[1])[None, :]
-                mask = places < num_real[:, None]
-                return tf.cast(
-                    self.attention.attend_by_content(
-                        query, self._attention_inputs(states, mask), mask
-                    ),
-                    "float32",
-                )
-
-            expected = attend(
-                tf.stop_gradient(evicted.states), rate * num_groups
-            )
-            found = attend(evicted.compressed, num_groups)
-        loss = tf.reduce_mean(
-            tf.math.squared_difference(tf.stop_gradient(expected), found),
-            axis=(2, 3),
-        )
-        if lengths is None:
-            lengths = tf.fill(tf.shape(num_groups), tf.shape(loss)[1])
-        is_real = tf.sequence_mask(lengths, tf.shape(loss)[1])
-        loss = tf.math.divide_no_nan(
-            tf.reduce_sum(tf.where(is_real, loss, 0.0), axis=1),
-            tf.cast(lengths, loss.dtype),
-        )
-        return tf.where(num_groups > 0, loss, 0.0)
-
-    def _attention_inputs(self, states, mask=None):
         """Normalizes the states that attention receives, with pre-norm."""
         if not self.normalize_first:
             return states
@@ -333,23 +255,29 @@ class DecoderBlock(Block):
 
     def _transform(self, inputs, attended, training=False, dropout_seed=None):
         """Computes the equations above, given what attention returned."""
-
         if not self.normalize_first:
             return self._post_norm(
                 inputs, attended, training, dropout_seed, first_site=1
             )
 
-        def feed_forward(x):
-            x = self._feed_forward_norm(x)
-            return self._feed_forward(x, training, dropout_seed, first_site=2)
-
         attended = self._drop(attended, training, dropout_seed, site=1)
-        if self._gates:
-            attention_gate, feed_forward_gate = self._gates
-            x = attention_gate(inputs, tf.nn.relu(attended))
-            return feed_forward_gate(x, feed_forward(x))
-        x = inputs + attended
-        return x + feed_forward(x)
+        x = self.residual(inputs, attended, "attention")
+        update = self._feed_forward(
+            self._feed_forward_norm(x), training, dropout_seed, first_site=2
+        )
+        return self.residual(x, update, "feed_forward")
+
+    def residual(self, inputs: Tensor, update: Tensor, sublayer: str) -> Tensor:
+        """Adds the output of a sublayer to the stream of a pre-norm block.
+
+        Args:
+            inputs, update: Tensors `(B, T, D)`.
+            sublayer: String, `"attention"` or `"feed_forward"`.
+
+        Returns:
+            Tensor `(B, T, D)`.
+        """
+        return inputs + update
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape

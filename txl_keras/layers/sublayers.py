@@ -9,7 +9,6 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.compute.pallas import with_row_major_gradient
 from txl_keras.layers.compute.target import fused
 from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.layers.config import part_of
@@ -155,10 +154,7 @@ def project_heads(states, *layers):
         projected = tf.tensordot(states, tf.concat(kernels, axis=1), 1)
         projected = tf.transpose(projected, (2, 0, 1, 3))
         return tf.split(projected, len(layers), axis=0)
-    return [
-        tf.einsum("bsd,dnh->nbsh", states, with_row_major_gradient(kernel))
-        for kernel in kernels
-    ]
+    return [tf.einsum("bsd,dnh->nbsh", states, kernel) for kernel in kernels]
 
 
 class Block(ConfiguredLayer):
@@ -192,7 +188,7 @@ class Block(ConfiguredLayer):
         self.layer_norm_epsilon = layer_norm_epsilon
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
 
-    def _add_sublayers(self, attention, activation, output_activation=None):
+    def _add_sublayers(self, attention, activation):
         self.attention = part_of(
             self,
             attention,
@@ -212,18 +208,13 @@ class Block(ConfiguredLayer):
             name="feed_forward_intermediate",
         )
         self._output_dense = None  # created in `build`, which knows D
-        self._output_activation = output_activation
         self._dropout = RowDropout(
             self.dropout, dtype=self.dtype_policy, name="dropout"
         )
 
     def build(self, inputs_shape):
         self._output_dense = sublayer(
-            self,
-            Dense,
-            inputs_shape[-1],
-            self._output_activation,
-            name="feed_forward_output",
+            self, Dense, inputs_shape[-1], name="feed_forward_output"
         )
         for layer in (
             self.attention,

@@ -4,7 +4,6 @@ Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `L` layers.
 """
 
 import collections
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -80,20 +79,12 @@ class LSTMBackbone(RecurrentBackbone):
         vocabulary_size: int | None,
         num_layers: int,
         hidden_dim: int,
-        cutoffs: Sequence[int] = (),
-        embedding_dim: int | None = None,
-        div_val: int = 1,
-        project_same_dim: bool = True,
-        dropout: float = 0.0,
-        initializer_stddev: float = 0.02,
         **kwargs,
     ):
         super().__init__(
             check_integer("vocabulary_size", vocabulary_size, 1),
             num_layers,
             hidden_dim,
-            initializer_stddev,
-            dropout,
             **kwargs,
         )
         if self.variable_dtype == "bfloat16":
@@ -102,12 +93,7 @@ class LSTMBackbone(RecurrentBackbone):
                 "Keras cannot initialize in it. Use 'mixed_bfloat16'. "
                 f"Received: dtype={self.dtype_policy.name!r}"
             )
-        self.token_embedding = self._embedding(
-            cutoffs=cutoffs,
-            embedding_dim=embedding_dim,
-            div_val=div_val,
-            project_same_dim=project_same_dim,
-        )
+        self.token_embedding = self._embedding()
         self.layers_of_cells = [
             keras.layers.RNN(
                 _Cell(hidden_dim, dtype=self.dtype_policy, name="cell"),

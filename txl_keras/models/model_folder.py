@@ -13,14 +13,13 @@ mixed up, from loading as another model than was saved.
 import contextlib
 import copy
 import functools
-import inspect
 import json
 import os
 import re
 
+import keras
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_path
@@ -31,18 +30,14 @@ from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.preparation import tokenizer_hash
+from txl_keras.extending import registered
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import check_fields
 from txl_keras.json_files import check_known
 from txl_keras.json_files import read_json
 from txl_keras.keras_internals import layers_of
-from txl_keras.models import LSTMBackbone
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models import TransformerXLTextClassifier
-from txl_keras.models import XLNetBackbone
-from txl_keras.models import XLNetPermutationLM
 from txl_keras.models.hub import is_preset
+from txl_keras.models.presets import arguments
 from txl_keras.models.presets import required_arguments
 from txl_keras.output_folders import check_replaceable
 from txl_keras.tensor_files import int8_with_scale
@@ -55,18 +50,6 @@ from txl_keras.weights import build_in_graph
 from txl_keras.weights import to_tensor
 from txl_keras.weights import weights_by_name
 
-CLASSES = {
-    model_class.__name__: model_class
-    for model_class in (
-        LSTMBackbone,
-        TransformerXLBackbone,
-        TransformerXLCausalLM,
-        TransformerXLTextClassifier,
-        XLNetBackbone,
-        XLNetPermutationLM,
-    )
-}
-_BACKBONES = {n: c for n, c in CLASSES.items() if n.endswith("Backbone")}
 _FIELDS = {
     "class_name": "a string",
     "config": "an object",
@@ -77,8 +60,9 @@ _FIELDS = {
 _WEIGHT_DTYPES = ("float32", "bfloat16", "int8")
 _WEIGHTS = "model.safetensors"
 MAX_LENGTH = 1 << 20
-_LAYER = re.compile(r"^(block|lstm|compression)_\d+/")
-_FIRST_LAYER = re.compile(r"^(block|lstm|compression)_0/")
+# Of lists of layers, such as blocks.
+_LAYER = re.compile(r"^([a-z_]+)_\d+/")
+_FIRST_LAYER = re.compile(r"^([a-z_]+)_0/")
 
 
 class ModelFolder:
@@ -92,7 +76,7 @@ class ModelFolder:
         damaged = f"{self._config_path} is damaged: it"
         check_known(content, _FIELDS.keys(), damaged)
         self.class_name = content["class_name"]
-        check_class_name(self.class_name, self._config_path)
+        self.model_class = class_of(self.class_name, self._config_path)
         self.training = content["training"]
         self._weights_path = os.path.join(path, _WEIGHTS)
 
@@ -103,10 +87,9 @@ class ModelFolder:
 
     def read_model_config(self):
         """Returns `get_config()` of the model, if the weights match."""
-        path, limit = self._config_path, len(self._tensors)
-        model_class = CLASSES[self.class_name]
-        config = check_model_config(self._content, model_class, path, "config")
-        self._check_weights(weight_specs(config, model_class, path, limit))
+        path, cls = self._config_path, self.model_class
+        config = check_model_config(self._content, cls, path, "config")
+        self._check_weights(weight_specs(config, cls, path, len(self._tensors)))
         return config
 
     def _check_weights(self, expected):
@@ -156,13 +139,20 @@ class ModelFolder:
         return read_tokenizer(self.path, self._content.get("tokenizer"))
 
 
-def check_class_name(name, path):
-    """Raises `ValueError` unless a config.json names a class of models."""
-    if name not in CLASSES:
+def class_of(name, path, *kinds):
+    """Returns the registered class that a config.json names."""
+    # Keras would look up any class that an untrusted file names.
+    classes = {
+        registered_class.__name__: registered_class
+        for kind in kinds or ("backbone", "model")
+        for registered_class in registered(kind).values()
+    }
+    if name not in classes:
         raise ValueError(
             f"{path} must have a `class_name` that is one of "
-            f"{sorted(CLASSES)}. Received: {shown(name)}"
+            f"{sorted(classes)}. Received: {shown(name)}"
         )
+    return classes[name]
 
 
 def read_tokenizer(folder, expected):
@@ -186,60 +176,52 @@ def read_tokenizer(folder, expected):
 
 
 # ------------------------------ Configurations ------------------------------
-# Keras would look up any class that an untrusted config.json names, and
-# allocate any size. Here only the classes above are allowed, and sizes are
-# compared with the saved weights.
+# Only registered classes are allowed, and sizes are compared with the saved
+# weights before anything is allocated.
 
 
 def check_model_config(content, model_class, path, field="model"):
     """Checks and returns a model's config, which names only our classes."""
-    arguments = _arguments(content, model_class, field, path)
-    if model_class in _BACKBONES.values():
-        return arguments
+    config = _config(content, model_class, field, path)
+    if "backbone" not in arguments(model_class):
+        return config
     at = f"{field}.backbone"
     kinds = {at: "an object", f"{at}.class_name": "a string"}
     check_fields(content, kinds, path)
-    name = content[field]["backbone"]["class_name"]
-    if name not in _BACKBONES:
-        raise ValueError(
-            f"{path} is damaged: its field `{at}.class_name` must be that of "
-            f"one of {sorted(_BACKBONES)}. Received: {shown(name)}"
-        )
+    cls = class_of(content[field]["backbone"]["class_name"], path, "backbone")
     # No module or class is looked up by what the file says.
-    arguments["backbone"] = {
-        "module": _BACKBONES[name].__module__,
-        "class_name": name,
-        "config": _arguments(content, _BACKBONES[name], f"{at}.config", path),
-        "registered_name": f"txl_keras>{name}",
+    config["backbone"] = {
+        "module": cls.__module__,
+        "class_name": cls.__name__,
+        "config": _config(content, cls, f"{at}.config", path),
+        "registered_name": keras.saving.get_registered_name(cls),
     }
-    return arguments
+    return config
 
 
-def _arguments(content, model_class, field, path):
+def _config(content, model_class, field, path):
     """Returns the arguments in a field, whose values the constructor checks."""
-    kinds = {field: "an object"}
-    if model_class in _BACKBONES.values():
+    kinds, parameters = {field: "an object"}, arguments(model_class)
+    if "backbone" not in parameters:
         kinds[f"{field}.num_layers"] = "an integer"
         kinds[f"{field}.cutoffs"] = "a list or null"
     check_fields(content, kinds, path)
-    arguments = dict(functools.reduce(dict.get, field.split("."), content))
-    parameters = inspect.signature(model_class).parameters
+    config = dict(functools.reduce(dict.get, field.split("."), content))
     known = {*parameters, "name", "trainable", "dtype", "quantization"}
-    check_known(arguments, known, f"{path} is damaged: its field `{field}`")
-    for name in sorted(required_arguments(model_class) - arguments.keys()):
+    check_known(config, known, f"{path} is damaged: its field `{field}`")
+    for name in sorted(required_arguments(model_class) - config.keys()):
         raise ValueError(f"{path} is damaged: it has no field `{field}.{name}`")
-    for name, value in arguments.items():
+    for name, value in config.items():
         if type(value) is int:
             # No weight depends on lengths of memory.
-            is_length = name.endswith("length") or name == "compression_rate"
-            limit = MAX_LENGTH if is_length else 2**31 - 1
+            limit = MAX_LENGTH if name.endswith("length") else 2**31 - 1
             check_limit(f"{field}.{name}", value, limit, path)
-    if isinstance(arguments.get("dtype"), dict):
+    if isinstance(config.get("dtype"), dict):
         # A dtype policy by its name: an object could name any class.
         name = f"{field}.dtype.config.name"
         check_fields(content, {name: "a string"}, path)
-        arguments["dtype"] = arguments["dtype"]["config"]["name"]
-    return arguments
+        config["dtype"] = config["dtype"]["config"]["name"]
+    return config
 
 
 def check_limit(field, value, maximum, path):
@@ -248,19 +230,6 @@ def check_limit(field, value, maximum, path):
         raise ValueError(
             f"{path} is damaged: its field `{field}` must be from 0 to "
             f"{maximum:,}. Received: {shown(value)}"
-        )
-
-
-def warn_of_memory_source(trained, overrides):
-    """Warns if weights `trained` with one memory source get another."""
-    before = trained.get("memory_source", "inputs")
-    after = overrides.get("memory_source", before)
-    if after != before:
-        logging.warning(
-            "The weights were trained with memory_source=%s and will be worse "
-            "with memory_source=%s, unless they are trained on.",
-            before,
-            after,
         )
 
 
@@ -331,11 +300,7 @@ def save_preset(model, folder, training, dtype):
     folder = check_path("folder", folder)
     check_one_of("dtype", dtype, _WEIGHT_DTYPES)
     name = type(model).__name__
-    if CLASSES.get(name) is not type(model):
-        raise ValueError(
-            f"A preset must hold a model of one of {sorted(CLASSES)}, which "
-            f"other programs know. Received: a {name}"
-        )
+    class_of(name, "A preset")
     tokenizer = getattr(model, "tokenizer", None)
     config = model.get_config()
     config.pop("tokenizer", None)

@@ -1,15 +1,22 @@
 """Presets by name: sizes of published models, and trained models.
 
-`PRESETS` have sizes and no weights. `TRAINED` are folders with weights that
-come with the package; `preset_folders` reads them as any other folder.
+`PRESETS` have sizes and no weights, also those of extensions, which may name
+the registered `backbone` that they are for. `TRAINED` are folders with weights
+that come with the package; `preset_folders` reads them as any other folder.
 Sources: the original repository's TensorFlow scripts (`*_base_gpu.sh`,
 `*_large_tpu.sh`), tables 1 to 5 of Dai et al., 2019, and NVIDIA's PyTorch
 configurations. The comment above each preset is its number of weights.
 """
 
-import inspect
+import collections.abc
 import pathlib
 import types
+
+import keras
+
+from txl_keras.extending import register
+from txl_keras.extending import registered
+from txl_keras.layers.config import parameters
 
 
 def _sizes(layers, heads, hidden_dim, intermediate_dim, memory, **others):
@@ -58,18 +65,9 @@ _LM1B = {
 }
 
 
-def _compressive(memory, rate, length):
-    return {
-        "memory_length": memory,
-        "compression": "conv",
-        "compression_rate": rate,
-        "compressed_length": length,
-    }
-
-
 # Sizes of character vocabularies: 256 bytes; 204 symbols of enwik8 without
 # newlines; 27 symbols of text8, a to z and the space.
-_PRESETS = {
+SIZES = {
     # Our choice: the best model that two CPU cores train in a few minutes.
     "quickstart": _sizes(4, 2, 128, 512, 128, vocabulary_size=256),
     # 41,055,436
@@ -80,14 +78,6 @@ _PRESETS = {
     ),
     # 277,231,820
     "enwik8_large": {"vocabulary_size": 204, **_CHARACTERS_LARGE},
-    # Layers, lengths and rates of Rae et al. (2020). The widths are those of
-    # Transformer-XL large.
-    # 352,753,868
-    "enwik8_compressive": {
-        "vocabulary_size": 204,
-        **_CHARACTERS_LARGE,
-        **_compressive(768, 3, 1152),
-    },
     # 40,964,635
     "text8_base": {"vocabulary_size": 27, **_CHARACTERS_BASE},
     # 277,050,395
@@ -103,19 +93,6 @@ _PRESETS = {
         **_WIKITEXT103,
         **_WIKITEXT103_LARGE,
         "tie_attention_biases": False,
-    },
-    # 360,686,410
-    "wikitext103_compressive": {
-        **_WIKITEXT103,
-        **_WIKITEXT103_LARGE,
-        **_compressive(512, 4, 512),
-    },
-    # 523,867,392. Subwords of PG-19, widths of enwik8_compressive.
-    "pg19_compressive": {
-        "vocabulary_size": 32_000,
-        **_CHARACTERS_LARGE,
-        "num_layers": 36,
-        **_compressive(512, 2, 512),
     },
     # 191,950,298
     "wikitext103_nvidia_base": _sizes(
@@ -139,10 +116,23 @@ _PRESETS = {
         vocabulary_size=10_000, dropout=0.4, attention_dropout=0.2,
     ),
 }  # fmt: skip
-# Shared by classes, so read-only.
-PRESETS = types.MappingProxyType(
-    {name: types.MappingProxyType(v) for name, v in _PRESETS.items()}
-)
+
+
+class _Presets(collections.abc.Mapping):
+    """Maps names to arguments; read-only, since classes share it."""
+
+    def __getitem__(self, name):
+        return types.MappingProxyType(registered("preset")[name])
+
+    def __iter__(self):
+        return iter(registered("preset"))
+
+    def __len__(self):
+        return len(registered("preset"))
+
+
+register("preset", **SIZES)
+PRESETS = _Presets()
 _FOLDER = pathlib.Path(__file__).parents[1] / "trained"
 TRAINED = types.MappingProxyType(
     {
@@ -154,18 +144,22 @@ TRAINED = types.MappingProxyType(
 
 def build_preset(model_class, name, dtype, overrides, backbone_class=None):
     """Builds a model of the sizes of a preset, with new weights."""
-    backbone_class = backbone_class or default_backbone(model_class)
+    config = dict(PRESETS[name])
+    named = registered("backbone").get(config.pop("backbone", None))
+    if backbone_class is None:
+        backbone_class = default_backbone(model_class)
+        if named and issubclass(named, backbone_class):
+            backbone_class = named
     own, sizes = split_overrides(model_class, overrides, backbone_class)
     if own.get("tokenizer") is not None:
         sizes.setdefault("vocabulary_size", own["tokenizer"].vocabulary_size)
 
     def build(part, *args, **given):
-        config = PRESETS[name]
-        kept = {key: config[key] for key in config.keys() & _parameters(part)}
-        return part(*args, **{**kept, **given})
+        kept = config.keys() & arguments(part)
+        return part(*args, **{**{key: config[key] for key in kept}, **given})
 
     backbone = build(backbone_class, dtype=dtype, **sizes)
-    if backbone_class is model_class:
+    if issubclass(backbone_class, model_class):
         return backbone
     return build(model_class, backbone, **own)
 
@@ -175,44 +169,42 @@ def default_backbone(model_class):
     return next(iter(model_class.backbone_classes), model_class)
 
 
+def arguments(model_class):
+    """Returns the parameters of a class of models, by name."""
+    return parameters(model_class, keras.Model)
+
+
 def own_arguments(model_class):
     """Returns the parameters of a model without its backbone, by name."""
-    parameters = _parameters(model_class)
+    found = arguments(model_class)
     # A backbone has none.
-    return parameters if parameters.pop("backbone", None) else {}
-
-
-def _parameters(model_class):
-    parameters = inspect.signature(model_class).parameters.values()
-    return {p.name: p for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD}
+    return found if found.pop("backbone", None) else {}
 
 
 def required_arguments(model_class):
     """Returns the names of the parameters without a default."""
-    parameters = _parameters(model_class).values()
-    return {p.name for p in parameters if p.default is p.empty}
+    found = arguments(model_class).values()
+    return {p.name for p in found if p.default is p.empty}
 
 
 def split_overrides(model_class, overrides, backbone_class, given=()):
     """Returns overrides of a model and those of its backbone, both checked."""
     # Arguments of the model that have no default may be in `given` instead.
-    arguments = own_arguments(model_class)
-    own = {*arguments}
+    own = own_arguments(model_class).keys()
+    missing = own & required_arguments(model_class) - {*overrides, *given}
     if own:  # it is not a backbone
-        own.add("name")
-    known = sorted({*_parameters(backbone_class), *own, "dtype", "name"})
+        own |= {"name"}
+    known = sorted({*arguments(backbone_class), *own, "dtype", "name"})
     unknown = sorted(overrides.keys() - {*known})
     if unknown:
         raise ValueError(
             "Arguments of `from_preset`, and flags of the model, must be those "
             f"of a {backbone_class.__name__}: {known}. Received: {unknown}"
         )
-    missing = arguments.keys() & required_arguments(model_class)
-    missing = sorted(missing - {*overrides, *given})
     if missing:
         raise ValueError(
-            f"{missing} must be passed to `from_preset`, since the preset has "
-            f"no value for a {model_class.__name__}. Received: "
+            f"{sorted(missing)} must be passed to `from_preset`, since the "
+            f"preset has no value for a {model_class.__name__}. Received: "
             f"{sorted(overrides)}"
         )
     return (

@@ -65,16 +65,20 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
     cold_start = "masked"
     # Callers check these capabilities rather than the class.
     has_attention = True
-    # True if `call` takes `return_attention_scores`.
+    # True if `call` takes `return_attention_scores`, one key per token.
     shows_attention = False
     # True if the layers can be compiled in parts for a CPU.
     has_parts = False
     # True if calls without a memory go on from the last call.
     stateful = False
-    # See `Memory`: an integer if memory is compressed.
-    num_pending = None
-    # The weights that only the reconstruction loss trains.
-    compression_variables = ()
+    # The class of what `initial_memory` and calls return.
+    memory_class = Memory
+    # Weights that only `losses` train, whose gradient is clipped apart.
+    auxiliary_variables = ()
+    # Arguments that evaluation may change, as no weight depends on them.
+    evaluation_arguments = ()
+    # True if `reset` may be of shape (B, T).
+    takes_episodes = True
     # The number of later tokens that a block attends to.
     look_ahead = 0
     # False with absolute positions: no segment continues from the memory of
@@ -90,8 +94,12 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         vocabulary_size: int | None,
         num_layers: int,
         hidden_dim: int,
-        initializer_stddev: float,
-        dropout: float,
+        dropout: float = 0.0,
+        initializer_stddev: float = 0.02,
+        cutoffs: Sequence[int] = (),
+        embedding_dim: int | None = None,
+        div_val: int = 1,
+        project_same_dim: bool = True,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -109,6 +117,19 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             "initializer_stddev", initializer_stddev, 0
         )
         self.dropout = check_dropout("dropout", dropout)
+        self._table = {
+            "cutoffs": cutoffs,
+            "embedding_dim": embedding_dim,
+            "div_val": div_val,
+            "project_same_dim": project_same_dim,
+        }
+        if vocabulary_size is None and (cutoffs or embedding_dim is not None):
+            raise ValueError(
+                "`vocabulary_size` must be given with `cutoffs` or "
+                "`embedding_dim`, which describe the token embedding. "
+                f"Received: vocabulary_size=None, cutoffs={cutoffs}, "
+                f"embedding_dim={embedding_dim}"
+            )
         self._dropout = RowDropout(
             dropout, dtype=self.dtype_policy, name="dropout"
         )
@@ -129,20 +150,22 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             embeddings_initializer=self.kernel_initializer(),
             dtype=self.dtype_policy,
             name="token_embedding",
+            **self._table,
             **arguments,
         )
 
-    def _make_blocks(self, block_class):
-        """Creates the blocks, whose arguments are attributes of this model."""
-        return [
-            part_of(
-                self,
-                block_class,
-                kernel_initializer=self.kernel_initializer(),
-                name=f"block_{i}",
-            )
-            for i in range(self.num_layers)
-        ]
+    def make_block(self, index: int) -> keras.layers.Layer:
+        """Creates a block, whose arguments are attributes of this model.
+
+        Args:
+            index: Integer, from 0 to L - 1.
+        """
+        return part_of(
+            self,
+            self.block_class,
+            kernel_initializer=self.kernel_initializer(),
+            name=f"block_{index}",
+        )
 
     def _set_heads(self, num_heads, head_dim, intermediate_dim, memory_length):
         """Checks and sets the sizes of a model with attention."""
@@ -180,7 +203,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
 
     def layer_flops(self, segment_length: int, memory_length: int) -> int:
         """Returns the forward FLOPs of one layer and row: see `model_flops`."""
-        num_keys = memory_length + segment_length
+        num_keys = self.past_length(memory_length) + segment_length
         width = self.num_heads * self.head_dim
         matmuls = 3 if self.remembers else 2
         return (
@@ -193,7 +216,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
     def get_config(self):
         # The embedding has the arguments about it.
         return add_arguments(
-            super().get_config(), RecurrentBackbone, self, self.token_embedding
+            super().get_config(), PresetModel, self, self.token_embedding
         )
 
     @property
@@ -243,7 +266,6 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             self.hidden_dim,
             self.cold_start,
             self.compute_dtype,
-            self.num_pending,
         )
 
     def memory_stack(
@@ -259,7 +281,6 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             self.past_length(memory_length),
             self.hidden_dim,
             cold_start=self.cold_start,
-            num_pending=self.num_pending,
             dtype=self.dtype_policy,
             name=name,
         )
@@ -309,8 +330,6 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
 
     def _row_seeds(self, dropout_seed, first_row, batch_size):
         """Returns the dropout seeds of a call's rows, uint32 `(B,)`."""
-        if not tf.is_tensor(first_row):
-            check_integer("first_row", first_row, 0)
         return fold_in(dropout_seed, first_row + tf.range(batch_size))
 
     def _drop(self, x, site, training, row_seeds):
@@ -341,29 +360,27 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
 
     def check_memory(self, memory: Memory, batch_size: int) -> Memory:
         """Checks a memory and casts its `valid_length` to int32."""
+        cls = self.memory_class
         are_fields = isinstance(memory, list) and len(memory) == len(
-            Memory._fields
+            cls._fields
         )
         if are_fields and isinstance(memory[0], list | tuple):
             # Keras stores it so in the config of a Functional model.
-            memory = Memory(
+            memory = cls(
                 *(tuple(x) if isinstance(x, list) else x for x in memory)
             )
-        if not isinstance(memory, Memory):
+        if not isinstance(memory, cls):
             raise ValueError(
-                "`memory` must be a Memory, as `initial_memory` and calls of "
-                f"the model return. Received: memory={shown(memory)}"
+                f"`memory` must be a {cls.__name__}, as `initial_memory` and "
+                f"calls of the model return. Received: memory={shown(memory)}"
             )
-        num_pending = 0 if self.num_pending is None else self.num_states
-        counts = {"states": self.num_states, "pending": num_pending}
-        for name, count in counts.items():
-            received = len(getattr(memory, name))
-            if received != count:
-                raise ValueError(
-                    f"`memory` must have {count} {name}, as many as this "
-                    "model. Received: a memory of another model, with "
-                    f"{received} {name}. {_REMEDY}"
-                )
+        received = len(memory.states)
+        if received != self.num_states:
+            raise ValueError(
+                f"`memory` must have {self.num_states} states, as many as this "
+                "model. Received: a memory of another model, with "
+                f"{received} states. {_REMEDY}"
+            )
         length = memory.states[0].shape[1:2]
         for i, state in enumerate(memory.states):
             expected = (batch_size, *length, self.hidden_dim)

@@ -26,10 +26,6 @@ from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.decoder_block import check_remembers
-from txl_keras.layers.gate import num_kernels
-from txl_keras.layers.memory.compression import Compression
-from txl_keras.layers.memory.compressive import CompressiveCache
-from txl_keras.layers.memory.compressive import extend_compressed
 from txl_keras.layers.memory.memory_stack import COLD_STARTS
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import check_memory_length
@@ -40,8 +36,6 @@ from txl_keras.models.episodes import Episodes
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.types import Tensor
 from txl_keras.weights import normal_initializer
-
-MEMORY_SOURCES = ("inputs", "outputs")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -83,8 +77,6 @@ class TransformerXLBackbone(RecurrentBackbone):
             whose targets it would show, it must be 0.
         tie_attention_biases: Boolean, all blocks share one `u` and one `v`.
         normalize_first: Boolean, pre-norm rather than the paper's post-norm.
-        gate: Optional string, the kind of `Gate` of GTrXL in place of residual
-            sums, see `DecoderBlock`; needs `normalize_first`.
         normalize_output: Boolean, a layer norm after the last block, as is
             common in pre-norm models.
         layer_norm_epsilon: Float.
@@ -97,20 +89,6 @@ class TransformerXLBackbone(RecurrentBackbone):
             (in the presets) training is slow to do better than predicting
             words by their frequency.
         cold_start: See `MemoryStack`.
-        memory_source: `"inputs"`, the paper's: block n remembers its inputs,
-            the outputs of block n - 1. Or `"outputs"`: it remembers its own
-            outputs, the same-layer recurrence of ERNIE-Doc (Ding et al., 2021,
-            section 3.2). Then a token can depend on all earlier segments, but
-            scores depend on how a text is cut into segments, and the weights of
-            a model that was trained with the other choice do not fit.
-        compression: Optional string, the function of a `Compression` layer per
-            block: the memory of the Compressive Transformer (Rae et al., 2020).
-            What leaves the `memory_length` tokens is compressed into a second,
-            older part of the memory. The reach grows to
-            `L (memory_length + compression_rate compressed_length)` tokens.
-        compression_rate: Integer, how many tokens become one compressed slot.
-        compressed_length: Integer, the number of compressed slots. Each counts
-            as one position. It may be larger in inference than in training.
         stateful: Boolean, as in `keras.layers.RNN`: without a `memory`
             argument, row r of a batch continues row r of the batch before it.
             For a model of your own: pass `callbacks=[ResetMemory()]` and
@@ -137,9 +115,6 @@ class TransformerXLBackbone(RecurrentBackbone):
         return_blocks: Boolean, return the outputs of all blocks.
         return_attention_scores: Boolean, return attention probabilities. With
             a `mask`, the padding of each row is at the end of its segment.
-        return_reconstruction_loss: Boolean, return the loss that trains the
-            convolutions of `compression`, see `DecoderBlock`. By default it is
-            added to `losses` in training, as Keras layers do.
         embeddings: Float tensor of shape `(B, T, D)`, passed by name instead of
             `token_ids`. Unlike the embeddings of tokens, they are not
             multiplied by `sqrt(D)`.
@@ -148,9 +123,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         The pair of hidden states `(B, T, D)` and the new `Memory`. With
         `return_blocks=True` the first is a tuple of L hidden states, one per
         block. With `return_attention_scores=True` a third value is a tuple of
-        L float32 tensors `(B, N, T, S)`, the probabilities of each block. With
-        `return_reconstruction_loss=True` the last value is float32 `(B,)`, the
-        sum over blocks.
+        L float32 tensors `(B, N, T, S)`, the probabilities of each block.
 
     Example:
 
@@ -189,11 +162,11 @@ class TransformerXLBackbone(RecurrentBackbone):
     ```
 
     Reference:
-        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3;
-        [Rae et al., 2020](https://arxiv.org/abs/1911.05507);
-        [Ding et al., 2021](https://arxiv.org/abs/2012.15688).
+        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.
     """
 
+    block_class = DecoderBlock
+    evaluation_arguments = ("same_length", "clamp_length")
     has_parts = True
     shows_attention = True
 
@@ -206,47 +179,22 @@ class TransformerXLBackbone(RecurrentBackbone):
         intermediate_dim: int,
         head_dim: int | None = None,
         memory_length: int = 0,
-        cutoffs: Sequence[int] = (),
-        embedding_dim: int | None = None,
-        div_val: int = 1,
-        project_same_dim: bool = True,
         attention_type: str = "relative",
         max_positions: int | None = None,
-        dropout: float = 0.0,
         attention_dropout: float = 0.0,
         clamp_length: int | None = None,
         same_length: bool | str = False,
         look_ahead: int = 0,
         tie_attention_biases: bool = True,
         normalize_first: bool = False,
-        gate: str | None = None,
         normalize_output: bool = False,
         layer_norm_epsilon: float = 1e-5,
-        initializer_stddev: float = 0.02,
         projection_initializer_stddev: float | None = None,
         cold_start: str = "masked",
-        memory_source: str = "inputs",
-        compression: str | None = None,
-        compression_rate: int | None = None,
-        compressed_length: int | None = None,
         stateful: bool = False,
         **kwargs,
     ):
-        super().__init__(
-            vocabulary_size,
-            num_layers,
-            hidden_dim,
-            initializer_stddev,
-            dropout,
-            **kwargs,
-        )
-        if vocabulary_size is None and (cutoffs or embedding_dim is not None):
-            raise ValueError(
-                "`vocabulary_size` must be given with `cutoffs` or "
-                "`embedding_dim`, which describe the token embedding. "
-                f"Received: vocabulary_size=None, cutoffs={cutoffs}, "
-                f"embedding_dim={embedding_dim}"
-            )
+        super().__init__(vocabulary_size, num_layers, hidden_dim, **kwargs)
         self._set_heads(num_heads, head_dim, intermediate_dim, memory_length)
         if projection_initializer_stddev is not None:
             check_number(
@@ -254,12 +202,7 @@ class TransformerXLBackbone(RecurrentBackbone):
                 projection_initializer_stddev,
                 0,
             )
-        check_one_of("memory_source", memory_source, MEMORY_SOURCES)
         self.attention_type = attention_type
-        self.compression = compression
-        self.compression_rate = compression_rate
-        self.compressed_length = compressed_length
-        self._check_compression(memory_source)
         self.check_remembers(memory_length)
         self.max_positions = max_positions
         self.attention_dropout = attention_dropout
@@ -268,20 +211,14 @@ class TransformerXLBackbone(RecurrentBackbone):
         self.look_ahead = check_integer("look_ahead", look_ahead, 0)
         self.tie_attention_biases = tie_attention_biases
         self.normalize_first = normalize_first
-        self.gate = gate
         self.normalize_output = normalize_output
         self.layer_norm_epsilon = layer_norm_epsilon
         self.projection_initializer_stddev = projection_initializer_stddev
         self.cold_start = check_one_of("cold_start", cold_start, COLD_STARTS)
-        self.memory_source = memory_source
         self.stateful = bool(stateful)
         self.supports_masking = True  # of the hidden states
         self.token_embedding = self._embedding(
-            cutoffs=cutoffs,
-            embedding_dim=embedding_dim,
-            div_val=div_val,
-            project_same_dim=project_same_dim,
-            projection_initializer=self.projection_initializer(),
+            projection_initializer=self.projection_initializer()
         )
         self._position_encoding = RelativePositionEncoding(
             clamp_length,
@@ -289,16 +226,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             look_ahead=look_ahead if attention_type == "relative" else 0,
             name="position_encoding",
         )
-        self.blocks = self._make_blocks(DecoderBlock)
-        self.compressions = [
-            Compression(
-                compression,
-                compression_rate,
-                dtype=self.dtype_policy,
-                name=f"compression_{i}",
-            )
-            for i in range(num_layers if compression is not None else 0)
-        ]
+        self.blocks = [self.make_block(i) for i in range(num_layers)]
         self._output_norm = None
         if normalize_output:
             self._output_norm = layer_norm(self, "output_norm")
@@ -335,56 +263,6 @@ class TransformerXLBackbone(RecurrentBackbone):
         """Raises `ValueError` if the model cannot have such a memory."""
         received = f"memory_length={check_memory_length(memory_length)}"
         check_remembers(self.attention_type, memory_length, received)
-        if self.compression is not None and memory_length < 1:
-            raise ValueError(
-                "`memory_length` must be at least 1 with `compression`, which "
-                f"compresses what leaves that memory. Received: {received}"
-            )
-
-    def _check_compression(self, memory_source):
-        """Checks the arguments about compression and what excludes it."""
-        least = {"compression_rate": 2, "compressed_length": 1}
-        for name, minimum in least.items():
-            value = getattr(self, name)
-            if self.compression is not None:
-                check_integer(name, value, minimum)
-            elif value is not None:
-                raise ValueError(
-                    f"`{name}` must be None without `compression`. "
-                    f"Received: {name}={value}"
-                )
-        if self.compression is not None and memory_source != "inputs":
-            raise ValueError(
-                "`memory_source` must be 'inputs' with `compression`. "
-                f"Received: memory_source={memory_source!r}, "
-                f"compression={self.compression!r}"
-            )
-
-    def past_length(self, memory_length=None):
-        num_slots = self.compressed_length or 0
-        return super().past_length(memory_length) + num_slots
-
-    def past_tokens(self, memory_length=None):
-        num_slots = self.compressed_length or 0
-        more = ((self.compression_rate or 1) - 1) * num_slots
-        return self.past_length(memory_length) + more
-
-    @property
-    def num_pending(self) -> int:
-        """Returns the places for tokens that wait for compression, or `None`.
-
-        There are none with `"most_used"`, which is not in groups.
-        """
-        if self.compression is None:
-            return None
-        is_in_groups = self.compression != "most_used"
-        return self.compression_rate - 1 if is_in_groups else 0
-
-    @property
-    def compression_variables(self):
-        return [
-            w for layer in self.compressions for w in layer.trainable_weights
-        ]
 
     @property
     def remembers(self):
@@ -393,20 +271,6 @@ class TransformerXLBackbone(RecurrentBackbone):
     @property
     def max_segment_length(self):
         return self.max_positions if self.attention_type == "al_rfou" else None
-
-    @property
-    def has_finite_reach(self):
-        # Which tokens are compressed together depends on where reading began.
-        return self.memory_source == "inputs" and self.compression is None
-
-    def layer_flops(self, segment_length, memory_length):
-        flops = super().layer_flops(
-            segment_length, self.past_length(memory_length)
-        )
-        if self.gate is None:
-            return flops
-        kernels = 2 * num_kernels(self.gate)  # two gates
-        return flops + 2 * kernels * segment_length * self.hidden_dim**2
 
     def call(
         self,
@@ -419,133 +283,125 @@ class TransformerXLBackbone(RecurrentBackbone):
         first_row=0,
         return_blocks=False,
         return_attention_scores=False,
-        return_reconstruction_loss=False,
         embeddings=None,
     ):
         inputs = self._check_inputs(token_ids, embeddings)
-        batch_size = ops.shape(inputs)[0]
-        stack = None
-        if self.stateful and memory is None:
-            stack = (
-                self._training_memory if training else self._inference_memory
-            )
-            memory = stack.read(batch_size)
+        batch_size, length = ops.shape(inputs)[:2]
+        stack = self._memory_of_calls(training) if memory is None else None
+        memory = memory if stack is None else stack.read(batch_size)
         episodes, reset = self._episodes(reset, inputs)
         memory = self._begin_memory(memory, batch_size, reset)
-        mask = check_mask("mask", mask, ops.shape(inputs)[:2])
-        padding = None
+        padding = Padding(check_mask("mask", mask, (batch_size, length)))
         if mask is not None:
             self.check_takes_padding()
-            padding = Padding(mask)
-            inputs = padding.at_the_end(inputs)
-            mask = padding.at_the_end(mask)
         if not (self.dropout or self.attention_dropout):
             # Unused hashes of seeds would be a seventh of the operations in a
             # small model's training step, and take seconds to compile.
             dropout_seed = None
         row_seeds = self._row_seeds(dropout_seed, first_row, batch_size)
 
+        # Padding is at the end until the hidden states are returned.
+        inputs, mask = map(padding.at_the_end, (inputs, padding.mask))
         x = zero_masked(self._embed(inputs), mask)
         x = self._drop(x, 0, training, row_seeds)
-        positions = {}
-        if self.attention_type == "relative":
-            positions = {
-                "position_encoding": self._positions(
-                    x, memory, training, fold_in(dropout_seed, 0)
-                ),
-                "attention_biases": self._attention_biases(),
-            }
-        memory_mask = memory.mask()
-        attention_mask = None
-        if episodes is not None:
-            attention_mask = episodes.attention_mask(memory.length, padding)
-
-        uses_scores = self.compression == "most_used"
+        common = {
+            "inputs_mask": mask,
+            "memory_mask": memory.mask(),
+            "attention_mask": episodes
+            and episodes.attention_mask(memory.length, padding),
+            "training": training,
+            "return_attention_scores": return_attention_scores,
+            **self._position_arguments(x, memory, training, dropout_seed),
+        }
         states, scores = [x], []
         for i, block in enumerate(self.blocks):
-            x = block(
-                x,
-                memory=memory.states[i],
-                inputs_mask=mask,
-                memory_mask=memory_mask,
-                attention_mask=attention_mask,
-                training=training,
-                dropout_seed=fold_in(row_seeds, i + 1),
-                return_attention_scores=return_attention_scores or uses_scores,
-                **positions,
-            )
-            if return_attention_scores or uses_scores:
+            seeds = fold_in(row_seeds, i + 1)
+            x = block(x, memory.states[i], dropout_seed=seeds, **common)
+            if return_attention_scores:
                 x, probabilities = x
                 scores.append(probabilities)
             states.append(x)
 
+        memory = self.remember(memory, states, padding.lengths, training)
+        if episodes is not None:
+            memory = episodes.keep_last(memory, padding)
+        if stack is not None:
+            stack.write(memory)
+
         def finish(x):
-            if self._output_norm is not None:
-                x = self._output_norm(x)
-            x = self._drop(x, self.num_layers + 1, training, row_seeds)
-            return x if padding is None else padding.in_place(x)
+            site = self.num_layers + 1
+            x = self._drop(self._normalized(x), site, training, row_seeds)
+            return padding.in_place(x)
 
         hidden = finish(x)
         if return_blocks:
             hidden = (*map(finish, states[1:-1]), hidden)
-        memory, reconstruction_loss = self._remember(
-            memory,
-            states,
-            [_usage(found, mask) for found in scores] if uses_scores else (),
-            None if padding is None else padding.lengths,
-            training or return_reconstruction_loss,
-        )
-        if episodes is not None:
-            size = memory.length - (self.compressed_length or 0)
-            memory = episodes.keep_last(memory, size, padding)
-        if stack is not None:
-            stack.write(memory)
-        outputs = [hidden, memory]
         if return_attention_scores:
-            outputs.append(tuple(scores))
-        if return_reconstruction_loss:
-            if reconstruction_loss is None:  # nothing is trained by it
-                reconstruction_loss = tf.zeros((batch_size,))
-            outputs.append(reconstruction_loss)
-        elif reconstruction_loss is not None:
-            self.add_loss(tf.reduce_mean(reconstruction_loss))
-        return tuple(outputs)
+            return hidden, memory, tuple(scores)
+        return hidden, memory
 
-    def _remember(self, memory, states, usage, lengths, computes_loss):
-        """Returns new memory, and the reconstruction loss `(B,)` or `None`."""
-        if self.compression is None:
-            reads_inputs = self.memory_source == "inputs"
-            remembered = states[:-1] if reads_inputs else states[1:]
-            return memory.extend(remembered, lengths), None
-        memory, evicted, num_groups = extend_compressed(
-            memory,
-            states[:-1],
-            self.compressions,
-            self.compressed_length,
-            lengths,
-            usage,
-        )
-        if not (computes_loss and self.compression_variables):
-            return memory, None
-        losses = [
-            block.reconstruction_loss(
-                x, parts, num_groups, self.compression_rate, lengths
-            )
-            for block, x, parts in zip(
-                self.blocks, states[:-1], evicted, strict=True
-            )
-        ]
-        return memory, tf.add_n(losses)
+    def _memory_of_calls(self, training):
+        """Returns the `MemoryStack` of a `stateful` backbone, or `None`."""
+        if not self.stateful:
+            return None
+        return self._training_memory if training else self._inference_memory
+
+    def _position_arguments(self, x, memory, training, dropout_seed):
+        """Returns the arguments of blocks about relative positions."""
+        if self.attention_type != "relative":
+            return {}
+        seed = fold_in(dropout_seed, 0)
+        return {
+            "position_encoding": self._positions(x, memory, training, seed),
+            "attention_biases": self._attention_biases(),
+        }
+
+    def _normalized(self, x):
+        return x if self._output_norm is None else self._output_norm(x)
+
+    def remember(
+        self,
+        memory: Memory,
+        states: Sequence[Tensor],
+        lengths: Tensor | None = None,
+        training: bool | None = False,
+    ) -> Memory:
+        """Returns the memory after a segment: block n remembers its inputs.
+
+        Args:
+            memory: `Memory` before the segment.
+            states: L + 1 tensors `(B, T, D)`, the input of the first block and
+                the outputs of all blocks.
+            lengths: See `Memory.extend`.
+            training: Boolean, as in the call.
+        """
+        return memory.extend(states[:-1], lengths)
+
+    def entries(
+        self,
+        states: Sequence[Tensor],
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+    ) -> tuple:
+        """Returns what `append` adds to a cache to `remember` a segment.
+
+        Args:
+            states: See `remember`.
+            keys, values: L tensors `(B, N, T, H)` each, projected from the
+                inputs of the blocks.
+        """
+        return tuple(keys), tuple(values)
 
     def _episodes(self, reset, inputs):
         """Splits `reset` into `Episodes` and resets of rows; one is `None`."""
         if reset is None or ops.ndim(reset) != 2:
             return None, reset
-        if self.cold_start != "masked":
+        if self.cold_start != "masked" or not self.takes_episodes:
             raise ValueError(
-                "`reset` must be of shape (B,) with cold_start='zeros': within "
-                "a segment, a new episode would have no zeros before it to "
-                f"attend to. Received: reset of shape {ops.shape(reset)}"
+                "`reset` must be of shape (B,) unless memory holds single "
+                "tokens, with cold_start='masked': otherwise a new episode "
+                "would see what it may not, or have no zeros before it. "
+                f"Received: reset of shape {ops.shape(reset)}"
             )
         reset = check_mask("reset", reset, ops.shape(inputs)[:2])
         return Episodes(reset), None
@@ -598,42 +454,17 @@ class TransformerXLBackbone(RecurrentBackbone):
         biases = self._attention_biases()
         # On a CPU it is cheaper to reorder keys and values once than to
         # reorder the scores, which are more bytes.
-        in_order = target.current().is_cpu
-        if self.compression is not None:
-            pasts = memory.pasts(self.compression_rate, in_order)
-        else:
-            pasts = (memory.in_order() if in_order else memory).pasts()
-        uses_scores = self.compression == "most_used"
-        keys, values, inputs, attention = [], [], [], []
+        is_cpu = target.current().is_cpu
+        pasts = (memory.in_order() if is_cpu else memory).pasts()
+        states, keys, values = [x], [], []
         for block, past, position in zip(
             self.blocks, pasts, positions, strict=True
         ):
-            inputs.append(x)
-            x, key, value, *scores = block.attend_projected(
-                x, past, position, biases, return_attention_scores=uses_scores
-            )
-            attention += [tf.reduce_mean(found, axis=1) for found in scores]
-            if self.memory_source == "outputs":
-                key, value = block.project(x)
+            x, key, value = block.attend_projected(x, past, position, biases)
+            states.append(x)
             keys.append(key)
             values.append(value)
-        if self._output_norm is not None:
-            x = self._output_norm(x)
-        entries = [keys, values]
-        if self.compression is not None:
-            entries += [inputs, attention]
-        return x, *map(tuple, entries)
-
-    def append(self, memory, entries, lengths=None, **kwargs):
-        if self.compression is None:
-            return super().append(memory, entries, lengths, **kwargs)
-        return memory.append(
-            *entries,
-            lengths=lengths,
-            compressions=self.compressions,
-            project=lambda i, states: self.blocks[i].project(states),
-            **kwargs,
-        )
+        return self._normalized(x), *self.entries(states, keys, values)
 
     def project_memory(self, memory: Memory) -> Any:
         """Projects a `Memory` to a ring buffer, the oldest entry first."""
@@ -648,21 +479,18 @@ class TransformerXLBackbone(RecurrentBackbone):
             ),
             strict=True,
         )
-        if self.compression is not None:
-            return CompressiveCache.of(
-                memory,
-                keys,
-                values,
-                self.compressed_length,
-                self.compression_rate,
-            )
+        return self.make_cache(memory, keys, values)
+
+    def make_cache(
+        self, memory: Memory, keys: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> Any:
+        """Returns the cache of a memory and its L keys and L values.
+
+        It has `append`, `pasts`, `in_order` and `reset_rows`, as a
+        `ProjectedMemory` has.
+        """
         oldest = ops.zeros_like(memory.valid_length)
         return ProjectedMemory(keys, values, oldest, memory.valid_length)
-
-    def empty_projected_memory(self, memory_length):
-        if self.compression is None:
-            return super().empty_projected_memory(memory_length)
-        return self.project_memory(self.initial_memory(1, memory_length))
 
     def project_positions(self, num_distances: int) -> Any:
         """Projects at least M + T distances: see `DecoderBlock`; L tuples."""
@@ -675,11 +503,3 @@ class TransformerXLBackbone(RecurrentBackbone):
         if not self._shares_attention_biases:
             return None
         return self.content_attention_bias, self.positional_attention_bias
-
-
-def _usage(scores, mask):
-    """Returns the attention `(B, S)` that keys receive from real queries."""
-    scores = tf.reduce_mean(scores, axis=1)  # [B, T, S]
-    if mask is not None:
-        scores = tf.where(mask[..., None], scores, 0)
-    return tf.reduce_sum(scores, axis=1)

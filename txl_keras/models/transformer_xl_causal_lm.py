@@ -158,18 +158,17 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             reset: Optional boolean `(B,)`, true for rows whose memory is reset
                 before reading.
             **kwargs: Other call arguments of the backbone: `training`,
-                `dropout_seed`, `first_row` and `return_reconstruction_loss`.
+                `dropout_seed` and `first_row`.
 
         Returns:
             The pair `(nll, memory)`: float32 `(B, T)` in nats, and the new
-            `Memory`. With `return_reconstruction_loss=True` also that loss,
-            float32 `(B,)`, which trains the `compression` of the backbone.
+            `Memory`.
         """
         kwargs.setdefault("training", False)
-        hidden, memory, *losses = self.backbone(
+        hidden, memory = self.backbone(
             inputs, memory=memory, reset=reset, **kwargs
         )
-        return self.softmax(hidden, targets), memory, *losses
+        return self.softmax(hidden, targets), memory
 
     def log_probs(
         self,

@@ -92,6 +92,7 @@ class XLNetBackbone(RecurrentBackbone):
     """
 
     presets = trained_presets = {}
+    block_class = TwoStreamBlock
 
     def __init__(
         self,
@@ -104,19 +105,15 @@ class XLNetBackbone(RecurrentBackbone):
         memory_length: int = 0,
         reuse_length: int | None = None,
         attention_type: str = "bi",
-        dropout: float = 0.0,
         attention_dropout: float = 0.0,
         clamp_length: int | None = None,
         layer_norm_epsilon: float = 1e-12,
-        initializer_stddev: float = 0.02,
         **kwargs,
     ):
         super().__init__(
             check_integer("vocabulary_size", vocabulary_size, 1),
             num_layers,
             hidden_dim,
-            initializer_stddev,
-            dropout,
             **kwargs,
         )
         self._set_heads(num_heads, head_dim, intermediate_dim, memory_length)
@@ -132,7 +129,7 @@ class XLNetBackbone(RecurrentBackbone):
         self._position_encoding = RelativePositionEncoding(
             clamp_length, bidirectional=True, name="position_encoding"
         )
-        self.blocks = self._make_blocks(TwoStreamBlock)
+        self.blocks = [self.make_block(i) for i in range(num_layers)]
         self.build((None, None))
 
     def build(self, token_ids_shape):

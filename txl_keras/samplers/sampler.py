@@ -5,7 +5,6 @@ an adaptive softmax.
 """
 
 import dataclasses
-import numbers
 from typing import Any
 
 import keras
@@ -13,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_number
 from txl_keras.checks import shown
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.types import Tensor
@@ -27,20 +27,14 @@ NO_EFFECT = {
 }
 _INFINITY = float("inf")
 _FLOAT32 = np.finfo(np.float32)
-# Smaller shares become 0 in float32, and no token would be kept.
-_SHARE = (float(_FLOAT32.tiny), 1, "in (0, 1]")
-_LARGEST = float(_FLOAT32.max)
-_LARGEST_K = np.iinfo(np.int32).max
-# The smallest and largest values, and their description.
-_RANGES = {
-    "temperature": (0, _LARGEST, "at least 0 and finite in float32"),
-    "top_k": (0, _LARGEST_K, "at least 0"),
-    "top_p": _SHARE,
-    "typical_p": _SHARE,
-    "repetition_penalty": (1, _LARGEST, "at least 1 and finite in float32"),
+# The limits of each, and whether the least is excluded.
+_LIMITS = {
+    "temperature": (0, _FLOAT32.max, False),
+    "top_k": (0, np.iinfo(np.int32).max, False),
+    "top_p": (0, 1, True),
+    "typical_p": (0, 1, True),
+    "repetition_penalty": (1, _FLOAT32.max, False),
 }
-# More than two sums of the same float32 probabilities differ by their order.
-_SUMS_DIFFER_BY = 1e-3
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -54,9 +48,8 @@ class Sampler:
 
     Each parameter is a number, or a scalar tensor if its value is known only
     at run time, such as an input of a SavedModel. A number out of range raises
-    an error in the constructor. A tensor raises one when the graph runs in
-    which the sampler was built. XLA drops assertions, so build the sampler
-    outside of compiled functions, or check for the id -1.
+    an error in the constructor, a tensor when the graph runs in which the
+    sampler was built, unless XLA compiles it.
 
     Args:
         temperature: Float, at least 0. Log-probabilities are divided by it. 0
@@ -92,11 +85,7 @@ class Sampler:
     Returns:
         int32 tensor of shape `(B,)`, token ids. The id is -1 where no token can
         be drawn: if a log-probability of the row is NaN or positive infinity,
-        all of them are negative infinity, or a parameter that is a tensor is
-        out of range.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If a tensor is out of range.
+        or all of them are negative infinity.
 
     Example:
 
@@ -117,12 +106,24 @@ class Sampler:
     repetition_penalty: float | tf.Tensor | None = None
 
     def __post_init__(self):
-        for name in NO_EFFECT:
+        for name, (least, most, is_above) in _LIMITS.items():
             value = getattr(self, name)
             if tf.is_tensor(value):
-                _check_tensor(name, value)
+                is_right = value > least if is_above else value >= least
+                than = "above" if is_above else "at least"
+                tf.debugging.Assert(
+                    is_right & (value <= most),
+                    [
+                        f"`{name}` must be {than} {least} and at most {most:g}."
+                        f" Received: {name}=",
+                        value,
+                    ],
+                )
             elif value is not None or name == "temperature":
-                _check_number(name, value)
+                if name == "top_k":
+                    check_integer(name, value, 1, most)
+                else:
+                    check_number(name, value, least, float(most), is_above)
 
     def __call__(self, log_probs, seeds, seen=None):
         token_ids = tf.range(tf.shape(log_probs)[-1])
@@ -131,7 +132,7 @@ class Sampler:
         scores = self._filtered(log_probs) + gumbel(seeds, token_ids)
         if temperature is not None:
             scores = tf.where(temperature == 0, log_probs, scores)
-        return tf.where(self._is_in_range, _best(scores, token_ids), -1)
+        return _best(scores, token_ids)
 
     def __eq__(self, other):
         return type(other) is Sampler and self._key() == other._key()
@@ -181,7 +182,14 @@ class Sampler:
     @property
     def is_plain(self) -> bool:
         """Returns whether no parameter has an effect: boolean or tensor."""
-        return self._is_off(*NO_EFFECT)
+        is_plain = True
+        for name, off in NO_EFFECT.items():
+            value = self._value(name)
+            if tf.is_tensor(getattr(self, name)):
+                is_plain &= value == off
+            elif value is not None:
+                return False
+        return is_plain
 
     def needed_tails(
         self, words: Tensor, tails: Tensor, seen: Tensor | None = None
@@ -191,12 +199,8 @@ class Sampler:
         The log-probabilities of the other clusters need not be computed: a
         call returns the same ids if they are negative infinity. No word is
         more likely than its whole cluster. A cluster is therefore not needed
-        if among the words of the first cluster that are more likely than it
-
-        - there are at least `top_k`, or one if the temperature is 0; or
-        - without `top_k`, the probabilities sum to at least `top_p`. This is
-          used only if all probabilities are known to sum to 1, which a
-          temperature or a repetition penalty may change.
+        if at least `top_k` words of the first cluster, or one if the
+        temperature is 0, are more likely than it.
 
         Args:
             words: Float32 tensor of shape `(B, N)`, log-probabilities of the
@@ -208,22 +212,17 @@ class Sampler:
         Returns:
             Boolean tensor of shape `(C,)`: True if any row needs the cluster.
         """
+        num_kept = self._num_kept()
+        if num_kept is None:
+            return tf.ones(tf.shape(tails)[1], tf.bool)
         if seen is not None:
             seen = seen[:, : tf.shape(words)[1]]
         words = self._penalized(words, seen)
         # Not `>=`, because ties with the last word kept are kept, too.
         above = words[:, None, :] > tails[..., None]  # [B, C, N]
-        enough = tf.zeros_like(tails, tf.bool)
-        num_kept = self._num_kept()
-        if num_kept is not None:
-            num_above = tf.reduce_sum(tf.cast(above, tf.int32), axis=-1)
-            enough |= (num_kept > 0) & (num_above >= num_kept)
-        top_p = self._value("top_p")
-        if top_p is not None and self._sum_is_one is not False:
-            likely = tf.where(above, tf.exp(words)[:, None, :], 0.0)
-            reached = tf.reduce_sum(likely, axis=-1) - _SUMS_DIFFER_BY
-            enough |= self._sum_is_one & (reached >= top_p)
-        return ~tf.reduce_all(enough, axis=0)
+        num_above = tf.reduce_sum(tf.cast(above, tf.int32), axis=-1)
+        is_needed = (num_kept == 0) | (num_above < num_kept)
+        return tf.reduce_any(is_needed, axis=0)
 
     def _value(self, name):
         """Returns a scalar tensor, or None for a number without effect."""
@@ -231,31 +230,6 @@ class Sampler:
         if not tf.is_tensor(value) and value in (None, NO_EFFECT[name]):
             return None
         return tf.cast(value, tf.int32 if name == "top_k" else tf.float32)
-
-    def _is_off(self, *names):
-        """Returns whether these have no effect, as a boolean or a tensor."""
-        is_off = True
-        for name in names:
-            value = self._value(name)
-            if tf.is_tensor(getattr(self, name)):
-                is_off &= value == NO_EFFECT[name]
-            elif value is not None:
-                return False
-        return is_off
-
-    @property
-    def _sum_is_one(self):
-        """Returns whether probabilities still sum to 1 before top-p."""
-        return self._is_off("temperature", "top_k", "repetition_penalty")
-
-    @property
-    def _is_in_range(self):
-        """Returns whether all tensors are in range; XLA drops assertions."""
-        is_in_range = tf.constant(True)
-        for name in NO_EFFECT:
-            if tf.is_tensor(getattr(self, name)):
-                is_in_range &= _in_range(name, self._value(name))
-        return is_in_range
 
     def _num_kept(self):
         """Returns how many tokens are kept at most; 0 or None if all may be."""
@@ -288,7 +262,7 @@ class Sampler:
             logits = _divide(logits, temperature)
         top_p = self._value("top_p")
         if top_p is not None:
-            logits = keep_top_p(logits, top_p, self._sum_is_one)
+            logits = keep_top_p(logits, top_p)
         typical_p = self._value("typical_p")
         if typical_p is not None:
             logits = _keep_typical(logits, typical_p)
@@ -379,67 +353,19 @@ def get(sampler: Any) -> Any:
             "RandomSampler, TopKSampler, TopPSampler or BeamSampler of "
             f"`keras_hub.samplers`. Received: sampler={shown(sampler)}"
         )
-    sampler.get_config()  # raises an error for tensors now, not in `save`
     return sampler
 
 
 def _from_keras_hub(sampler):
     """Returns the sampler with the parameters of one of KerasHub, or that."""
     name, config = type(sampler).__name__, sampler.get_config()
-    temperature = config.pop("temperature")
     if name == "GreedySampler":
         return Sampler(temperature=0)
     if name == "BeamSampler":
-        if temperature != 1 or config["return_all_beams"]:
-            raise ValueError(
-                "`sampler` must have temperature=1 and return_all_beams=False "
-                "if it is a BeamSampler, which returns the most likely text. "
-                f"Received: temperature={temperature}, "
-                f"return_all_beams={config['return_all_beams']}"
-            )
         return BeamSampler(config["num_beams"])
-    if name not in ("RandomSampler", "TopKSampler", "TopPSampler"):
-        return sampler
-    if config["seed"] is not None:
-        raise ValueError(
-            "`sampler` must have no seed. Pass `seed` to `generate`. Received: "
-            f"a {name} with seed={config['seed']}"
-        )
-    return Sampler(temperature, config.get("k"), config.get("p"))
-
-
-def _in_range(name, value):
-    """Checks the range of a number or a tensor; NaN is out of range."""
-    low, high, _ = _RANGES[name]
-    return (value >= low) & (value <= high)
-
-
-def _check_number(name, value):
-    if name == "top_k":
-        check_integer("top_k", value, 1, _LARGEST_K)
-        return
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not _in_range(name, value):
-        or_none = "" if name == "temperature" else " or None"
-        raise ValueError(
-            f"`{name}` must be {_RANGES[name][-1]}{or_none}. "
-            f"Received: {name}={value!r}"
-        )
-
-
-def _check_tensor(name, value):
-    expected = "integer" if name == "top_k" else "floating"
-    if value.shape.rank not in (0, None) or not getattr(
-        value.dtype, f"is_{expected}"
-    ):
-        raise ValueError(
-            f"`{name}` must be a number or a scalar {expected} tensor. "
-            f"Received: shape {value.shape}, dtype {value.dtype.name}"
-        )
-    tf.debugging.Assert(
-        _in_range(name, value),
-        [f"`{name}` must be {_RANGES[name][-1]}. Received: {name}=", value],
-    )
+    if name in ("RandomSampler", "TopKSampler", "TopPSampler"):
+        return Sampler(config["temperature"], config.get("k"), config.get("p"))
+    return sampler
 
 
 def keep_top_k(logits, k):
@@ -456,13 +382,9 @@ def _divide(logits, temperature):
     return tf.where(temperature == 1, logits, divided)
 
 
-def keep_top_p(logits, p, sum_is_one):
+def keep_top_p(logits, p):
     """Keeps the fewest logits `(B, N)` whose probabilities sum to `p`."""
-    # A sum that is known to be 1 would be too small if tail clusters were left
-    # out.
-    log_sum = tf.reduce_logsumexp(logits, axis=-1, keepdims=True)
-    log_sum = tf.where(sum_is_one, 0.0, log_sum)
-    return _keep_first(logits, logits, tf.exp(logits - log_sum), p, p == 1)
+    return _keep_first(logits, logits, tf.nn.softmax(logits), p, p == 1)
 
 
 def _keep_typical(logits, p):

@@ -57,7 +57,6 @@ class Tokenizer(options.Options, free=("vocabulary",)):
         more than the largest id (default: of those in the corpus).
     min_count: Words that occur less often in the train split become unknown.
         Default: keep all.
-    lower_case: Convert the text to lower case. Default: no.
     unknown: Token for unknown words; empty for none. Default: <unk>.
     line_start: Token that is put before each line. Default: none.
     line_end: Token that stands for the end of each line; empty for none.
@@ -67,11 +66,10 @@ class Tokenizer(options.Options, free=("vocabulary",)):
         Default: the vocabulary is built from the train split.
     """
 
-    tokenizer: options.one_of(building.OPTIONS) = None
+    tokenizer: options.one_of(building.BUILDERS) = None
     drop_newlines: bool = None
     vocabulary_size: int = None
     min_count: int = None
-    lower_case: bool = None
     unknown: str = None
     line_start: str = None
     line_end: str = None
@@ -154,7 +152,7 @@ class Text(NamedTuple):
     splits: dict  # `PreparedSplit`s by name
 
 
-def prepare_text(tokenizer=None, beam=None):
+def prepare_text(tokenizer=None, section_map=None):
     """Returns the `Text` of the flags, with their tokenizer by default."""
     options = corpus_options()
     folder = token_folder(options["data_dir"])
@@ -162,8 +160,8 @@ def prepare_text(tokenizer=None, beam=None):
     corpus = load_corpus(options)
     if corpus.description:
         print(f"{corpus.name}: {corpus.description}", flush=True)
-    tokenizer = tokenizer or make_tokenizer(corpus, folder, beam)
-    splits = prepare(corpus, tokenizer, folder, beam=beam)
+    tokenizer = tokenizer or make_tokenizer(corpus, folder, section_map)
+    splits = prepare(corpus, tokenizer, folder, section_map=section_map)
     return Text(corpus, tokenizer, splits)
 
 
@@ -179,20 +177,17 @@ def check_outside_text(name, folder):
     text = corpus_options()["corpus"]
     if not (files.is_remote(text) or os.path.isabs(text)):
         return  # the name of a corpus
-    output, source = _real_path(folder), _real_path(text)
+    paths = map(files.absolute_path, (folder, text))
+    output, source = (
+        pathlib.PurePath(x if files.is_remote(x) else os.path.realpath(x))
+        for x in paths
+    )
     # Patterns match the files of one folder, not those of its folders.
     is_inside = "*" in text and output == source.parent
     options.refuse(
         is_inside or tf.io.gfile.isdir(text) and output.is_relative_to(source),
         f"`{name}` must not be in the folder of the text --corpus, because the "
         f"files written to {folder} would be read as text.",
-    )
-
-
-def _real_path(path):
-    path = files.absolute_path(path)
-    return pathlib.PurePath(
-        path if files.is_remote(path) else os.path.realpath(path)
     )
 
 
@@ -203,7 +198,7 @@ def check_writable(name, path):
     tf.io.gfile.makedirs(folder)
 
 
-def make_tokenizer(corpus, folder, beam=None):
+def make_tokenizer(corpus, folder, section_map=None):
     """Builds the tokenizer that the flags name, or reads it from `folder`."""
     given = Tokenizer.values()
     path = given["vocabulary"]
@@ -223,4 +218,4 @@ def make_tokenizer(corpus, folder, beam=None):
             given["vocabulary"] = load_vocabulary(path)
         except (OSError, ValueError) as error:
             raise ValueError(f"`vocabulary` {path}: {error}") from error
-    return prepare_tokenizer(name, corpus, folder, beam, **given)
+    return prepare_tokenizer(name, corpus, folder, section_map, **given)

@@ -3,10 +3,6 @@
 import pathlib
 import re
 
-from txl_keras.data.corpora.files import decode_text
-from txl_keras.json_files import MAX_BYTES
-from txl_keras.json_files import open_checked
-
 _FLAGFILE = re.compile("--?flagfile(?:=(.*))?", re.DOTALL)
 # Where a flagfile is looked for, from the folder that holds train/.
 _PLACES = (
@@ -18,7 +14,7 @@ _PLACES = (
 )
 
 
-def expand_flagfiles(arguments, home, within=()):
+def expand_flagfiles(arguments, home):
     """Yields arguments with the flags of each `--flagfile` in its place."""
     # In contrast to absl, a flagfile that is not in the current folder may be
     # one in `home`, the folder that holds train/ and tpu_configs/.
@@ -31,17 +27,10 @@ def expand_flagfiles(arguments, home, within=()):
                 yield from arguments
             continue
         name = match[1] if match[1] is not None else next(arguments, "")
-        path = _find(name, pathlib.Path(home))
-        if path in within:
-            raise ValueError(
-                "`flagfile` must not read itself. Received: "
-                + " -> ".join(map(str, (*within, path)))
-            )
-        with open_checked(path, MAX_BYTES) as file:
-            text = decode_text(file.read(), path)
+        text = _find(name, pathlib.Path(home)).read_text("utf-8")
         lines = map(str.strip, text.splitlines())
         flags = [x for x in lines if x and not x.startswith(("#", "//"))]
-        yield from expand_flagfiles(flags, home, (*within, path))
+        yield from expand_flagfiles(flags, home)
 
 
 def _find(name, home):
@@ -49,7 +38,7 @@ def _find(name, home):
     places = [path, *(home / place.format(path) for place in _PLACES)]
     for place in places:
         if place.is_file():
-            return place.resolve()
+            return place
     configs = [*home.glob("train/configs/*.flags")]
     raise ValueError(
         "`flagfile` must be the path of a file of flags, or the name of one "

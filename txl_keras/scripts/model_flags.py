@@ -1,26 +1,25 @@
 """Flags for the model, and the function that builds it."""
 
 import functools
-import inspect
 
 from absl import flags
 
 from txl_keras.data.statistics import token_counts
 from txl_keras.data.vocabulary import choose_cutoffs
+from txl_keras.extending import registered
 from txl_keras.layers.decoder_block import ATTENTION_TYPES
-from txl_keras.layers.gate import GATES
-from txl_keras.layers.memory.compression import COMPRESSIONS
-from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
-from txl_keras.models.model_folder import warn_of_memory_source
-from txl_keras.models.transformer_xl_backbone import MEMORY_SOURCES
 from txl_keras.scripts import options
 from txl_keras.scripts.options import FLAGS
 
 _TIES = {"all": True, "none": False}  # "all_but_first" is passed as it is
-_BACKBONES = {"transformer_xl": TransformerXLBackbone, "lstm": LSTMBackbone}
+_BACKBONES = [
+    name
+    for name, backbone_class in registered("backbone").items()
+    if issubclass(backbone_class, TransformerXLCausalLM.backbone_classes)
+]
 
 
 class _PresetParser(flags.EnumParser):
@@ -39,14 +38,14 @@ class Architecture(options.Options):
     Model options:
     preset: Preset of the model: the sizes and options that other model flags
         can change.
-    backbone: Architecture of the backbone. lstm is a baseline that supports
-        fewer of the model flags.
+    backbone: Architecture of the backbone, which decides on the model flags
+        that can be given. Default: the preset's (quickstart: transformer_xl).
     """
 
     preset: functools.partial(
         flags.DEFINE, _PresetParser(list(presets.PRESETS))
     ) = "quickstart"
-    backbone: options.one_of(_BACKBONES) = "transformer_xl"
+    backbone: options.one_of(_BACKBONES) = None
 
 
 class Model(options.Options):
@@ -75,21 +74,12 @@ class Model(options.Options):
         al_rfou.
     tie_attention_biases: Share the attention biases u and v between all blocks.
     same_length: Let every token attend to exactly memory_length earlier tokens.
-    memory_source: What each block remembers: its inputs, as Transformer-XL
-        does, or its outputs (same-layer recurrence), with which scores depend
-        on the segment length.
-    compression: How tokens that leave the memory are compressed into a second,
-        older part of it, as in the Compressive Transformer.
-    compression_rate: Number of tokens that are compressed to one slot.
-    compressed_length: Number of compressed slots; may be larger in evaluation
-        than in training.
     clamp_length: Largest relative distance to encode; greater distances count
         as this one.
     dropout: Dropout rate, except that of attention weights.
     attention_dropout: Dropout rate of attention weights.
     normalize_first: Apply layer norm before each sublayer (pre-norm), not after
         it.
-    gate: Gate of GTrXL in place of each residual sum; needs normalize_first.
     normalize_output: Apply a layer norm to the output of the last block.
     initializer_stddev: Standard deviation of initial kernels and embeddings.
     """
@@ -109,15 +99,10 @@ class Model(options.Options):
     max_positions: int = None
     tie_attention_biases: bool = None
     same_length: bool = None
-    memory_source: options.one_of(MEMORY_SOURCES) = None
-    compression: options.one_of(COMPRESSIONS) = None
-    compression_rate: int = None
-    compressed_length: options.integer(1) = None
     clamp_length: options.integer(1) = None
     dropout: float = None
     attention_dropout: float = None
     normalize_first: bool = None
-    gate: options.one_of(GATES) = None
     normalize_output: bool = None
     initializer_stddev: float = None
 
@@ -127,8 +112,8 @@ def define_model_flags(has_softmax=True):
     Architecture.define()
     defaults = {
         name: parameter.default
-        for model_class in (TransformerXLBackbone, TransformerXLCausalLM)
-        for name, parameter in inspect.signature(model_class).parameters.items()
+        for model_class in (TransformerXLCausalLM, TransformerXLBackbone)
+        for name, parameter in presets.arguments(model_class).items()
     }
     sizes = presets.PRESETS["quickstart"]
     width = sizes["hidden_dim"]
@@ -145,11 +130,25 @@ def define_model_flags(has_softmax=True):
             Model.define(
                 name, note=f" Default: the preset's (quickstart: {text})."
             )
+    for of_backbone in registered("model options").values():
+        of_backbone.define()
+
+
+def define_evaluation_flags():
+    """Defines flags for what may differ from training, as no weight does."""
+    names = {"memory_length"}.union(
+        *(cls.evaluation_arguments for cls in registered("backbone").values())
+    )
+    for group in (Model, *registered("model options").values()):
+        if used := [name for name in group.names() if name in names]:
+            group.define(*used, note=" Default: as in training.")
 
 
 def given():
     """Returns the arguments of the model that are not `None`, by name."""
-    return {k: v for k, v in Model.values().items() if v is not None}
+    groups = Model, *registered("model options").values()
+    values = [item for group in groups for item in group.values().items()]
+    return {name: value for name, value in values if value is not None}
 
 
 def build_model(vocabulary_size, train_tokens, dtype, config=None):
@@ -178,10 +177,9 @@ def build_model(vocabulary_size, train_tokens, dtype, config=None):
             FLAGS.preset,
             dtype,
             changes,
-            _BACKBONES[FLAGS.backbone],
+            FLAGS.backbone and registered("backbone")[FLAGS.backbone],
         )
     backbone = config["backbone"]["config"]
-    warn_of_memory_source(backbone, changes)
     own = presets.own_arguments(TransformerXLCausalLM)
     for name, value in changes.items():
         (config if name in own else backbone)[name] = value

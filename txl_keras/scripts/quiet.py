@@ -14,17 +14,10 @@ Ctrl-C, which may come during these seconds, ends without a traceback.
 
 import contextlib
 import os
-import re
 import sys
-import tempfile
 import time
 
 STARTED = time.monotonic()
-_LOG_LINE = re.compile(
-    rb"WARNING: All log messages before absl::InitializeLog"
-    rb"|[IWE]\d{4} \d\d:\d\d"
-    rb"|To enable the following instructions: "
-)
 
 
 @contextlib.contextmanager
@@ -35,18 +28,14 @@ def _without_log():
     except OSError:  # it is closed
         yield
         return
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            file.seek(0)
-            for line in file:
-                if not _LOG_LINE.match(line):
-                    os.write(2, line)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ import difflib
 import math
 import os
 import pathlib
-import re
 import sys
 
 import tensorflow as tf
@@ -18,35 +17,8 @@ from txl_keras.scripts.options import refuse
 from txl_keras.scripts.output import lasting_output
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.stopping import EXIT_CODE
-from txl_keras.training.workers import lost_worker
-from txl_keras.training.workers import read_cluster
+from txl_keras.training.workers import read_jobs
 
-# Names that flags have in the original code and in other trainers.
-_OTHER_NAMES = {
-    "clamp_len": "clamp_length",
-    "clip": "clip_norm",
-    "d_embed": "embedding_dim",
-    "d_head": "head_dim",
-    "d_inner": "intermediate_dim",
-    "d_model": "hidden_dim",
-    "data": "corpus",
-    "dropatt": "attention_dropout",
-    "eval_batch": "eval_batch_size",
-    "lr": "learning_rate",
-    "max_step": "max_steps",
-    "mem_len": "memory_length",
-    "model_dir": "workdir",
-    "n_head": "num_heads",
-    "n_layer": "num_layers",
-    "output_dir": "workdir",
-    "steps": "max_steps",
-    "tgt_len": "segment_length",
-    "train_steps": "max_steps",
-    "vocab_size": "vocabulary_size",
-    "warmup_step": "warmup_steps",
-    "wd": "weight_decay",
-    "work_dir": "workdir",
-}
 # Errors caused by bad input or a full machine. Any other error is a bug, whose
 # traceback is shown.
 _USER_ERRORS = (
@@ -90,8 +62,7 @@ def _parse_flags(arguments):
     except flags.UnrecognizedFlagError as error:
         name, known = error.flagname, list(flags.FLAGS)
         near = difflib.get_close_matches(name.replace("-", "_"), known, 1)
-        meant = _OTHER_NAMES.get(name) or "".join(near)
-        hint = f" Did you mean --{meant}?" if meant in known else ""
+        hint = f" Did you mean --{near[0]}?" if near else ""
         sys.exit(f"Error: unknown flag --{name}.{hint}")
     except flags.Error:
         return app.parse_flags_with_usage(arguments)
@@ -116,12 +87,11 @@ def _run(main, argv):
     except _USER_ERRORS as error:
         if logging.level_debug():
             raise
-        is_of_peer = isinstance(error, _PEER_ERRORS)
-        if is_of_peer and (cluster := read_cluster()) is not None:
+        if isinstance(error, _PEER_ERRORS) and read_jobs():
             print(
-                f"Error: {_describe_lost(error, cluster)}; see its log "
-                "for the reason. Run the same command on all workers to "
-                f"resume. TensorFlow's error: {error}",
+                "Error: another worker ended, hangs or cannot be reached; see "
+                "its log for the reason. Run the same command on all workers "
+                f"to resume. TensorFlow's error, with its task: {error}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -132,27 +102,9 @@ def _run(main, argv):
         sys.exit(f"Error: {error}")
 
 
-def _describe_lost(error, cluster):
-    """Describes the worker of a `Cluster` that an error is about."""
-    index = lost_worker(error, cluster)
-    if index is None:
-        return "another worker ended or cannot be reached"
-    name = f"worker {index} of TF_CONFIG, {cluster.addresses[index]},"
-    if index == cluster.index:
-        return f"{name} which is this one, did not answer the others in time"
-    return f"{name} ended, hangs or cannot be reached"
-
-
 def _check_flags():
-    """Checks that numbers are finite and strings are valid UTF-8."""
+    """Checks that numbers are finite."""
     for name in flags.FLAGS:
-        values = flags.FLAGS[name].value
-        for value in values if isinstance(values, list) else [values]:
-            is_wrong = isinstance(value, float) and not math.isfinite(value)
-            refuse(is_wrong, f"`{name}` must be a finite number.")
-            # Python decodes invalid bytes of a command line to surrogates.
-            if re.search("[\ud800-\udfff]", str(value)):
-                raise ValueError(
-                    f"`{name}` must be UTF-8: convert the text, or rename the "
-                    f"file. Received: --{name}={os.fsencode(value)!r}"
-                )
+        value = flags.FLAGS[name].value
+        is_wrong = isinstance(value, float) and not math.isfinite(value)
+        refuse(is_wrong, f"`{name}` must be a finite number.")

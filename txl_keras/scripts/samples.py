@@ -9,8 +9,7 @@ import tensorflow as tf
 from absl import logging
 
 from txl_keras.data.corpora.files import write_text
-from txl_keras.evaluation.surprise import SurpriseReader
-from txl_keras.evaluation.surprise import fill_page
+from txl_keras.extending import registered
 from txl_keras.samplers.sampler import Sampler
 
 # Of the time of a run. A sample compiles and costs seconds at first.
@@ -44,7 +43,7 @@ class Samples:
         start = time.monotonic()
         is_due = self._seconds <= _SHARE * (start - self._start)
         # At the end there is a sample of the best weights.
-        is_end = step == loop.plan.last_step
+        is_end = step == loop.max_steps
         if is_end or not is_due or not self._are_shown:
             return
         try:
@@ -91,18 +90,16 @@ class Samples:
     def _write_page(self, loop, step):
         """Writes surprise.html, unless the text is too short or not wanted."""
         # TensorBoard, which shows no HTML, gets the mean bits.
-        if not self._are_shown or len(self.text) < 2:
+        make_reader = registered("page").get("surprise")
+        if not (make_reader and self._are_shown and len(self.text) > 1):
             return
         model = self._current_model(loop)
         if self._reader is None:
-            self._reader = SurpriseReader(
-                model,
-                self.tokenizer,
-                self.segment_length,
-                model.backbone.memory_length,
+            self._reader = make_reader(
+                model, self.tokenizer, self.segment_length
             )
-        data = self._reader.read(np.asarray(self.text, np.int32))
-        page = fill_page(f"{self.title}, step {step}", data)
+        data = self._reader.read(self.text)
+        page = self._reader.page(f"{self.title}, step {step}", data)
         write_text(page, loop.workdir.file("surprise.html"))
         scored = data["tokens"][1:]
         means = {

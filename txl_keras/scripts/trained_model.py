@@ -21,8 +21,6 @@ class TrainedModel(options.Options, trained=", ".join(TRAINED)):
     """Holds options that name a trained model.
 
     workdir: Folder of the run.
-    checkpoint: Weights of a run to load: those with the best validation score,
-        or the latest.
 
     Model options:
     preset: A trained model in place of that of a --workdir: {trained}, a folder
@@ -31,7 +29,6 @@ class TrainedModel(options.Options, trained=", ".join(TRAINED)):
 
     workdir: str = None
     preset: str = None
-    checkpoint: options.one_of(["best", "latest"]) = "best"
 
 
 class Origin(options.Options, free=(), trained=", ".join(TRAINED)):
@@ -58,11 +55,6 @@ def given_workdir():
         (FLAGS.workdir is None) == (FLAGS.preset is None),
         "Either `workdir` or `preset` must be given.",
     )
-    options.refuse(
-        FLAGS.preset is not None and FLAGS["checkpoint"].present,
-        "`checkpoint` must be left out with `preset`, which has one set of "
-        "weights.",
-    )
     return None if FLAGS.workdir is None else Workdir(FLAGS.workdir)
 
 
@@ -75,10 +67,8 @@ def load(workdir, **overrides):
         options.refuse(model.tokenizer is None, expected)
         return model, {"preset": FLAGS.preset}
     tokenizer = workdir.load_tokenizer()
-    model, step = workdir.load_model(FLAGS.checkpoint, tokenizer, **overrides)
-    # `load_model` takes the latest checkpoint if there is no best one.
-    is_best = FLAGS.checkpoint == "best" and workdir.best_step() is not None
-    return model, {"checkpoint": "best" if is_best else "latest", "step": step}
+    model, step = workdir.load_model(tokenizer, **overrides)
+    return model, {"step": step}
 
 
 def load_trained_model():
@@ -87,11 +77,12 @@ def load_trained_model():
     # and the segment length of training (`None`: unknown).
     workdir = given_workdir()
     model, _ = load(workdir)
-    memory_length, segment_length = FLAGS.memory_length, None
-    if workdir is not None:
-        segment_length = workdir.read_config()["flags"].get("segment_length")
-        if memory_length is None:
-            memory_length = workdir.generation_memory_length(model.backbone)
+    if workdir is None:
+        return model, FLAGS.memory_length, None
+    memory_length = FLAGS.memory_length
+    if memory_length is None:
+        memory_length = workdir.generation_memory_length(model.backbone)
+    segment_length = workdir.read_config()["flags"].get("segment_length")
     return model, memory_length, segment_length
 
 
@@ -119,7 +110,7 @@ class TrainedOrigin:
         workdir = Workdir(folder)
         is_ours = "class_name" in read_json(workdir.file("config.json"))
         self.flags = workdir.read_config()["flags"] if is_ours else {}
-        self._step = is_ours and workdir.best_step() or self.flags.get("step")
+        self._step = is_ours and workdir.best_step()
 
     def read_model_config(self):
         config = self._model.get_config()
@@ -133,16 +124,7 @@ class TrainedOrigin:
         """Copies the weights; returns words on where they come from."""
         weights = weight_variables(self._model)
         variables = weight_variables(model)
-        try:
-            check_shapes(self.path, shapes_of(weights), shapes_of(variables))
-        except ValueError as error:
-            changes = [f"--{k}={v}" for k, v in model_flags.given().items()]
-            if not changes:
-                raise
-            raise ValueError(
-                "Flags must not change the shapes of the weights of "
-                f"`initialize_from`. Received: {', '.join(changes)} ({error})"
-            ) from error
+        check_shapes(self.path, shapes_of(weights), shapes_of(variables))
         for name, variable in variables.items():
             variable.assign(weights[name])
         at = f", step {self._step}" if self._step else ""

@@ -8,7 +8,6 @@ from txl_keras.scripts.data_flags import Tokenizer
 from txl_keras.scripts.options import FLAGS
 from txl_keras.training.optimizers import OPTIMIZERS
 from txl_keras.training.optimizers import build_optimizer
-from txl_keras.training.run_plan import RunPlan
 from txl_keras.training.schedules import SCHEDULES
 from txl_keras.training.schedules import build_schedule
 from txl_keras.training.strategy import check_alike
@@ -20,20 +19,14 @@ _FINE_TUNING_RATE = 5e-5
 
 class Training(
     options.Options,
-    free=(
-        "workdir", "tpu", "num_cpu_devices", "accumulate_steps",
-        "eval_batch_size", "eval_every", "checkpoint_every", "max_to_keep",
-        "steps_per_execution", "profile_steps",
-    ),
+    free=("workdir", "tpu", "num_cpu_devices", "accumulate_steps",
+          "eval_batch_size"),
     rate=_FINE_TUNING_RATE,
 ):  # fmt: skip
     """Holds options of training any model.
 
     workdir: Folder of the run, a local path or gs://; its checkpoints and
         results are written there.
-    checkpoint_every: Training steps between checkpoints.
-    max_to_keep: Number of latest checkpoints to keep; `txl average` averages
-        them.
 
     Data options:
     batch_size: Rows per training step over all replicas.
@@ -46,13 +39,9 @@ class Training(
     precision: Dtype of activations and matmuls. Weights, softmax, layer norms
         and loss are always float32.
     seed: Seed of the initial weights, of dropout and of the order of the data.
-    max_steps: Number of training steps. More than before train a finished run
-        for longer.
     optimizer: Optimizer; lamb is for large batches, muon orthogonalizes the
         updates of kernels.
     weight_decay: Weight decay of adamw, lamb and muon.
-    momentum: Momentum of sgd and muon; 0 means 0.95 for muon.
-    beta_2: Decay of the second moment of adam, adamw and lamb. Default: 0.999.
     clip_norm: Global norm to which gradients are clipped; 0 for no clipping.
     schedule: Decay of the learning rate after its warm-up.
     learning_rate: Peak learning rate. Models of 40 million weights and more
@@ -68,32 +57,23 @@ class Training(
     max_eval_tokens: Score only this many tokens from the start of valid and
         test. Default: all.
     eval_batch_size: Rows per batch in evaluation.
-    eval_every: Training steps between evaluations on valid.
 
     Device options:
     tpu: Name of the TPU to train on; `local` or empty for the TPU of this
         machine. Default: no TPU.
     num_cpu_devices: Number of logical devices, each with a replica, to split
         the CPU into. Default: one.
-    steps_per_execution: Most training steps that run in one call from the host.
-    profile_steps: FIRST,LAST: profile the steps after FIRST up to LAST, for
-        TensorBoard. Default: none.
     """
 
     workdir: str = options.REQUIRED
-    checkpoint_every: options.integer(1) = 1000
-    max_to_keep: options.integer(2) = 2
     batch_size: options.integer(1) = 8
     segment_length: options.integer(1) = 64
     order: options.one_of(ORDERS) = "sequential"
     reset_documents: bool = False
     precision: options.one_of(["float32", "bfloat16", "float16"]) = "float32"
     seed: int = 0
-    max_steps: options.integer(1, 10**9) = 5000
     optimizer: options.one_of(OPTIMIZERS) = "adam"
     weight_decay: options.number(0) = 0.0
-    momentum: options.number(0) = 0.0
-    beta_2: float = None
     clip_norm: float = 0.25
     schedule: options.one_of(SCHEDULES) = "cosine"
     learning_rate: options.number(0) = 1.5e-3
@@ -102,15 +82,41 @@ class Training(
     accumulate_steps: options.integer(1) = 1
     max_eval_tokens: options.integer(2) = None
     eval_batch_size: options.integer(1) = 16
-    eval_every: options.integer(1) = 1000
     tpu: str = None
     num_cpu_devices: options.integer(1) = None
+
+
+class Loop(
+    options.Options,
+    free=("eval_every", "checkpoint_every", "max_to_keep",
+          "steps_per_execution"),
+):  # fmt: skip
+    """Holds the options of a `TrainingLoop`, by the names of its arguments.
+
+    checkpoint_every: Training steps between checkpoints.
+    max_to_keep: Number of latest checkpoints to keep; `txl average` averages
+        them.
+
+    Optimization options:
+    max_steps: Number of training steps. More than before train a run for
+        longer.
+
+    Evaluation options:
+    eval_every: Training steps between evaluations on valid.
+
+    Device options:
+    steps_per_execution: Most training steps that run in one call from the host.
+    """
+
+    max_steps: options.integer(1, 10**9) = 5000
+    eval_every: options.integer(1) = 1000
+    checkpoint_every: options.integer(1) = 1000
+    max_to_keep: options.integer(2) = 2
     steps_per_execution: options.integer(1) = 20
-    profile_steps: str = None
 
 
 class LanguageTraining(
-    options.Options, free=("max_sample_tokens", "attention_kernel")
+    options.Options, free=("max_sample_tokens", "attention")
 ):
     """Holds further options of training a language model.
 
@@ -123,21 +129,19 @@ class LanguageTraining(
     minutes: Minutes that the command takes, about: times some steps at the
         start and chooses max_steps accordingly, and for a short text fewer;
         dropout, precision and max_eval_tokens, too, unless they are given.
-        Changes max_steps while it trains if the speed changes. More minutes
-        than before train a finished run for longer. Default: max_steps counts.
+        Default: max_steps counts.
     half_loss: Compute the training loss on the second half of each segment
         only. With --order=roll all tokens become targets in some epoch.
 
     Device options:
-    attention_kernel: Compute attention in training with a Pallas kernel, which
-        uses less memory and bandwidth. For TPU v4 and later (v2 and v3 in
-        float32 only); needs jax.
+    attention: Name of a way of computing attention in training that an
+        extension registered, such as pallas, a kernel for TPU v4 and later.
     """
 
     max_sample_tokens: options.integer(0) = 500
     minutes: options.number(0.01, 1e6) = None
     half_loss: bool = False
-    attention_kernel: bool = False
+    attention: str = None
 
 
 # They may differ from worker to worker.
@@ -150,14 +154,7 @@ def result_settings():
     """Returns the values of the flags that affect the result of a run."""
     # They are recorded in its config.json and may not change when it resumes.
     found = (x for x in options.defined_flags() if x.affects_result)
-    values = {flag.name: flag.value for flag in found}
-    return {**values, "warmup_steps": _warmup_steps()}
-
-
-def _warmup_steps():
-    if FLAGS.warmup_steps is None:
-        return FLAGS.max_steps // 10
-    return FLAGS.warmup_steps
+    return {flag.name: flag.value for flag in found}
 
 
 def set_fine_tuning_rate(original):
@@ -192,26 +189,24 @@ def dtype_policy():
 
 
 def build_trainer(build_model, strategy, stop=None, batch_size=None):
-    """Builds the `Trainer` of the flags; also returns its `RunPlan`."""
-    given = LanguageTraining.values()
+    """Builds the `Trainer` of the flags."""
+    given, steps = LanguageTraining.values(), FLAGS.max_steps
+    warmup_steps = FLAGS.warmup_steps
     with strategy.scope():
         model = build_model()
         schedule = build_schedule(
             FLAGS.schedule,
             FLAGS.learning_rate,
-            FLAGS.max_steps,
-            _warmup_steps(),
+            steps,
+            steps // 10 if warmup_steps is None else warmup_steps,
             FLAGS.min_learning_rate,
         )
-        plan = RunPlan(schedule, FLAGS.max_steps)
         optimizer = build_optimizer(
             FLAGS.optimizer,
-            plan,
+            schedule,
             weight_decay=FLAGS.weight_decay,
-            momentum=FLAGS.momentum,
-            beta_2=FLAGS.beta_2,
         )
-    trainer = Trainer(
+    return Trainer(
         model,
         optimizer,
         strategy,
@@ -219,10 +214,9 @@ def build_trainer(build_model, strategy, stop=None, batch_size=None):
         clip_norm=FLAGS.clip_norm or None,
         seed=FLAGS.seed,
         accumulate_steps=FLAGS.accumulate_steps,
-        attention_kernel=given.get("attention_kernel", False),
+        attention=given.get("attention") or None,
         stop=stop,
     )
-    return trainer, plan
 
 
 def training_segments(split, segment_length=None):

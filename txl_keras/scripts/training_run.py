@@ -3,6 +3,7 @@
 import sys
 
 import keras
+import tensorflow as tf
 
 from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.preparation import tokenizer_hash
@@ -21,39 +22,43 @@ from txl_keras.workdir import Workdir
 
 
 def open_workdir(strategy):
-    """Checks all that needs no text; returns `Workdir` and `new_length`."""
+    """Checks all that needs no text, and returns the `Workdir`."""
     training_flags.check_workers(strategy)
     keras.utils.set_random_seed(FLAGS.seed)
     replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
     data_flags.check_outside_text("workdir", FLAGS.workdir)
     workdir = Workdir(FLAGS.workdir)
-    workdir.check_has_config()
     if is_chief(strategy):
         check_can_write("workdir", workdir.path)
-    return workdir, run_length.keep_plan(workdir)
+    run_length.keep_length(workdir)
+    return workdir
 
 
-def start(workdir, text, per_step, new_length, trainer, plan, **settings):
+def start(workdir, text, per_step, trainer, **settings):
     """Starts a run in a workdir or resumes it; returns its `TrainingLoop`."""
-    # `text` is the result of `data_flags.prepare_text`, `per_step` describes a
-    # step, and `settings` are further ones of the loop.
-    strategy = trainer.strategy
+    # `per_step` describes a step, and `settings` are further ones of the loop.
+    strategy, model = trainer.strategy, trainer.model
     _claim(workdir, text, trainer)
     loop = TrainingLoop(
         trainer,
-        plan,
         workdir=workdir,
-        eval_every=FLAGS.eval_every,
-        checkpoint_every=FLAGS.checkpoint_every,
-        steps_per_execution=FLAGS.steps_per_execution,
-        max_to_keep=FLAGS.max_to_keep,
-        profile_steps=FLAGS.profile_steps,
+        **training_flags.Loop.values(),
         **settings,
     )
     step = loop.restore()
-    run_length.extend(new_length, trainer, plan, workdir)
-    log(strategy, f"{_describe(workdir, text, trainer)}; {per_step}")
-    log(strategy, f"step {step} of {plan.last_step}")
+    tokens = ", ".join(
+        f"{len(split.tokens):,} {name}" for name, split in text.splits.items()
+    )
+    cutoffs = model.get_config()["backbone"]["config"].get("cutoffs")
+    log(
+        strategy,
+        f"{workdir.path}: {text.corpus.name}, {tokens} tokens, a vocabulary of "
+        f"{text.tokenizer.vocabulary_size:,}"
+        + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
+        + f"; {model.count_params():,} weights, {FLAGS.precision}\n"
+        f"{describe_strategy(strategy)}; {per_step}\n"
+        f"step {step} of {loop.max_steps}",
+    )
     if loop.is_finished():
         longer = "To train it for longer, give more --max_steps."
         log(strategy, f"The run is finished. {longer}")
@@ -83,53 +88,40 @@ def _claim(workdir, text, trainer):
     workdir.check_config(config)
 
 
-def _describe(workdir, text, trainer):
-    """Returns what is trained, and on how many replicas."""
-    model = trainer.model
-    cutoffs = model.get_config()["backbone"]["config"].get("cutoffs")
-    tokens = ", ".join(
-        f"{len(split.tokens):,} {name}" for name, split in text.splits.items()
-    )
-    return (
-        f"{workdir.path}: {text.corpus.name}, {tokens} tokens, a vocabulary of "
-        f"{text.tokenizer.vocabulary_size:,}"
-        + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
-        + f"; {model.count_params():,} weights, {FLAGS.precision}\n"
-        + describe_strategy(trainer.strategy)
-    )
-
-
-def exit_stopped(loop):
-    """Ends the process of a run that was stopped while it trained."""
-    strategy, step = loop.trainer.strategy, int(loop.trainer.step.numpy())
-    wait_for_all(strategy)
-    resume = "run the same command to resume."
-    log(strategy, f"Stopped after step {step}; {resume}")
-    sys.exit(EXIT_CODE)
-
-
-def score_best(loop, evaluate, test):
-    """Restores the best weights; returns their step and scores."""
+def train_and_score(loop, evaluate, test):
+    """Trains to the end; returns the step of the best weights and scores."""
     workdir, strategy = loop.workdir, loop.trainer.strategy
+    if not loop.run():
+        wait_for_all(strategy)
+        step = int(loop.trainer.step.numpy())
+        _exit(strategy, f"after step {step}; run the same command to resume.")
     # Until the chief has written everything.
     wait_for_all(strategy)
     log(strategy, "Scoring test and finishing with the best weights.")
-    step = workdir.when_present(
-        lambda: workdir.restore_weights(loop.trainer.model, "best")
-    )
+    step = workdir.best().restore_weights(loop.trainer.model)
     scores = {"valid": loop.score_at(step)}
     with loop.stop.deferred():
         scores["test"] = evaluate(test)
     if scores["test"] is None:
-        log(strategy, "Stopped; run the same command to score test again.")
-        sys.exit(EXIT_CODE)
+        _exit(strategy, "before test was scored; run the same command again.")
     return step, scores
+
+
+def _exit(strategy, words):
+    log(strategy, f"Stopped {words}")
+    sys.exit(EXIT_CODE)
 
 
 def draw_curve(unit, loop, step=None, scores=None):
     """Draws the learning curve, maybe with the scores of compressors."""
     path = loop.workdir.file("learning_curve.png")
     plot_learning_curve(loop.workdir.read_metrics(), path, unit, scores)
+
+
+def written(workdir, *names):
+    """Returns words for those of the files that a run has written."""
+    found = [name for name in names if tf.io.gfile.exists(workdir.file(name))]
+    return f"Written to {workdir.path}: {', '.join(found)}"
 
 
 def log(strategy, text):

@@ -47,9 +47,8 @@ def export(
     All sizes except those of the model are free. The batch is the first axis,
     so servers can batch requests.
 
-    With `compression` memory consists of four tensors: `memory`, float32
-    `(B, L, 2, N, C + M, H)`; `states`, float32 `(B, L, W, D)`, what may be
-    compressed later; `num_tokens` and `num_compressed`, int64 `(B,)`.
+    The memory of another backbone may consist of more tensors: see the outputs
+    of `initial_memory`.
 
     | signature | in | out |
     |---|---|---|

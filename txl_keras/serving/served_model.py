@@ -13,8 +13,6 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import checked
-from txl_keras.layers.memory.compressive import CompressiveCache
-from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.samplers.sampler import NO_EFFECT
 from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_writer import read_segments
@@ -69,8 +67,8 @@ class ServedModel:
         self._positions = tf.nest.map_structure(
             _variable, backbone.project_positions(num_distances)
         )
-        self._compresses = backbone.num_pending is not None
         empty = backbone.empty_projected_memory(memory_length)
+        self._cache = type(empty)
         self._initial = {
             name: _variable(value[0])
             for name, value in self.to_tensors(empty).items()
@@ -135,31 +133,22 @@ class ServedModel:
 
     def from_tensors(self, tensors, as_ring=True):
         """Builds the memory of the backbone from a dictionary of tensors."""
-        # By default, `append` can write to it in place. The memory of a
-        # compressive model always stays in the order of its slots, which
-        # depends on the number of tokens read, not only on the text.
-        tensors = {
-            name: tf.ensure_shape(tensor, (None, *self._shapes[name]))
-            for name, tensor in tensors.items()
-        }
-        layers = self._unstacked(tensors.pop("memory"))
-        pairs = (tf.unstack(layer, axis=1) for layer in layers)
-        keys, values = zip(*pairs, strict=True)
-        if self._compresses:
-            states = tuple(self._unstacked(tensors.pop("states")))
-            return CompressiveCache(keys, values, states, **tensors)
-        memory = ProjectedMemory(keys, values, None, **tensors)
+        # By default, `append` can write to it in place.
+        fields = dict.fromkeys(self._cache._fields)
+        for name, tensor in tensors.items():
+            value = tf.ensure_shape(tensor, (None, *self._shapes[name]))
+            if value.dtype.is_floating:  # (B, L, ...)
+                value = tf.cast(value, self.backbone.compute_dtype)
+                value = tuple(tf.unstack(value, axis=1))
+            fields[name] = value
+        pairs = [tf.unstack(layer, axis=1) for layer in fields.pop("memory")]
+        fields["keys"], fields["values"] = zip(*pairs, strict=True)
+        memory = self._cache(**fields)
         return memory.as_ring() if as_ring else memory
-
-    def _unstacked(self, tensor):
-        """Splits a tensor `(B, L, ...)` into those of L layers."""
-        return tf.unstack(tf.cast(tensor, self.backbone.compute_dtype), axis=1)
 
     def to_tensors(self, memory):
         """Converts memory of the backbone into a dictionary of tensors."""
-        if not self._compresses:
-            memory = memory.in_order()
-        fields = memory._asdict()
+        fields = memory.in_order()._asdict()
         pairs = zip(fields.pop("keys"), fields.pop("values"), strict=True)
         fields = {"memory": [tf.stack(x, axis=1) for x in pairs], **fields}
         return {
@@ -202,26 +191,8 @@ class ServedModel:
                     tf.reduce_all(tf.math.is_finite(value)),
                     f"`{name}` must be finite. Received: NaN or infinity",
                 )
-        if not self._compresses:
-            name = "valid_length"
-            tensors[name] = check_token_ids(
-                name, tensors[name], self.memory_length + 1
-            )
-            return tensors
-        read, compressed = tensors["num_tokens"], tensors["num_compressed"]
-        evicted = tf.maximum(read - self.memory_length, 0)
-        tensors["num_tokens"] = checked(
-            read,
-            tf.reduce_all(
-                (read >= 0)
-                & (compressed >= 0)
-                & (compressed * self.backbone.compression_rate <= evicted)
-            ),
-            "`num_tokens` and `num_compressed` must be those that a signature "
-            "returned. Received:",
-            read,
-            compressed,
-        )
+        for name, largest in self._cache.largest(self._shapes).items():
+            tensors[name] = check_token_ids(name, tensors[name], largest + 1)
         return tensors
 
     def endpoints(self, tokenizer=None):

@@ -1,1 +1,11 @@
-"""Ahead-of-time compilation of steps for TPU slices, without a TPU."""
+"""Compiling of steps for TPU slices without a TPU, and a kernel for TPUs.
+
+It adds the options of `Compilation` to `txl train`, and a way of attention.
+"""
+
+from txl_keras.extending import register
+from txl_keras.tpu import pallas
+from txl_keras.tpu.options import Compilation
+
+register("attention", pallas=pallas)
+register("train", compile_only=Compilation)

@@ -1,12 +1,8 @@
-"""Parser of compiled HLO text: collectives, loops and bytes moved."""
+"""Parser of compiled HLO text: loops and bytes moved."""
 
 import math
 import re
 
-_COLLECTIVES = (
-    "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
-    "collective-permute", "collective-broadcast", "ragged-all-to-all",
-)  # fmt: skip
 # These instructions move no bytes themselves.
 _FREE = (
     "bitcast", "constant", "get-tuple-element", "parameter", "tuple", "while",
@@ -21,19 +17,6 @@ _ON_CHIP = re.compile(r"\w+\[[\d,]*\]\{[^{}]*S\([1-9]\)[^{}]*\}")
 _ARRAY = re.compile(
     r"\b(pred|bf16|[fsuc]\d+)\w*\[([\d,]*)\](?:\{([\d,]*)(?::T\(([\d,]+)\))?)?"
 )
-
-
-def collectives(text):
-    """Counts the collective instructions of an HLO module and their bytes."""
-    found = {}
-    for _, _, body in _COMPUTATION.findall(text):
-        for kind, given, received in _instructions(body):
-            kind = kind.removesuffix("-start")
-            if kind in _COLLECTIVES:
-                entry = found.setdefault(kind, {"count": 0, "bytes": 0})
-                entry["count"] += 1
-                entry["bytes"] += max(_bytes(given), _bytes(received))
-    return found
 
 
 def bytes_moved(text):
@@ -56,8 +39,8 @@ def _instructions(body):
     types = {}
     for name, rest in _INSTRUCTION.findall(body):
         types[name], rest = _split_type(rest)
-        kind, _, rest = rest.partition("(")
-        operands = re.findall(r"%([\w.-]+)", rest.partition(")")[0])
+        kind, _, operands = rest.partition("(")
+        operands = re.findall(r"%([\w.-]+)", operands.partition(")")[0])
         given = " ".join(types.get(operand, "") for operand in operands)
         yield kind, given, types[name]
 
@@ -80,20 +63,20 @@ def _count_bytes_moved(body):
         types = f"{given} {received}"
         if kind.endswith("-start") and kind != "all-reduce-start":
             types = received  # the result type includes the operand
-        everywhere += _bytes(types, padded=True)
-        hbm += _bytes(_ON_CHIP.sub("", types), padded=True)
+        everywhere += _bytes(types)
+        hbm += _bytes(_ON_CHIP.sub("", types))
     return everywhere, hbm
 
 
-def _bytes(types, padded=False):
+def _bytes(types):
+    """Counts the bytes of arrays, padded to their tiles."""
     total = 0
     for dtype, dims, order, tile in _ARRAY.findall(types):
         shape = _integers(dims)
-        if padded and tile:
-            # The layout lists axes from the innermost, the tile to it.
-            lengths = reversed(_integers(tile))
-            for axis, length in zip(_integers(order), lengths, strict=False):
-                shape[axis] = -(-shape[axis] // length) * length
+        # The layout lists axes from the innermost, the tile to it.
+        lengths = reversed(_integers(tile))
+        for axis, length in zip(_integers(order), lengths, strict=False):
+            shape[axis] = -(-shape[axis] // length) * length
         bits = 8 if dtype == "pred" else int(re.search(r"\d+", dtype)[0])
         total += math.prod(shape) * bits / 8
     return math.ceil(total)

@@ -14,7 +14,6 @@ class Chip:
     # Replicas of `TPUStrategy` per chip: 2 on v2 and v3, otherwise 1 (the two
     # cores of v4 and v5p work as one). The following numbers are per replica.
     cores: int
-    hbm_bytes: int
     # What the compiler allows a program, from the error of the pinned compiler
     # when a program needs more.
     usable_bytes: int
@@ -29,13 +28,13 @@ _MEGACORE = (("chip_config_name", "megacore"),)
 _CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v2", 2, 8 * _GIB, int(7.48 * _GIB), 22.5e12, 350e9),
-        Chip("v3", 2, 16 * _GIB, int(15.48 * _GIB), 61.5e12, 450e9),
-        Chip("v4", 1, 32 * _GIB, int(30.75 * _GIB), 275e12, 1228e9, _MEGACORE),
-        Chip("v5e", 1, 16 * _GIB, int(15.75 * _GIB), 197e12, 819e9),
+        Chip("v2", 2, int(7.48 * _GIB), 22.5e12, 350e9),
+        Chip("v3", 2, int(15.48 * _GIB), 61.5e12, 450e9),
+        Chip("v4", 1, int(30.75 * _GIB), 275e12, 1228e9, _MEGACORE),
+        Chip("v5e", 1, int(15.75 * _GIB), 197e12, 819e9),
         # Published in GB; the compiler gives more than 95e9 bytes.
-        Chip("v5p", 1, 96 * _GIB, int(95.73 * _GIB), 459e12, 2765e9, _MEGACORE),
-        Chip("v6e", 1, 32 * _GIB, int(31.24 * _GIB), 918e12, 1640e9),
+        Chip("v5p", 1, int(95.73 * _GIB), 459e12, 2765e9, _MEGACORE),
+        Chip("v6e", 1, int(31.24 * _GIB), 918e12, 1640e9),
     )
 }
 
@@ -49,20 +48,25 @@ class TpuType:
     topology: str  # chips along each axis, such as "4x4"
 
     @property
-    def replicas(self):
+    def num_replicas_in_sync(self):
+        """Returns the number of replicas, like a strategy."""
         return math.prod(map(int, self.topology.split("x"))) * self.chip.cores
-
-    # The name that `replica_batch_size` reads.
-    num_replicas_in_sync = replicas
 
 
 # Topologies by the number in the name, which counts cores, two per chip, except
 # that of v5e and v6e, which counts chips.
-_NUMBERS = (8, 16, 32, 64, 128, 256)
-_CUBES = "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8"
-_CUBES = dict(zip(_NUMBERS, _CUBES, strict=True))
-_SQUARES = "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"
-_SQUARES = dict(zip(_NUMBERS, _SQUARES, strict=True))
+_CUBES = {
+    8: "2x2x1", 16: "2x2x2", 32: "2x2x4", 64: "2x4x4", 128: "4x4x4",
+    256: "4x4x8",
+}  # fmt: skip
+_SQUARES = {
+    8: "2x4",
+    16: "4x4",
+    32: "4x8",
+    64: "8x8",
+    128: "8x16",
+    256: "16x16",
+}
 TYPES = {
     f"{prefix}-{number}": TpuType(f"{prefix}-{number}", _CHIPS[chip], topology)
     for prefix, chip, topologies in (
@@ -76,23 +80,3 @@ TYPES = {
     )
     for number, topology in topologies.items()
 }
-
-
-def check_kernel(slice_, precision):
-    """Checks that a slice supports the matmuls of `attention_kernel`."""
-    if slice_.chip.name in ("v2", "v3") and precision != "float32":
-        raise ValueError(
-            "`attention_kernel` multiplies in bfloat16 on v4 and later chips "
-            "only; on v2 and v3 it takes --precision=float32. Received: "
-            f"tpu_type={slice_.name}, precision={precision}"
-        )
-
-
-def check_replicas(slice_, strategy):
-    """Checks that the TPU of a strategy has as many replicas as a slice."""
-    if strategy.num_replicas_in_sync != slice_.replicas:
-        raise ValueError(
-            f"`tpu_type` must be that of the TPU: {slice_.name} has "
-            f"{slice_.replicas} replicas. Received: a TPU with "
-            f"{strategy.num_replicas_in_sync} replicas"
-        )

@@ -8,7 +8,6 @@ plain names:
     weights/NAME       such as weights/block_0/attention/query/kernel
     optimizer/INDEX    `optimizer.variables`, in their order
     loss_scale/...     in float16
-    plan/NAME          `RunPlan.variables`, if there is a plan
     memory/INDEX       states and valid lengths, rows in the order of the batch
     results/NAME       of steps that are not in metrics.jsonl yet
 
@@ -20,7 +19,6 @@ Letters: `B` batch over all replicas.
 """
 
 import concurrent.futures
-import functools
 import math
 import os
 import re
@@ -35,7 +33,6 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_no_pattern
 from txl_keras.data.corpora.files import remove_if_empty
 from txl_keras.json_files import open_checked
-from txl_keras.missing_folder import when_present
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
 from txl_keras.weights import weights_by_name
@@ -63,10 +60,7 @@ class Checkpoints:
         max_to_keep: Integer, the number of checkpoints to keep.
         write_best: Optional function of `save_best`, of weights by name and
             their step.
-        run: Optional integer that identifies the run: `Workdir.run_hash`. Then
-            writing waits while the config.json of the run, beside `directory`,
-            is missing.
-        plan: Optional `RunPlan`, to save and restore.
+        run: Optional integer that identifies the run: `Workdir.run_hash`.
     """
 
     # One thread for all objects: a write ends before another one begins.
@@ -79,7 +73,6 @@ class Checkpoints:
         max_to_keep: int = 2,
         write_best: Callable | None = None,
         run: int | None = None,
-        plan: Any = None,
     ):
         check_no_pattern("directory", directory)
         self._directory = directory
@@ -103,8 +96,6 @@ class Checkpoints:
             for name in ("value", "good_steps"):
                 variable = getattr(trainer.loss_scale, name)
                 self._variables[f"loss_scale/{name}"] = variable
-        for name, variable in (plan.variables if plan else {}).items():
-            self._variables[f"plan/{name}"] = variable
         self._memory = {
             f"memory/{i:03}": variable
             for i, variable in enumerate(trainer.memory.state_variables)
@@ -158,12 +149,7 @@ class Checkpoints:
             self._begin_writing(self._write_best, weights, step)
 
     def _begin_writing(self, function, *args):
-        write = functools.partial(function, *args)
-        if self._run is not None:
-            folder = os.path.dirname(self._directory.rstrip("/"))
-            config = os.path.join(folder, "config.json")
-            write = functools.partial(when_present, config, write)
-        self._writing = self._writer.submit(write)
+        self._writing = self._writer.submit(function, *args)
 
     def wait(self) -> None:
         """Waits until everything is written; raises the errors of `save`."""
@@ -267,30 +253,6 @@ def weight_variables(model):
     return {f"weights/{n}": v for n, v in weights_by_name(model).items()}
 
 
-def restore_weights(model, directory, run=None):
-    """Restores a run's newest weights only; returns the step of them."""
-    variables = weight_variables(model)
-    state = read_newest(directory, {"step": (), **shapes_of(variables)}, run)
-    for name, variable in variables.items():
-        variable.assign(state[name])
-    return int(state["step"])
-
-
-def check_saved_shapes(directory, make_expected):
-    """Checks the shapes of a run's newest weights by reading only the index."""
-    # `make_expected` takes the number of saved tensors, an upper limit of the
-    # number of layers, and returns the expected shapes by name. So a model need
-    # not be built before its size is known.
-
-    def check(path):
-        _, saved = _open(path)
-        expected = make_expected(len(saved))
-        weights = {f"weights/{name}": s for name, s in expected.items()}
-        check_shapes(path, saved, weights)
-
-    _try_newest(directory, check)
-
-
 def average_weights(model, directory, run=None):
     """Gives a model the mean of a run's checkpoints; returns their steps."""
     # Like `avg_checkpoints` of the original code, with sums in float64.
@@ -391,21 +353,16 @@ def remove_leftovers(directory):
 
 def read_newest(directory, shapes, run=None):
     """Reads the newest complete checkpoint; logs an error for a damaged one."""
-    return _try_newest(directory, lambda path: _read(path, shapes, run))
-
-
-def _try_newest(directory, read):
-    """Returns `read(path)` for the newest checkpoint that is not damaged."""
     errors = []
     for step in reversed(_steps_to_read(directory)):
         try:
-            result = read(checkpoint_path(directory, step))
+            state = _read(checkpoint_path(directory, step), shapes, run)
         except DamagedCheckpointError as error:
             errors.append(str(error))
             continue
         for error in errors:
             logging.error("%s. Step %d is taken instead.", error, step)
-        return result
+        return state
     raise DamagedCheckpointError(
         f"No checkpoint in {directory} can be read. {errors[0]}. Bring back a "
         "copy of the folder, or begin again with another --workdir."

@@ -16,7 +16,7 @@ def describe(strategy):
 
 def device_of(strategy):
     """Returns the kind of the replicas: `"cpu"`, `"gpu"` or `"tpu"`."""
-    # `--compile_only` builds steps for a TPU on a CPU.
+    # A CPU may build steps for a TPU.
     is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     if is_tpu or current().device == "tpu":
         return "tpu"
@@ -31,26 +31,19 @@ def compile_layers(
     strategy,
     model=None,
     training=False,
-    kernel=False,
+    attention=None,
     jit_compile=True,
 ):
     """Compiles what one replica does between collectives to a `tf.function`."""
     # The layers of a `model` may be compiled in parts on a CPU where that is
-    # faster: see `txl_keras.layers.compute.target`. With `kernel`, their
-    # attention uses the Pallas kernel for TPUs.
+    # faster: see `txl_keras.layers.compute.target`.
     target = current()
     if model is not None:
-        device = device_of(strategy)
-        if kernel and device == "gpu":
-            raise ValueError(
-                "`attention_kernel` must be False except on TPUs. Received: "
-                f"{describe(strategy)}"
-            )
-        target = model.backbone.target(device, training)
+        target = model.backbone.target(device_of(strategy), training)
         target = dataclasses.replace(
             target,
             in_parts=target.in_parts and jit_compile,
-            kernel=kernel,
+            attention=attention,
         )
     # `TPUStrategy` compiles whole steps by itself.
     is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)

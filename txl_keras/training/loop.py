@@ -9,15 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from txl_keras.data import Segments
 from txl_keras.data.feed import Feed
 from txl_keras.metrics import bits_per_token
 from txl_keras.training.checkpointing import Checkpoints
-from txl_keras.training.profiler import Profile
 from txl_keras.training.progress import Progress
-from txl_keras.training.run_plan import RunPlan
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.tensorboard import TensorBoard
@@ -41,7 +38,7 @@ class TrainingLoop:
     """
 
     trainer: Trainer
-    plan: RunPlan
+    max_steps: int
     segments: Segments
     validate: Callable  # returns scores, `None` if stopped
     workdir: object  # `Workdir`, which is above this part
@@ -52,24 +49,21 @@ class TrainingLoop:
     describe: Callable  # formats nats per token of a split
     on_score: tuple = ()  # functions of this loop and a step
     max_to_keep: int = 2
-    profile_steps: str | None = None
     # Means of "train" and "valid", for bits per byte.
     bytes_per_token: dict | None = None
 
     def __post_init__(self):
         self._is_chief = is_chief(self.trainer.strategy)
-        workdir, last_step = self.workdir, self.plan.last_step
+        workdir = self.workdir
         self.checkpoints = Checkpoints(
             workdir.checkpoints,
             self.trainer,
             self.max_to_keep,
             workdir.save_best,
             workdir.run_hash(),
-            self.plan,
         )
         self.tensorboard = TensorBoard(self._is_chief and workdir.events)
-        self.profile = Profile(workdir.events, self.profile_steps, last_step)
-        self.progress = Progress(last_step, self.describe, self._is_chief)
+        self.progress = Progress(self.max_steps, self.describe, self._is_chief)
         # Results of the steps since the last line, and the number and duration
         # of those that this process ran.
         self._pending = {}
@@ -92,28 +86,15 @@ class TrainingLoop:
     def is_finished(self):
         """Returns whether a restored run has nothing left to do."""
         step = int(self.trainer.step.numpy())
-        return step == self.plan.last_step and self.workdir.is_finished()
+        return step == self.max_steps and self.workdir.is_finished()
 
     def _kept_score(self):
         """Returns the score of the best weights, infinity without any."""
-        scores = {step: score["nll"] for step, score in self._scores().items()}
-        lowest = min(scores.values(), default=math.inf)
-        kept = self.workdir.best_step()
-        if kept is not None:
-            return scores.get(kept, lowest)
-        if scores and self._is_chief:
-            logging.warning(
-                "%s is missing, with the best weights so far (%.4f nats per "
-                "token). Those of the next score are kept as the best.",
-                self.workdir.model,
-                lowest,
-            )
-        return math.inf
+        kept = self._scores().get(self.workdir.best_step())
+        return kept["nll"] if kept else math.inf
 
-    def run(self, pace=None):
+    def run(self):
         """Trains; returns true at the last step, false if stopped."""
-        # `pace` takes a step. It may change the last step of the plan, and
-        # returns words about it or "".
         step = int(self.trainer.step.numpy())
         model, strategy = self.trainer.model, self.trainer.strategy
         sizes = self.trainer.batch_size, self.segments.segment_length
@@ -123,7 +104,6 @@ class TrainingLoop:
                 model, *sizes, training=True
             ) / peak_flops(model.compute_dtype, strategy)
             self.progress.update(step)
-            self.plan.count_seconds()
             # A run may have been stopped before this score.
             is_due = step > 0 and self._is_due(step, self.eval_every)
             if is_due and step not in self._scores():
@@ -131,22 +111,15 @@ class TrainingLoop:
                     return False
                 self._show(step)
             feed = Feed(self.segments, self.trainer.strategy, first_step=step)
-            while step < self.plan.last_step:
-                self.profile.update(step)
+            while step < self.max_steps:
                 boundary = self._next_boundary(step)
-                end = self.profile.next_boundary(step) or boundary
-                num_steps = min(end, boundary) - step
+                num_steps = boundary - step
                 start = time.monotonic()
                 results = self.trainer.train(feed.next(num_steps), num_steps)
                 step += self._keep(results, time.monotonic() - start)
-                self.plan.count_seconds()
                 stopped = self.trainer.stopped
                 if step == boundary:
                     self._write_line(step)
-                    words = pace and pace(step)
-                    if words:
-                        last_step = self.plan.last_step
-                        self.progress.change(step, last_step, words)
                     is_scored = False
                     if self._is_due(step, self.eval_every) and not stopped:
                         is_scored = self._score(step)
@@ -180,16 +153,15 @@ class TrainingLoop:
             self.checkpoints.wait()
             raise
         finally:
-            self.profile.close()
             self.progress.close()
 
     def _is_due(self, step, every):
-        return step % every == 0 or step == self.plan.last_step
+        return step % every == 0 or step == self.max_steps
 
     def _next_boundary(self, step):
         """Returns the next step at which a line is written."""
         every = self.steps_per_execution, self.eval_every, self.checkpoint_every
-        return min(self.plan.last_step, *(step + n - step % n for n in every))
+        return min(self.max_steps, *(step + n - step % n for n in every))
 
     def _keep(self, results, seconds):
         """Appends the results of some steps; returns their number."""
@@ -219,8 +191,8 @@ class TrainingLoop:
             "gradient_norm": mean("gradient_norm"),
             "learning_rate": float(results["learning_rate"][-1]),
         }
-        if "reconstruction_loss" in results:
-            metrics["reconstruction_loss"] = mean("reconstruction_loss")
+        if "auxiliary_loss" in results:
+            metrics["auxiliary_loss"] = mean("auxiliary_loss")
         if "skipped" in results:
             metrics["loss_scale"] = float(results["loss_scale"][-1])
             # The total so far.
@@ -266,13 +238,7 @@ class TrainingLoop:
 
     def score_at(self, step):
         """Returns the validation score of a step, from metrics.jsonl."""
-        scores = self._scores()
-        if step not in scores:
-            raise ValueError(
-                f"{self.workdir.metrics} must have a validation score of step "
-                f"{step}. It has those of steps {sorted(scores)}."
-            )
-        return scores[step]
+        return self._scores()[step]
 
     def _scores(self):
         """Returns the validation scores in metrics.jsonl by step."""
@@ -308,4 +274,9 @@ class TrainingLoop:
     def _write(self, function):
         """Calls a function that writes files, if they are this worker's."""
         if self._is_chief:
-            self.workdir.when_present(function)
+            if not self.workdir.is_claimed():  # as of a disk that is gone
+                raise FileNotFoundError(
+                    f"`workdir` {self.workdir.path} is missing. Bring it back "
+                    "and run the same command to resume."
+                )
+            function()

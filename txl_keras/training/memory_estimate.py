@@ -9,8 +9,6 @@ import math
 
 import tensorflow as tf
 
-from txl_keras.checks import check_integer
-
 
 def estimate_bytes(model, optimizer, rows, segment_length, accumulate_steps=1):
     """Estimates the bytes that training takes on one replica, by kind.
@@ -38,14 +36,6 @@ def estimate_bytes(model, optimizer, rows, segment_length, accumulate_steps=1):
     except for the softmax and a third of the attention scores. With cutoffs, V
     is the head and a sixteenth of the largest tail.
     """
-    check_integer("rows", rows, 1)
-    check_integer("segment_length", segment_length, 1)
-    if not optimizer.built:
-        raise ValueError(
-            "`optimizer` must be built, so that its slots are known: call "
-            "optimizer.build(model.trainable_variables). Received: "
-            f"optimizer={optimizer}"
-        )
     with tf.Graph().as_default():  # which allocates nothing
         memory = model.backbone.memory_stack(rows).state_variables
     return {

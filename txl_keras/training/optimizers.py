@@ -11,13 +11,10 @@ from txl_keras.checks import check_dropout
 from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 from txl_keras.keras_internals import MatrixMuon
-from txl_keras.layers.gate import GATE_KERNELS
 from txl_keras.training.updates import takes_weight_decay
 from txl_keras.types import Tensor
 
 _MAX_WEIGHT_NORM = 10.0
-# Names of the weights that Muon takes for matrices.
-_MATRICES = GATE_KERNELS | {"kernel"}
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -111,10 +108,9 @@ class Muon(MatrixMuon):
 
     `keras.optimizers.Muon` with two differences. It takes any variable of two
     dimensions for a matrix and leaves all others to Adam; here the matrices are
-    the kernels, also those of gates and of attention, which has one more
-    dimension for the heads, and no biases, embeddings or softmax. And
-    `weight_decay` applies to both kinds of updates, except for weights that
-    `takes_weight_decay` excludes.
+    the kernels, also those of attention, which has one more dimension for the
+    heads, and no biases, embeddings or softmax. And `weight_decay` applies to
+    both kinds of updates, except for what `takes_weight_decay` excludes.
 
     Updates are scaled to the size of Adam's, so the learning rates of Adam
     suit: times 0.2 and the root of the larger dimension (Liu et al., 2025,
@@ -184,7 +180,7 @@ class Muon(MatrixMuon):
         """Returns whether a variable is a kernel, and none of a softmax."""
         *layers, name = variable.path.split("/")
         is_softmax = bool(layers) and layers[-1].startswith("logits")
-        return name in _MATRICES and not is_softmax
+        return name == "kernel" and not is_softmax
 
     def update_matrix(
         self, gradient: Tensor, variable: keras.Variable, lr: Tensor, m: Tensor

@@ -83,11 +83,6 @@ class Progress(ProgressBar):
             figures["train"] = self._describe(loss, "train")
         self.update(metrics["step"], **figures)
 
-    def change(self, step, max_steps, words):
-        """Shows that the run has another number of steps from now on."""
-        self._bar.total = max_steps
-        self._write(f"step {step}: {words}")
-
     def score(self, step, nll, is_best):
         """Shows a validation score, in nats per token."""
         if not self._is_shown:  # formatting may compress the text

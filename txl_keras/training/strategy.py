@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.training.workers import bound_waiting
-from txl_keras.training.workers import read_cluster
+from txl_keras.training.workers import read_jobs
 
 
 def create_strategy(
@@ -45,11 +45,11 @@ def create_strategy(
         model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
     ```
     """
-    cluster = read_cluster()
+    jobs = read_jobs()
     given = {
         "tpu": tpu,
         "num_cpu_devices": num_cpu_devices,
-        "TF_CONFIG": cluster and cluster.addresses,
+        "TF_CONFIG": jobs or None,
     }
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) > 1:
@@ -62,8 +62,8 @@ def create_strategy(
         return _tpu_strategy(tpu)
     if num_cpu_devices is not None:
         return _cpu_strategy(num_cpu_devices)
-    if cluster is not None:
-        bound_waiting(cluster)
+    if jobs:
+        bound_waiting(jobs)
         return tf.distribute.MultiWorkerMirroredStrategy()
     gpus = tf.config.list_logical_devices("GPU")
     if len(gpus) > 1:

@@ -30,7 +30,3 @@ class TensorBoard:
             block = textwrap.indent(text, "    ", lambda line: True)
             tf.summary.text(name, block, step)
         self._writer.flush()
-
-    def close(self):
-        """Closes the file."""
-        self._writer.close()

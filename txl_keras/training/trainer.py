@@ -13,12 +13,10 @@ import tensorflow as tf
 from txl_keras import keras_internals
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
+from txl_keras.checks import check_one_of
 from txl_keras.data.step_batches import replica_batch_size
+from txl_keras.extending import registered
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.compute.pallas import TILE_QUERIES
-from txl_keras.layers.compute.pallas import check_lengths
-from txl_keras.tpu.compiling import VERSIONS
-from txl_keras.tpu.compiling import check_packages
 from txl_keras.training.compilation import compile_layers
 from txl_keras.training.compilation import device_of
 from txl_keras.training.loss_scale import LossScale
@@ -44,9 +42,8 @@ class Trainer:
     whose summed gradient is not finite is skipped by all replicas. It counts as
     a step, but not as an update of the optimizer.
 
-    The reconstruction loss of a backbone with `compression` trains nothing else
-    than the compression. The gradient of that part has a norm of its own, which
-    is clipped apart.
+    If the backbone has `auxiliary_variables`, the `losses` that its layers add
+    train them. Their gradient has a norm of its own, which is clipped apart.
 
     Batches come from `Segments` for a `TransformerXLCausalLM`, and from
     `PermutedSegments` for an `XLNetPermutationLM`. All of their entries except
@@ -65,9 +62,8 @@ class Trainer:
         accumulate_steps: Integer, the number of micro-batches for gradient
             accumulation. The step is the same, with the activations of fewer
             rows in memory. Each micro-batch uses the memory of its own rows.
-        attention_kernel: Boolean, whether attention uses the Pallas kernel for
-            TPUs (`txl_keras.layers.compute.pallas`), which needs jax. On a CPU
-            the kernel is interpreted, which is slow.
+        attention: Optional string, the name of a registered way of computing
+            attention (see docs/extending.md), such as `"pallas"`.
         stop: Optional `txl_keras.training.stopping.StopRequest`, whose signal
             ends `train` early.
         jit_compile: Boolean, whether XLA may compile the step.
@@ -114,7 +110,7 @@ class Trainer:
         clip_norm: float | None = None,
         seed: int = 0,
         accumulate_steps: int = 1,
-        attention_kernel: bool = False,
+        attention: str | None = None,
         stop: Any = None,
         jit_compile: bool = True,
     ):
@@ -125,11 +121,11 @@ class Trainer:
             check_number("clip_norm", clip_norm, 0, exclusive=True)
         check_integer("seed", seed, 0)
         check_integer("accumulate_steps", accumulate_steps, 1)
-        compressing = {id(v) for v in model.backbone.compression_variables}
-        self._compresses = bool(compressing)
-        # The gradients of the model (False) and of the compression (True)
+        auxiliary = {id(v) for v in model.backbone.auxiliary_variables}
+        # The gradients of the model (False) and of auxiliary variables (True)
         # have a norm each.
-        self._parts = [id(v) in compressing for v in model.trainable_variables]
+        self._parts = [id(v) in auxiliary for v in model.trainable_variables]
+        self._loss_names = ["loss", "auxiliary_loss"][: 1 + bool(auxiliary)]
         self._rows = replica_batch_size(batch_size, strategy)
         if self._rows % accumulate_steps:
             raise ValueError(
@@ -137,8 +133,11 @@ class Trainer:
                 f"batch_size / replicas = {self._rows}. Received: "
                 f"accumulate_steps={accumulate_steps}, batch_size={batch_size}"
             )
-        if attention_kernel:
-            _check_kernel(model)
+        if attention is not None:
+            ways = registered("attention")
+            check_one_of("attention", attention, ways)
+            attention = ways[attention]
+            attention.check(model)
         self.model = model
         self.optimizer = optimizer
         self.strategy = strategy
@@ -162,7 +161,7 @@ class Trainer:
             strategy,
             model,
             training=True,
-            kernel=attention_kernel,
+            attention=attention,
             jit_compile=jit_compile,
         )
         compile_function = functools.partial(
@@ -197,10 +196,9 @@ class Trainer:
         Returns:
             Dictionary of NumPy vectors with one entry per step: `num_steps`, or
             fewer if stopped. `loss` is in nats per token, `gradient_norm` is
-            before clipping, and `learning_rate` is that of the step. With a
-            `compression` that is trained also `reconstruction_loss`, the mean
-            over rows. In float16 also `loss_scale`, and `skipped`, 1 if the
-            step applied nothing.
+            before clipping, and `learning_rate` is that of the step. With
+            auxiliary variables also `auxiliary_loss`. In float16 also
+            `loss_scale`, and `skipped`, 1 if the step applied nothing.
 
         Raises:
             FloatingPointError: If a loss or gradient is not finite and the loss
@@ -212,8 +210,7 @@ class Trainer:
         results = {name: value.numpy() for name, value in results.items()}
         stopped = results.pop("stop")
         self.stopped = bool(stopped.any())
-        names = {"loss", "gradient_norm", "reconstruction_loss"}
-        numbers = [results[name] for name in names & results.keys()]
+        numbers = [results[x] for x in (*self._loss_names, "gradient_norm")]
         is_fatal = ~np.isfinite(numbers).all(axis=0)
         if self.loss_scale and "loss_scale" in results:
             is_fatal &= results["loss_scale"] <= LossScale.SMALLEST
@@ -230,7 +227,7 @@ class Trainer:
     # converting each function would delay the first step by seconds.
     @tf.autograph.experimental.do_not_convert
     def replica_step(self, batch: dict, stop: Any) -> dict:
-        """Runs one step of one replica; public for `--compile_only`."""
+        """Runs one step of one replica; public so that it can be lowered."""
         return self._scored_step(batch, stop)[0]
 
     @tf.autograph.experimental.do_not_convert
@@ -251,8 +248,7 @@ class Trainer:
         count = keras_internals.num_batches(self.optimizer)
         count.assign_add(tf.cast(is_counted, tf.int64))
         self.step.assign_add(1)
-        names = ("loss", "reconstruction_loss")[: len(losses)]
-        results.update(zip(names, losses, strict=True))
+        results.update(zip(self._loss_names, losses, strict=True))
         return {**results, "stop": stop}, nll
 
     @tf.autograph.experimental.do_not_convert
@@ -293,7 +289,7 @@ class Trainer:
             apply()
         else:
             tf.cond(is_applied, apply, lambda: None)
-        # The norm of the compression only if nothing else is trained.
+        # That of auxiliary variables only if nothing else is trained.
         norm = norms.get(False, norms.get(True))
         return {**results, "gradient_norm": norm}, is_finite
 
@@ -350,7 +346,7 @@ class Trainer:
         _, (losses, gradients), kept = tf.while_loop(
             lambda i, *_: i < count,
             add_micro_batch,
-            (0, ((0.0,) * (2 if self._compresses else 1), zeros), kept),
+            (0, ((0.0,) * len(self._loss_names), zeros), kept),
         )
         # [micro-batches, rows, ...] -> [micro-batches * rows, ...], static
         values = [
@@ -371,20 +367,20 @@ class Trainer:
             "first_row": first_row,
         }
         with tf.GradientTape() as tape:
-            if self._compresses:
-                arguments["return_reconstruction_loss"] = True
-            nll, memory, *errors = self.model.score(**arguments)
-            loss = tf.reduce_sum(nll * weights)
-            # The mean over the rows of all replicas.
-            errors = [tf.reduce_sum(x) / self.batch_size for x in errors]
-            target = tf.add_n([loss, *errors])
+            nll, memory = self.model.score(**arguments)
+            losses = [tf.reduce_sum(nll * weights)]
+            if len(self._loss_names) > 1:
+                # Means over these rows, of those of all replicas.
+                share = weights.shape[0] / self.batch_size
+                losses.append(tf.add_n(self.model.backbone.losses) * share)
+            target = tf.add_n(losses)
             if self.loss_scale:
                 target *= self.loss_scale.value
         variables = self.model.trainable_variables
         gradients = tape.gradient(target, variables)
         if self.loss_scale:
             memory = _reset_overflows(memory, self.memory.cold_start)
-        return (loss, *errors), nll, memory, [
+        return tuple(losses), nll, memory, [
             # Token type weights have no gradient without token types.
             tf.zeros(variable.shape) if gradient is None
             # Sparse gradients repeat the row of a repeated token, so that
@@ -392,24 +388,6 @@ class Trainer:
             else tf.cast(tf.convert_to_tensor(gradient), tf.float32)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]  # fmt: skip
-
-
-def _check_kernel(model):
-    """Checks that the attention of a model can use the Pallas kernel."""
-    # Not an extra of this package: with it, pip would replace the TensorFlow
-    # build of a TPU.
-    check_packages("`attention_kernel`", f"jax=={VERSIONS['jax']}", ["jax"])
-    backbone = model.backbone
-    attention_type = getattr(backbone, "attention_type", None)
-    if attention_type != "relative" or model.compute_dtype == "float16":
-        raise ValueError(
-            "`attention_kernel` is for a TransformerXLBackbone with "
-            "attention_type=relative, in float32 or bfloat16. Received: "
-            f"{type(backbone).__name__}, attention_type={attention_type}, "
-            f"{model.compute_dtype}"
-        )
-    # The segment length is checked where a step is compiled.
-    check_lengths(TILE_QUERIES, backbone.memory_length)
 
 
 def _norm_by_matmul(gradients):
@@ -430,7 +408,8 @@ def _reset_overflows(memory, cold_start):
     is_finite = tf.reduce_all(
         [
             tf.reduce_all(tf.math.is_finite(state), axis=(1, 2))
-            for state in (*memory.states, *memory.pending)
+            for state in tf.nest.flatten(memory)
+            if state.dtype.is_floating
         ],
         axis=0,
     )  # [B]

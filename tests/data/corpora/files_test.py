@@ -7,10 +7,9 @@ from txl_keras.data import read_labelled_texts
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora.files import read_between
 from txl_keras.data.corpora.files import read_bytes
-from txl_keras.data.corpora.files import read_text
 from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.data.corpora.files import write_text
-from txl_keras.data.corpora.id_files import read_ids
+from txl_keras.data.corpora.id_files import open_ids
 
 
 def test_a_file_has_its_name_once_it_is_complete(tmp_path):
@@ -41,7 +40,7 @@ def test_what_is_not_completed_leaves_nothing(tmp_path):
 @pytest.mark.parametrize(
     "name, read",
     [
-        *(("a.txt", read_bytes), ("a.txt.gz", read_bytes), ("a.npy", read_ids)),
+        *(("a.txt", read_bytes), ("a.txt.gz", read_bytes), ("a.npy", open_ids)),
         *(("a.csv", read_labelled_texts), ("a.tsv.gz", read_labelled_texts)),
     ],
 )
@@ -76,14 +75,6 @@ def test_a_file_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
     assert found < 2**21  # it ends long before the end of the file
 
 
-def test_windows_and_progress_bars_keep_every_byte(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "CHUNK_BYTES", 7)
-    path = tmp_path / "a.txt"
-    for text in (b"line\r\n" * 9, b"10 %\r20 %\r" * 9 + b"\n\r", b"1 line"):
-        path.write_bytes(text)
-        assert b"".join(read_text(str(path))) == text
-
-
 def test_what_has_no_separator_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "CHUNK_BYTES", 8)
     path = tmp_path / "a.txt"
@@ -93,15 +84,3 @@ def test_what_has_no_separator_is_not_kept(tmp_path, monkeypatch):
     assert [next(texts), next(texts)] == [b"ab", b"c\n"]
     with pytest.raises(ValueError, match="every 20 bytes.*Received: b'--'"):
         next(texts)
-
-
-def test_lines_may_end_as_on_old_macs(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "CHUNK_BYTES", 7)
-    text = b"".join(b"line %d\n" % i for i in range(99))
-    old = text.replace(b"\n", b"\r")
-    (tmp_path / "a.txt").write_bytes(old)
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(old))
-    for name in ("a.txt", "a.txt.gz"):
-        path = str(tmp_path / name)
-        assert b"".join(read_text(path)) == text
-        assert b"".join(read_text(path, 20, 60)) == text[20:60]

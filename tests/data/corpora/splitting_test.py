@@ -3,7 +3,7 @@ import itertools
 
 import pytest
 
-from txl_keras.data.corpora.splitting import drop_duplicates
+from txl_keras.data.corpora.splitting import split_by_name
 from txl_keras.data.corpora.splitting import split_file
 from txl_keras.data.corpora.splitting import split_groups
 
@@ -84,14 +84,38 @@ def test_with_a_delimiter_no_document_is_cut(split):
     assert [len(piece) for piece in pieces] == [3_000_005, 100_000, 0]
 
 
-def test_of_the_same_files_the_first_is_kept():
-    texts = {"a": [b"on", b"e"], "b": [b"two"], "c": [b"one"], "d": [b"four"]}
-    sizes = {name: len(b"".join(text)) for name, text in texts.items()}
-    asked = []
+TRAIN = ["train-0.jsonl.gz", "data/my train (1).txt", "split=train/0", "TrainA"]
+VALID = ["dev.txt", "a_VALID.npy", "x/validation/1.md", "val-0-of-1.tokens"]
+TEST = ["test.txt", "testing/2.txt"]
 
-    def read(name):
-        asked.append(name)
-        return texts[name]
 
-    assert list(drop_duplicates(sizes, read)) == ["a", "b", "d"]
-    assert asked == ["a", "b", "c"]  # of that size there is no other
+def test_whole_words_name_a_split():
+    code = ["a/test.py", "train.cpp", "README.rst"]
+    others = ["trains.txt", "devices.md", "valid1.csv"]
+    found = split_by_name("folder", [*TRAIN, *VALID, *TEST, *code, *others])
+    assert found == {"train": TRAIN, "valid": VALID, "test": TEST}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a.txt", "b.txt"],
+        [f"train-{i}-of-5.txt" for i in range(5)],  # parts of one split
+        ["train.py", "test.py", "a.txt"],
+    ],
+)
+def test_other_names_do_not_count(names):
+    assert split_by_name("folder", names) is None
+
+
+@pytest.mark.parametrize(
+    "names, received",
+    [
+        (["my_train.txt", "my_test.txt"], "my_test.txt and my_train.txt"),
+        (["a.txt", "b.txt", "c.txt", "test.txt"], "test.txt beside a.txt"),
+        (["train.txt", "dev.txt", "train_test.txt"], "train_test.txt"),
+    ],
+)
+def test_names_that_may_be_of_splits_are_refused(names, received):
+    with pytest.raises(ValueError, match=f"for all of train.*{received}"):
+        split_by_name("folder", names)

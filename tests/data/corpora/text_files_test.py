@@ -66,7 +66,7 @@ def test_train_and_test_alone_are_refused(suffix, tmp_path):
     for name in names:
         packed = gzip.compress(text) if name.endswith("GZ") else text
         (tmp_path / name).write_bytes(packed)
-    with pytest.raises(ValueError, match=f"only {names[1]} and {names[0]}"):
+    with pytest.raises(ValueError, match=f"{names[1]} and {names[0]} bes"):
         load_corpus(tmp_path)
 
 
@@ -93,9 +93,7 @@ def test_files_do_not_run_together_and_copies_count_once(tmp_path):
     files = {f"{i}.txt": b"line %d" % i for i in range(40)}
     more = {"copy.txt": b"line 7", "empty.txt": b""}
     more["windows.txt"] = b"\xef\xbb\xbfline 7"  # its mark is no text
-    # `bgzip` writes an empty member at the end.
-    more["a.gz"] = gzip.compress(b"line 7") + gzip.compress(b"")
-    write_files(tmp_path, {**files, **more, "b.gz": gzip.compress(b"")})
+    write_files(tmp_path, {**files, **more})
     splits = texts_of(load_corpus(tmp_path))
     lines = b"".join(splits.values()).splitlines()
     assert sorted(lines) == sorted([*files.values(), b"line 7"])
@@ -148,21 +146,22 @@ def test_a_line_that_is_no_such_json_is_named(line, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, place",
+    "text, reason",
     [
-        # A character across the border of two chunks is none the worse.
-        (b"a" * 2**20 + b"b\xff", 2**20 + 1),
-        (b"a" * (2**20 - 1) + "é".encode() + b"\xff", 2**20 + 1),
-        (b"a" * (2**20 - 1) + b"\xc3" + b"a", 2**20 - 1),
-        (b"a" * 50 + b"\xe2\x82", 50),
-        ("text\n".encode("utf-16-le"), 1),
+        (b"a" * 2**20 + b"b\xff", "invalid start byte after byte 1048576"),
+        (
+            b"a" * (2**20 - 1) + "\u00e9".encode() + b"\xff",
+            "after byte 1048576",
+        ),
+        (b"a" * 50 + b"\xe2\x82", "unexpected end of data after byte 52"),
+        ("text\n".encode("utf-16-le"), "has a zero byte after byte 0"),
     ],
 )
-def test_the_offset_of_a_wrong_byte_is_that_in_the_file(text, place, tmp_path):
+def test_what_is_no_text_in_utf8_is_named(text, reason, tmp_path):
     for name in ("valid.txt", "test.txt"):
         (tmp_path / name).write_bytes(b"fine")
     (tmp_path / "train.txt").write_bytes(text)
-    with pytest.raises(ValueError, match=f"at offset {place}\\."):
+    with pytest.raises(ValueError, match=f"train.txt .*{reason}.*iconv"):
         load_corpus(tmp_path).read("train")
 
 
@@ -216,18 +215,6 @@ def test_a_pipe_and_a_device_are_named(name, tmp_path):
     for path in (tmp_path / name, tmp_path / f"zero_{name}"):
         with pytest.raises(ValueError, match=f"{path} must be.*pipes and dev"):
             load_corpus(path)
-
-
-def test_a_name_that_is_not_utf8_is_named(tmp_path):
-    write_files(tmp_path, {f"{i}.txt": b"text %d\n" % i for i in range(5)})
-    folder = os.fsencode(tmp_path)
-    with open(folder + b"/caf\xe9.txt", "wb") as file:
-        file.write(b"text 5\n")
-    for place in (tmp_path, tmp_path / "*.txt"):
-        with pytest.raises(ValueError, match=r"UTF-8.*Received: b.*caf\\xe9"):
-            load_corpus(place)
-    with pytest.raises(ValueError, match=r"`corpus` must .*caf\\udce9"):
-        load_corpus(os.fsdecode(folder + b"/caf\xe9.txt"))
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])

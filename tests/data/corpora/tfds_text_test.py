@@ -81,16 +81,9 @@ def test_the_end_of_train_is_held_out_if_there_is_nothing_else(tmp_path, small):
     assert sum(parts, []) == lines("train", 40)
 
 
-@pytest.mark.parametrize(
-    "splits, message",
-    [
-        ({"train": 3}, r"too few examples .*'valid': 0"),
-        ({"test": 3}, r"must have a split 'train'.* Received: \['test'\]"),
-    ],
-)
-def test_splits_that_do_not_suffice(tmp_path, small, splits, message):
-    small(SPLITS=splits)
-    with pytest.raises(ValueError, match=message):
+def test_a_dataset_without_train_is_refused(tmp_path, small):
+    small(SPLITS={"test": 3})
+    with pytest.raises(ValueError, match=r"'train'.* Received: \['test'\]"):
         load(tmp_path)
 
 
@@ -110,15 +103,6 @@ def test_one_of_two_strings_must_be_named(tmp_path, small):
     (tmp_path / "left" / "small_texts" / "2.0.0").mkdir(parents=True)
     with pytest.raises(ValueError, match="delete its folder if it is incompl"):
         load(tmp_path / "left", text_key="answer")
-
-
-@pytest.mark.parametrize("name", ["small_text", "lm1", "wiki40/en"])
-def test_an_unknown_name_is_refused_with_similar_ones(tmp_path, name):
-    with pytest.raises(ValueError) as error:
-        load(tmp_path, name)
-    similar = {"small_text": "small_texts", "lm1": "lm1b"}.get(name, "wiki40b")
-    assert f"'{similar}'" in str(error.value)
-    assert f"name={name!r}" in str(error.value)
 
 
 def test_without_network_the_error_is_short(tmp_path, monkeypatch):
@@ -168,19 +152,3 @@ def test_folders_must_be_there(options, message, tmp_path):
     paths = {name: str(tmp_path / path) for name, path in options.items()}
     with pytest.raises((ValueError, OSError), match=message):
         tfds_text.load("small_texts", **{"data_dir": str(tmp_path), **paths})
-
-
-def test_two_runs_may_prepare_the_same(tmp_path, monkeypatch):
-    examples, others = SmallTexts._generate_examples, []
-
-    def prepare_meanwhile(self, split, size):
-        if not others:
-            others.append(None)
-            others[0] = load(tmp_path)
-        return examples(self, split, size)
-
-    monkeypatch.setattr(SmallTexts, "_generate_examples", prepare_meanwhile)
-    corpus = load(tmp_path)
-    assert corpus.read("train") == others[0].read("train")
-    (folder,) = tmp_path.glob("small_texts/*")
-    assert folder.name == "2.0.0"

@@ -1,7 +1,5 @@
-import collections
 import itertools
 import json
-import random
 
 import numpy as np
 import pytest
@@ -12,12 +10,12 @@ from txl_keras.data import CharacterTokenizer
 from txl_keras.data import Corpus
 from txl_keras.data import IdTokenizer
 from txl_keras.data import Tokenizer
-from txl_keras.data import WordPieceTokenizer
 from txl_keras.data import WordTokenizer
 from txl_keras.data import build_tokenizer
 from txl_keras.data import load_tokenizer
 from txl_keras.data import prepare
 from txl_keras.data import save_tokenizer
+from txl_keras.data.corpora import corpus as corpus_module
 from txl_keras.data.tokenizers import building
 
 
@@ -98,10 +96,9 @@ def test_newlines_can_be_dropped(name):
 @pytest.mark.parametrize("drop_newlines", [False, True])
 def test_an_unknown_symbol_is_named_with_its_position(drop_newlines):
     tokenizer = CharacterTokenizer("ab\n", drop_newlines=drop_newlines)
-    with pytest.raises(ValueError, match=r"'é' \(U\+00E9\) at position 3"):
+    position = 2 if drop_newlines else 3
+    with pytest.raises(ValueError, match=rf"'é' \(U\+00E9\).* {position} is"):
         tokenizer.encode("a\nbéé")
-    with pytest.raises(ValueError, match=r"U\+D800\) at position 1"):
-        tokenizer.encode("a\ud800")
 
 
 TOKENIZERS = {
@@ -110,7 +107,6 @@ TOKENIZERS = {
     "latin-1": lambda: CharacterTokenizer("ab \n\xc3\xa9", "latin-1"),
     "words": lambda: WordTokenizer(["<eos>", "a", "é"]),
     "sentencepiece": lambda: build_subwords("bpe"),
-    "wordpiece": lambda: WordPieceTokenizer(["[UNK]", "[EOS]", "a"]),
 }
 
 
@@ -130,7 +126,7 @@ def test_bytes_and_strings_are_the_same_text_and_nothing_else_is(name):
         ):
             tokenizer.encode(wrong)
     # What Python makes of a file name or a flag that is not UTF-8.
-    with pytest.raises(ValueError, match=r"dcff.*position 1|U\+DCFF.* 1"):
+    with pytest.raises(ValueError, match=r"dcff.*position 1"):
         tokenizer.encode("a\udcff")
     if name != "bytes":
         with pytest.raises(ValueError, match=r"0xff at position 1|FF.* 1"):
@@ -158,9 +154,8 @@ def test_wrong_ids_are_refused(name):
         lambda: ByteTokenizer(drop_newlines=True),
         lambda: CharacterTokenizer('a\n"\\€🙂\u2028', drop_newlines=True),
         lambda: CharacterTokenizer(map(chr, range(256)), encoding="latin-1"),
-        lambda: WordTokenizer(["<S>", '"\\é"', "🙂"], "🙂", "<S>", None, True),
-        lambda: build_subwords("unigram"),
-        lambda: WordPieceTokenizer(["[UNK]", "[EOS]", "a"], lower_case=True),
+        lambda: WordTokenizer(["<S>", '"\\é"', "🙂"], "🙂", "<S>", None),
+        lambda: build_subwords("bpe"),
         lambda: IdTokenizer(300),
     ],
     ids=itertools.count(),
@@ -241,9 +236,8 @@ def test_unknown_names_are_refused():
             {"vocabulary_size": 9},
             "vocabulary_size.*left out",
         ),
-        ("sentencepiece", {"character_coverage": 1}, "coverage.*left out"),
-        ("wordpiece", {"min_count": 3}, "built without .'min_count'"),
-        ("wordpiece", {"vocabulary": None}, "`vocabulary` must be.*BERT"),
+        ("sentencepiece", {"min_count": 3}, "built without .'min_count'"),
+        ("hugging_face", {"vocabulary": None}, "`vocabulary` must be.*json"),
     ],
 )
 def test_wrong_options_of_words_are_refused(name, options, message):
@@ -320,28 +314,11 @@ def test_the_size_of_the_vocabulary_is_checked(size):
         IdTokenizer(size)
 
 
-@pytest.mark.parametrize("min_count,num_kept", [(1, None), (4, None), (2, 13)])
-def test_words_are_counted_on_disk_as_in_memory(
-    min_count, num_kept, monkeypatch
-):
-    generator = random.Random(2)
-    counters = [
-        collections.Counter(
-            f"é{int(generator.expovariate(0.05))}\t\u2028" for _ in range(37)
-        )
-        for _ in range(29)
-    ]
-    total = building.add_up(counters)
-    assert total == sum(counters, collections.Counter())
-    monkeypatch.setattr(building, "MAX_STRINGS", 30)
-    kept = building.add_up(counters, min_count, num_kept)
-    if num_kept is None:
-        expected = {w: n for w, n in total.items() if n >= min_count}
-        assert list(kept.items()) == list(expected.items())  # in order
-    assert len(kept) < len(total) or min_count == 1
-    size = num_kept and num_kept - 2
-    vocabularies = [
-        WordTokenizer.from_counts(counts, min_count, size).vocabulary.symbols
-        for counts in (total, kept)
-    ]
-    assert vocabularies[0] == vocabularies[1]
+def test_rare_words_are_forgotten_beyond_a_number(monkeypatch):
+    monkeypatch.setattr(building, "MAX_STRINGS", 12)
+    lines = [f"often {'some ' * (i % 2)}{i}\n".encode() for i in range(40)]
+    corpus = Corpus("c", {"train": lines, "valid": b"a", "test": b"a"})
+    monkeypatch.setattr(corpus_module, "BLOCK_BYTES", 9)
+    tokenizer = build_tokenizer("words", corpus)
+    assert tokenizer.vocabulary.symbols[2:4] == ("often", "some")
+    assert tokenizer.vocabulary_size < 16

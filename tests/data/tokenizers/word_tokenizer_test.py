@@ -11,11 +11,11 @@ from txl_keras.data.vocabulary import Vocabulary
 WORDS = ["<eos>", "<unk>", "the", "cat", "naïve"]
 
 
-def from_texts(texts, lower_case=False, **options):
+def from_texts(texts, **options):
     counts = collections.Counter()
     for text in texts:
-        counts.update(count_words(text, lower_case))
-    return WordTokenizer.from_counts(counts, lower_case=lower_case, **options)
+        counts.update(count_words(text))
+    return WordTokenizer.from_counts(counts, **options)
 
 
 def symbols_of(texts, **options):
@@ -57,15 +57,6 @@ def test_without_a_line_end_newlines_are_spaces():
     assert tokenizer.decode([0, 1]) == "a b"
 
 
-def test_text_is_read_in_lower_case_on_demand():
-    words = ["<eos>", "<S>", "<unk>", "straße", "The"]
-    options = {"line_start": "<S>"}
-    tokenizer = WordTokenizer(words, lower_case=True, **options)
-    assert tokenizer.encode("STRAßE The <UNK>").tolist() == [1, 3, 2, 2]
-    tokenizer = WordTokenizer(words, **options)
-    assert tokenizer.encode("STRAßE The").tolist() == [1, 2, 4]
-
-
 def test_an_unknown_word_without_a_stand_in_is_named_with_its_position():
     for unknown in (None, "<unk>"):
         tokenizer = WordTokenizer(["<eos>", "a"], unknown)
@@ -101,7 +92,6 @@ def test_words_go_by_frequency_then_by_first_appearance():
         ),
         # <unk> is as rare as b: it is kept, and b is not.
         ("a a b <unk>", {"vocabulary_size": 3}, "<eos> <unk> a"),
-        ("A a b", {"lower_case": True, "vocabulary_size": 3}, "<eos> <unk> a"),
     ],
 )
 def test_marks_are_kept_and_rare_words_left_out(text, options, expected):
@@ -110,10 +100,10 @@ def test_marks_are_kept_and_rare_words_left_out(text, options, expected):
 
 def test_a_built_tokenizer_reads_as_it_counted():
     tokenizer = WordTokenizer.from_counts(
-        count_words("B b a", True), 2, None, "?", "<s>", "</s>", True
+        count_words("b b a"), 2, None, "?", "<s>", "</s>"
     )
     assert tokenizer.vocabulary.symbols == ("</s>", "<s>", "?", "b")
-    assert tokenizer.encode("b A B\n").tolist() == [1, 3, 2, 3, 0]
+    assert tokenizer.encode("b a b\n").tolist() == [1, 3, 2, 3, 0]
 
 
 def test_a_corpus_gives_the_words_of_its_train_split():

@@ -1,6 +1,7 @@
 """Each way to compute attention gives the numbers of the definition."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from attention_loops import random
 from txl_keras.layers import compute
 from txl_keras.layers.compute import blocks
 from txl_keras.layers.compute import definition
-from txl_keras.layers.compute import pallas
 from txl_keras.layers.compute import tiles
 from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Problem
@@ -239,7 +239,7 @@ def test_both_directions_and_scores_of_other_things():
 
 def ways_of(problem, target, monkeypatch):
     used = []
-    for way in (pallas, blocks, tiles):
+    for way in (blocks, tiles):
         monkeypatch.setattr(way, "attend", lambda _, way=way: used.append(way))
     with use(target):
         compute.attend(problem)
@@ -247,34 +247,23 @@ def ways_of(problem, target, monkeypatch):
 
 
 def test_each_target_has_its_way(monkeypatch):
-    def tiled(**changes):
-        problem = make(**changes)
-        return dataclasses.replace(
-            problem,
-            visible=problem.visible._replace(num_memory=128, length=256),
-        )
-
-    cases = [
+    for problem, target, way in (
         (make(), Target(), tiles),
         (make(), Target("gpu"), tiles),
         (make(), Target("tpu"), tiles),
         (make(), Target("cpu"), blocks),
         (make(look_ahead=2), Target("cpu"), blocks),
         (make(look_ahead=None), Target("cpu"), tiles),
-        (tiled(), Target("tpu", kernel=True), pallas),
-        (tiled(), Target("cpu", kernel=True), pallas),
-        (tiled(positions="shaw"), Target("tpu", kernel=True), tiles),
-        (tiled(**VISIBLE["alike"]), Target("tpu", kernel=True), tiles),
-        (tiled(look_ahead=2), Target("tpu", kernel=True), tiles),
-    ]
-    for problem, target, way in cases:
+    ):
         assert ways_of(problem, target, monkeypatch) == [way]
 
 
-def test_lengths_that_are_no_tiles_of_the_kernel_are_named():
-    message = f"multiples of 128.*length={T}, memory_length={M}"
-    with (
-        use(Target("tpu", kernel=True)),
-        pytest.raises(ValueError, match=message),
-    ):
-        compute.attend(make())
+def test_another_way_is_taken_where_it_can_be(monkeypatch):
+    other = types.SimpleNamespace(
+        supports=lambda problem, target: problem.visible.look_ahead == 0,
+        attend=lambda problem: "other",
+    )
+    target = Target("gpu", attention=other)
+    with use(target):
+        assert compute.attend(make()) == "other"
+    assert ways_of(make(look_ahead=2), target, monkeypatch) == [tiles]

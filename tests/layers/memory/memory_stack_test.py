@@ -123,26 +123,6 @@ def test_a_cold_start_is_masked_or_zeros():
         assert mask.numpy().tolist() == [[seen] * 3 + [True] * 2] * B
 
 
-def test_reset_state_forgets_everything():
-    for batch_size in (B, None):
-        stack = MemoryStack(1, batch_size, M, D, "zeros")
-        stack(segment(2, 4))
-        stack.reset_state()
-        memory, mask = stack(segment(6, 8))
-        assert positions(memory) == [[0] * M] * B
-        assert mask.numpy().all()
-
-
-def test_no_gradient_reaches_memory():
-    x = tf.Variable(segment(1, 3))
-    stack = MemoryStack(1, B, M, D)
-    with tf.GradientTape() as tape:
-        stack(x)
-        memory, _ = stack(x)
-        loss = tf.reduce_sum(memory)
-    assert tape.gradient(loss, x) is None
-
-
 def test_memory_grows_with_the_rows_it_meets():
     stack = MemoryStack(1, None, M, D)
     stack(segment(0, 5, rows=2))

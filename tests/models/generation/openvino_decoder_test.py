@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from factories import small_model
 
+from txl_keras.extending import registered
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
@@ -198,16 +199,7 @@ def test_generator_and_generate_write_what_tensorflow_writes():
     [
         ({"make": LSTMBackbone}, "attention_type=None"),
         ({"attention_type": "shaw", "max_positions": 9}, "'shaw'"),
-        ({"gate": "gru", "normalize_first": True}, "gate='gru'"),
-        (
-            {
-                "compression": "mean_pool",
-                "compression_rate": 2,
-                "compressed_length": 4,
-            },
-            "compression='mean_pool'",
-        ),
-        ({"memory_source": "outputs"}, "memory_source='outputs'"),
+        ({"make": registered("backbone")["same_layer"]}, "SameLayerBackbone"),
         ({"memory_length": 0}, "memory_length=0"),
         ({"cutoffs": (4, 7), "div_val": 8}, "embeddings of size 0"),
     ],

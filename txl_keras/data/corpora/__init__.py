@@ -11,7 +11,6 @@ import os
 
 import tensorflow as tf
 
-from txl_keras.checks import shown
 from txl_keras.data.corpora import published
 from txl_keras.data.corpora import python_stdlib
 from txl_keras.data.corpora import text_files
@@ -63,11 +62,6 @@ def load_corpus(
     >>> sorted(corpus.splits)
     ['test', 'train', 'valid']
     """
-    if not isinstance(name, (str, os.PathLike)):
-        raise ValueError(
-            f"`name` must be one of {', '.join(CORPORA)}, tfds:NAME, or the "
-            f"path of text of your own. Received: name={shown(name)}"
-        )
     name = os.fspath(name)
     if whole and (name in CORPORA or name.startswith(TFDS_PREFIX)):
         raise ValueError(
@@ -90,11 +84,6 @@ def load_corpus(
         return text_files.load(
             path, document_separator, text_key or "text", whole
         )
-    except UnicodeError as error:  # of paths; no text is decoded here
-        raise ValueError(
-            "`corpus` must be a name or path in UTF-8: rename files and "
-            f"folders that are not. Received: {error.object!r}"
-        ) from error
     except tf.errors.OpError as error:
         is_missing = isinstance(error, tf.errors.NotFoundError)
         raise (FileNotFoundError if is_missing else OSError)(

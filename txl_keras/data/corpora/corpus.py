@@ -80,16 +80,15 @@ class Corpus:
         return text if isinstance(text, Text) else _GivenText(text)
 
     def blocks(self, split: str) -> Iterator:
-        """Yields the text of a split in `Block`s of about 1 MiB.
+        """Returns the text of a split in `Block`s of about 1 MiB.
 
         Args:
             split: String, one of `splits`.
 
-        Yields:
-            `Block`s, whose concatenation is the text, byte for byte.
+        Returns:
+            Iterator over `Block`s, whose concatenation is the text.
         """
-        for number, section in enumerate(self.text(split).sections()):
-            yield from section.blocks(number)
+        return self.text(split).blocks()
 
     def read(self, split: str) -> bytes:
         """Returns the whole text of a split as `bytes`."""
@@ -113,40 +112,26 @@ class Text:
     """Base class of a split or section: its documents, read when iterated."""
 
     num_bytes = None  # approximate size, if it is known
-    # Whether the first document continues the last one of the section before,
-    # and whether also its last line.
-    continues = False
-    amid_line = False
 
     def sections(self):
         """Returns the `Text`s of about `SECTION_BYTES` that are this one."""
-        # They depend on the text and not on the machine: each becomes one file
-        # of ids. Only one if the text cannot be cut without reading it.
         return [self]
 
-    def blocks(self, section=0):
+    def blocks(self):
         """Yields the text in `Block`s of about `BLOCK_BYTES` bytes."""
-        pieces, place, filled = [], (), 0
-        for piece, continues, amid_line in self._pieces():
-            # Only the first piece of a block may continue a document.
-            if pieces and (continues or filled >= BLOCK_BYTES):
-                yield Block(tuple(pieces), *place, section)
-                pieces, filled = [], 0
-            if not pieces:
-                place = continues, amid_line
-            pieces.append(piece)
-            filled += len(piece)
-        if pieces:
-            yield Block(tuple(pieces), *place, section)
-
-    def _pieces(self):
-        """Yields pieces of documents, and how they continue those before."""
-        continues, amid_line = self.continues, self.amid_line
+        pieces, continues, amid_line, filled = [], False, False, 0
         for document in self:
-            for piece in _cut(document):
-                yield piece, continues, amid_line
-                continues, amid_line = True, not piece.endswith(b"\n")
-            continues = amid_line = False
+            for i, piece in enumerate(_cut(document)):
+                # Only the first piece of a block may continue a document.
+                if pieces and (i or filled >= BLOCK_BYTES):
+                    yield Block(tuple(pieces), continues, amid_line)
+                    continues = i > 0
+                    amid_line = continues and not pieces[-1].endswith(b"\n")
+                    pieces, filled = [], 0
+                pieces.append(piece)
+                filled += len(piece)
+        if pieces:
+            yield Block(tuple(pieces), continues, amid_line)
 
 
 class _GivenText(Text):
@@ -171,14 +156,12 @@ class Block:
 
     # Each of `pieces`, non-empty `bytes`, is a document or its beginning. If
     # `continues`, the first piece continues the last document of the previous
-    # block; if `amid_line`, also its last line. `section` is the number of the
-    # section within the split. Token ids are those of the file `path` from
-    # position `start` on.
+    # block; if `amid_line`, also its last line. Token ids are those of the file
+    # `path` from position `start` on.
 
     pieces: tuple
     continues: bool
     amid_line: bool
-    section: int = 0
     path: str = None
     start: int = 0
 

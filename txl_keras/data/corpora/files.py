@@ -1,4 +1,4 @@
-"""Reads text in chunks: plain or gzip, on disk or in a bucket."""
+"""Reads text in chunks, plain or gzip, and writes files atomically."""
 
 import codecs
 import contextlib
@@ -8,14 +8,11 @@ import itertools
 import math
 import os
 import sys
-import tarfile
 import uuid
-import zipfile
 import zlib
 
 import tensorflow as tf
 
-from txl_keras.data.corpora.text_formats import advice_for
 from txl_keras.json_files import open_checked
 
 CHUNK_BYTES = 1 << 20
@@ -24,35 +21,16 @@ MAX_DOCUMENT_BYTES = 1 << 30  # between separators: must fit in memory
 # but a bomb 1000 to 1. So much is allowed to come of the smallest file, too.
 _MAX_RATIO = 200
 _FREE_BYTES = 8 << 20
-_HEAD = 1 << 16  # bytes that determine format and line ends of a file
 
 
 @contextlib.contextmanager
-def open_file(path, member=None):
-    """Opens a file, or a member of an archive; decompresses `.gz` files."""
+def _open_file(path):
+    """Opens a file, and decompresses it if its name ends in `.gz`."""
     try:
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(open_checked(path, math.inf))
-            if member is None:
-                is_packed = path.lower().endswith(".gz")
-                yield _GzipFile(fileobj=file) if is_packed else file
-            elif path.endswith(".zip"):
-                archive = stack.enter_context(zipfile.ZipFile(file))
-                yield stack.enter_context(archive.open(member))
-            else:
-                archive = stack.enter_context(tarfile.open(fileobj=file))
-                # Names may begin with `./`.
-                found = {os.path.normpath(info.name): info for info in archive}
-                yield archive.extractfile(found[member])
-    except (
-        EOFError,
-        KeyError,  # there is no such member
-        gzip.BadGzipFile,
-        tarfile.TarError,
-        zipfile.BadZipFile,
-        zlib.error,
-        tf.errors.InvalidArgumentError,  # shorter than the end of a zip file
-    ) as error:
+        with open_checked(path, math.inf) as file:
+            is_packed = path.lower().endswith(".gz")
+            yield _GzipFile(fileobj=file) if is_packed else file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(
             f"{path} is truncated or damaged ({error}). Delete it and download "
             "it again."
@@ -142,15 +120,11 @@ def remove_folder(path):
 
 def read_bytes(path, start=0, stop=None):
     """Yields (decompressed) bytes `[start, stop)` in chunks up to 1 MiB."""
-    with open_file(path) as file:
-        head = file.read(_HEAD)
-        chunks = chunks_of(file, start, stop)
-        if b"\r" in head and b"\n" not in head:  # as Excel for Mac writes it
-            chunks = (chunk.replace(b"\r", b"\n") for chunk in chunks)
-        yield from chunks
+    with _open_file(path) as file:
+        yield from _chunks_of(file, start, stop)
 
 
-def chunks_of(file, start=0, stop=None):
+def _chunks_of(file, start=0, stop=None):
     """Yields bytes `[start, stop)` of an open file in chunks up to 1 MiB."""
     file.seek(start)  # gzip reads and discards everything before `start`
     left = sys.maxsize if stop is None else stop - start
@@ -162,7 +136,7 @@ def chunks_of(file, start=0, stop=None):
 def file_digest(path, algorithm="sha256"):
     """Returns the hexadecimal digest of a file, without decompressing it."""
     with open_checked(path, math.inf) as file:
-        return digest_of(chunks_of(file), algorithm)
+        return digest_of(_chunks_of(file), algorithm)
 
 
 def digest_of(chunks, algorithm="sha256"):
@@ -187,18 +161,15 @@ def decode_text(data, path):
 def _checked(chunks, path, offset=0):
     decoder = codecs.getincrementaldecoder("utf-8")()
     for chunk in itertools.chain(chunks, [b""]):
-        held, _ = decoder.getstate()  # incomplete character of the last chunk
         try:
-            decoder.decode(chunk, final=not chunk)
-            data, place = chunk, chunk.find(0)
+            text = decoder.decode(chunk, final=not chunk)
+            reason = "has a zero byte" if "\0" in text else None
         except UnicodeDecodeError as error:
-            data, place = error.object, error.start
-            offset -= len(held)
-        if place >= 0:
-            head = b"".join(read_bytes(path, 0, _HEAD))
+            reason = f"is not text in UTF-8: {error.reason}"
+        if reason:
             raise ValueError(
-                f"{path} is not text in UTF-8: byte {data[place]:#04x} at "
-                f"offset {offset + place}. {advice_for(head, data[place])}"
+                f"{path} {reason} after byte {offset}. Unpack it, convert it "
+                "with `iconv -f ENCODING -t UTF-8 OLD > NEW`, or remove it."
             )
         if chunk:
             # Windows programs begin files with a byte order mark.
@@ -210,14 +181,8 @@ def read_between(
     path, separator, start=0, stop=None, max_bytes=MAX_DOCUMENT_BYTES
 ):
     """Yields the texts between separators, as `bytes`."""
-    chunks = read_text(path, start, stop)
-    return split_chunks(chunks, separator, path, max_bytes)
-
-
-def split_chunks(chunks, separator, path, max_bytes=MAX_DOCUMENT_BYTES):
-    """Yields what is between separators in `bytes` that come in chunks."""
     rest = bytearray()
-    for chunk in chunks:
+    for chunk in read_text(path, start, stop):
         searched = max(0, len(rest) - len(separator) + 1)
         rest += chunk
         if rest.find(separator, searched) >= 0:
@@ -239,21 +204,6 @@ def text_size(path):
     if not path.lower().endswith(".gz"):
         return tf.io.gfile.stat(path).length
     return sum(map(len, read_bytes(path)))
-
-
-def rough_size(path):
-    """Returns the bytes of a text, for `.gz` as stored at the file's end."""
-    # That size is wrong above 4 GiB, where it begins again at 0 (the compressed
-    # size is returned if that is above 2 GiB), and for several gzip members.
-    # The last one is often empty (`bgzip`), so if the size is 0, the text is
-    # read.
-    size = tf.io.gfile.stat(path).length
-    if not path.lower().endswith(".gz") or size < 4 or size > 1 << 31:
-        return size
-    with tf.io.gfile.GFile(path, "rb") as file:
-        file.seek(size - 4)
-        unpacked = int.from_bytes(file.read(4), "little")
-    return unpacked or text_size(path)
 
 
 def is_file(path):

@@ -1,12 +1,65 @@
-"""Splits a text into train, valid and test, by group or by position."""
+"""Splits a text into train, valid and test, by name, group or position."""
 
-import collections
 import hashlib
 import itertools
+import os
+import re
 
 from txl_keras.data.corpora import files
+from txl_keras.data.corpora.corpus import SPLITS
 
 HELD_OUT_FRACTION = 0.05  # of the bytes, in each of valid and test
+_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+# Names of other files, such as code, do not count.
+_DATA = (
+    "", ".txt", ".tokens", ".raw", ".jsonl", ".ndjson", ".npy", ".npz", ".tsv",
+    ".csv", ".md", ".html", ".xml", ".json", ".tex",
+)  # fmt: skip
+
+
+def split_by_name(folder, names):
+    """Returns a dict of split to names, or None if no name means a split."""
+    # docs/data.md has the rules. `names` are paths in the folder.
+    found = {
+        name: splits_in(name)
+        for name in names
+        if os.path.splitext(name.lower().removesuffix(".gz"))[1] in _DATA
+    }
+    named = {name for name, splits in found.items() if splits}
+    splits = set().union(*found.values())
+    if not named or len(splits) == 1 and len(named) == len(found):
+        return None
+    if splits != {*SPLITS} or any(len(found[name]) > 1 for name in named):
+        others = listed({*names} - named)
+        raise ValueError(
+            f"{folder} must have files or folders for all of train, valid and "
+            "test, or for none, by the words in their names: rename or remove "
+            "others, or pass a pattern of the files to read, such as "
+            f"{os.path.join(folder, 'train*')}, whose last files are held out. "
+            f"Received: {listed(named)} beside {others}"
+        )
+    return {
+        split: [name for name in found if split in found[name]]
+        for split in SPLITS
+    }
+
+
+def splits_in(path):
+    """Returns the splits that whole words of a path name."""
+    words = re.split(r"[\W_]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", path))
+    return {_WORDS[x] for x in map(str.lower, words) if x in _WORDS}
+
+
+def listed(names):
+    """Returns the first of some names as words."""
+    names = sorted(names)
+    more = [f"{len(names) - 3} more"] if len(names) > 3 else []
+    *first, last = [*names[:3], *more] or ["none"]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def split_groups(sizes, fraction=HELD_OUT_FRACTION):
@@ -36,6 +89,11 @@ def _take(names, sizes, target):
     ]
 
 
+def name_hash(name):
+    """Returns a sort key that gives a pseudo-random, reproducible order."""
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+
+
 def held_out_places(size):
     """Returns where valid and test of a text begin, before it is cut."""
     return [int(size * (1 - part * HELD_OUT_FRACTION)) for part in (2, 1)]
@@ -43,32 +101,20 @@ def held_out_places(size):
 
 def split_file(path, delimiter=None):
     """Returns where train, valid and test of a text file end, in bytes."""
-    # Each cut is at the next line end, or at the next character if a line end
-    # is more than half a split away; with a `delimiter`, only directly after
-    # it.
+    # Each cut is after the next line end, or at the next character if a line
+    # is longer than half a split; with a `delimiter`, only directly after it.
     size = files.text_size(path)
-    places = held_out_places(size)
-    first = _cut(path, places[0], places[1], size, delimiter)
-    second = _cut(path, max(first, places[1]), size, size, delimiter)
-    return [first, second, size]
-
-
-def cuts(path, start, stop, size, delimiter=None):
-    """Returns where pieces of `[start, stop)` begin, except `start` itself."""
-    found = [start]
-    for place in range(start + size, stop - size // 2, size):
-        end = min(place + size, stop)
-        found.append(max(found[-1], _cut(path, place, end, stop, delimiter)))
-    return sorted({*found} - {start, stop})
-
-
-def _cut(path, place, end, size, delimiter):
-    """Returns the first byte from `place` on where a split may begin."""
-    if delimiter is None:
-        found = _find(path, place, (place + end) // 2, b"\n")
-        return _next_character(path, place) if found is None else found
-    found = _find(path, place, None, delimiter)
-    return size if found is None else found
+    ends = [0]
+    for place in held_out_places(size):
+        start = max(ends[-1], place)
+        if delimiter:
+            end = _find(path, start, None, delimiter) or size
+        else:
+            stop = start + int(size * HELD_OUT_FRACTION / 2)
+            end = _find(path, start, stop, b"\n")
+            end = _next_character(path, start) if end is None else end
+        ends.append(end)
+    return [*ends[1:], size]
 
 
 def _find(path, start, stop, delimiter):
@@ -83,27 +129,7 @@ def _find(path, start, stop, delimiter):
 
 
 def _next_character(path, start):
-    # Bytes 10xxxxxx continue a character.
     following = b"".join(files.read_bytes(path, start, start + 4))
-    continued = itertools.takewhile(lambda byte: byte & 0xC0 == 0x80, following)
-    return start + len(list(continued))
-
-
-def drop_duplicates(sizes, read):
-    """Keeps the first of several files with the same content."""
-    # Otherwise a text could be both in train and in test.
-    same_size = collections.Counter(sizes.values())
-    kept, seen = {}, set()
-    for name, size in sizes.items():
-        if same_size[size] > 1:
-            digest = files.digest_of(read(name))
-            if digest in seen:
-                continue
-            seen.add(digest)
-        kept[name] = size
-    return kept
-
-
-def name_hash(name):
-    """Returns a sort key that gives a pseudo-random, reproducible order."""
-    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+    # Bytes 10xxxxxx continue a character.
+    rest = following.lstrip(bytes(range(0x80, 0xC0)))
+    return start + len(following) - len(rest)

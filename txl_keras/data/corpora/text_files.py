@@ -1,5 +1,6 @@
 """The user's own text or token ids: files on disk or in a bucket."""
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -13,12 +14,7 @@ from txl_keras.data.corpora import corpus
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora import id_files
 from txl_keras.data.corpora import splitting
-from txl_keras.data.corpora.split_names import listed
-from txl_keras.data.corpora.split_names import named_splits
-from txl_keras.data.corpora.split_names import splits_in
-
-_JSON_LINES = (".jsonl", ".ndjson")
-SUFFIXES = (".txt", ".tokens", *_JSON_LINES, *id_files.SUFFIXES)
+from txl_keras.data.corpora.splitting import listed
 
 
 def load(path, document_separator=None, text_key="text", whole=False):
@@ -58,23 +54,16 @@ def load(path, document_separator=None, text_key="text", whole=False):
 class Part:
     """Holds bytes or ids `[start, stop)` of a file; `stop` None is its end."""
 
-    # `version` is the size of the file and when it was written. If `continues`,
-    # these continue the document of the part before; if `continued`, the part
-    # after continues this one.
-
     path: str
-    version: tuple
+    version: tuple  # the size of the file and when it was written
     start: int = 0
     stop: int = None
-    continues: bool = False
-    continued: bool = False
 
     @property
     def num_bytes(self):
         """Returns the bytes to read; for a whole `.gz` the compressed size."""
-        return (
-            self.version[0] if self.stop is None else self.stop
-        ) - self.start
+        stop = self.version[0] if self.stop is None else self.stop
+        return stop - self.start
 
     def check_unchanged(self):
         """Raises ValueError if the file was changed since it was found."""
@@ -98,16 +87,6 @@ class TextFiles(corpus.Text):
     def num_bytes(self):
         return sum(part.num_bytes for part in self.parts)
 
-    @property
-    def continues(self):
-        return self.parts[0].continues
-
-    @property
-    def amid_line(self):
-        path, start = self.parts[0].path, self.parts[0].start
-        before = files.read_bytes(path, start - 1, start)
-        return self.continues and next(before, None) != b"\n"
-
     def identity(self):
         """Returns the files with sizes and times, and the options, for JSON."""
         parts = [[p.path, p.start, p.stop, *p.version] for p in self.parts]
@@ -115,15 +94,14 @@ class TextFiles(corpus.Text):
         return [parts, options]
 
     def sections(self):
-        """Returns `TextFiles` of about `SECTION_BYTES`; cuts at line ends."""
-        size = filled = corpus.SECTION_BYTES
-        groups = []
-        for piece in itertools.chain(*(self._cut(p, size) for p in self.parts)):
-            if filled >= size or piece.continues:
+        """Returns `TextFiles` of whole parts, of about `SECTION_BYTES`."""
+        groups, filled = [], corpus.SECTION_BYTES
+        for part in self.parts:
+            if filled >= corpus.SECTION_BYTES:
                 groups.append([])
                 filled = 0
-            groups[-1].append(piece)
-            filled += piece.num_bytes
+            groups[-1].append(part)
+            filled += part.num_bytes
         return [dataclasses.replace(self, parts=tuple(g)) for g in groups]
 
     def __iter__(self):
@@ -142,13 +120,11 @@ class TextFiles(corpus.Text):
             part.check_unchanged()
 
     def _whole(self, part):
-        """Yields a file in chunks; it ends with a newline if others follow."""
         chunk = b"\n"
         for chunk in files.read_text(part.path, part.start, part.stop):
             yield chunk
         # Otherwise the next file would continue the last line.
-        is_end = self.ends_lines and not part.continued
-        if is_end and not chunk.endswith(b"\n"):
+        if self.ends_lines and not chunk.endswith(b"\n"):
             yield b"\n"
 
     def _documents(self, part, delimiter):
@@ -171,46 +147,25 @@ class TextFiles(corpus.Text):
                 f"string. Received: {line[:80]!r} ({error!r})"
             ) from error
 
-    def _cut(self, part, size):
-        """Yields the pieces of a part, each of about `size` bytes."""
-        delimiter = _delimiter(part.path, self.separator)
-        begins = []  # what is packed is not cut
-        if not part.path.lower().endswith((".gz", *id_files.SUFFIXES)):
-            stop = part.start + part.num_bytes
-            begins = splitting.cuts(
-                part.path, part.start, stop, size, delimiter
-            )
-        inside = {*begins} if delimiter is None else ()  # of a document
-        bounds = [part.start, *begins, part.stop]
-        for start, stop in itertools.pairwise(bounds):
-            yield dataclasses.replace(
-                part,
-                start=start,
-                stop=stop,
-                continues=start in inside,
-                continued=stop in inside,
-            )
-
 
 class IdFiles(TextFiles):
     """Reads the token ids of some files; pieces of a block are arrays."""
 
     num_bytes = None  # those of `.npz` files are unknown
 
-    def blocks(self, section=0):
+    def blocks(self):
         for part in self._read_parts():
-            documents = id_files.document_starts(part.path)
-            start = part.start
-            for ids in id_files.read_ids(part.path, start, part.stop):
-                first, last = np.searchsorted(
-                    documents, (start, start + len(ids))
-                )
-                inside = documents[first:last] - start
-                is_start = start == part.start or 0 in inside[:1]
-                pieces = np.split(ids, inside[inside > 0])
-                place = section, part.path, start
-                yield corpus.Block(tuple(pieces), not is_start, False, *place)
-                start += len(ids)
+            tokens, documents = id_files.open_ids(part.path, part.version)
+            stop = len(tokens) if part.stop is None else part.stop
+            size = max(1, corpus.BLOCK_BYTES // tokens.itemsize)
+            for start in range(part.start, stop, size):
+                ids = np.array(tokens[start : min(start + size, stop)])
+                id_files.check_ids(part.path, ids, start)
+                bounds = np.searchsorted(documents, (start, start + len(ids)))
+                inside = documents[slice(*bounds)] - start
+                begins = start == part.start or 0 in inside[:1]
+                pieces = tuple(np.split(ids, inside[inside > 0]))
+                yield corpus.Block(pieces, not begins, False, part.path, start)
 
 
 def _split(path, separator, whole):
@@ -220,41 +175,38 @@ def _split(path, separator, whole):
     if not tf.io.gfile.isdir(path):
         root = os.path.dirname(re.split(r"[*?\[]", path)[0])
     # By relative paths: the result must not depend on the folder's place.
-    names = {os.path.relpath(file, root): size for file, size in found.items()}
-    # An empty file counts where its name is that of a split.
-    sizes = {n: size for n, size in names.items() if size or splits_in(n)}
-
-    def distinct(names):
-        return splitting.drop_duplicates(
-            {name: sizes[name] for name in names if sizes[name]},
-            lambda name: files.read_bytes(os.path.join(root, name)),
-        )
+    sizes = {os.path.relpath(file, root): found[file] for file in found}
 
     def parts(names):
         paths = [os.path.join(root, name) for name in sorted(names)]
         return [Part(path, files.version_of(path)) for path in paths]
 
-    if whole:
-        return {corpus.WHOLE: parts(distinct(sizes))}, ""
-    chosen, how = None, "by name"
-    if len(sizes) > 1:
-        chosen = named_splits(root, sizes, SUFFIXES)
-    if chosen:
-        chosen = {split: distinct(names) for split, names in chosen.items()}
+    named = None
+    if len(sizes) > 1 and not whole:
+        # An empty file counts where its name is that of a split.
+        named = splitting.split_by_name(root, sizes)
+    if named:
+        chosen = {
+            split: _drop_copies(root, {name: sizes[name] for name in names})
+            for split, names in named.items()
+        }
     else:
-        kept = distinct(sizes)
-        if len(kept) < len(corpus.SPLITS):
-            each = "each of " * (len(kept) > 1)
+        sizes = _drop_copies(root, sizes)
+        if whole:
+            return {corpus.WHOLE: parts(sizes)}, ""
+        if len(sizes) < len(corpus.SPLITS):
+            each = "each of " * (len(sizes) > 1)
             return (
-                _cut(parts(kept), separator),
-                f"valid and test are the last tenth of {each}{listed(kept)}",
+                _cut(parts(sizes), separator),
+                f"valid and test are the last tenth of {each}{listed(sizes)}",
             )
-        chosen, how = splitting.split_groups(kept), "by a hash of the names"
+        chosen = splitting.split_groups(sizes)
     left_out = sizes.keys() - set().union(*chosen.values())
     return (
         {split: parts(names) for split, names in chosen.items()},
         f"valid is {listed(chosen['valid'])}; test is "
-        f"{listed(chosen['test'])} ({how})"
+        f"{listed(chosen['test'])} (by "
+        f"{'name' if named else 'a hash of the names'})"
         + (f"; left out: {listed(left_out)}" if left_out else ""),
     )
 
@@ -264,7 +216,12 @@ def _cut(parts, separator):
     splits = {split: [] for split in corpus.SPLITS}
     for part in parts:
         if id_files.is_id_file(part.path):
-            ends = id_files.split_ids(part.path)
+            tokens, documents = id_files.open_ids(part.path, part.version)
+            ends = splitting.held_out_places(len(tokens))
+            if len(documents) > 1:
+                bounds = np.append(documents, len(tokens))
+                ends = bounds[np.searchsorted(bounds, ends)].tolist()
+            ends = [*ends, len(tokens)]
         else:
             delimiter = _delimiter(part.path, separator)
             ends = splitting.split_file(part.path, delimiter)
@@ -274,6 +231,21 @@ def _cut(parts, separator):
                 piece = dataclasses.replace(part, start=start, stop=stop)
                 splits[split].append(piece)
     return splits
+
+
+def _drop_copies(root, sizes):
+    """Returns the sizes without those of empty files and copies of a file."""
+    # Otherwise a text could be both in train and in test.
+    kept, seen = {}, set()
+    counts = collections.Counter(sizes.values())
+    for name, size in sizes.items():
+        digest = name
+        if counts[size] > 1 and size:
+            digest = files.file_digest(os.path.join(root, name))
+        if size and digest not in seen:
+            kept[name] = size
+        seen.add(digest)
+    return kept
 
 
 def _find_files(path):
@@ -286,8 +258,7 @@ def _find_files(path):
         paths = [p for p in tf.io.gfile.glob(path) if not tf.io.gfile.isdir(p)]
         if not paths:
             raise tf.errors.NotFoundError(None, None, "no such path")
-    # Decompressed sizes, so that a file and its .gz are found to be equal.
-    sizes = {p: files.rough_size(p) for p in sorted(paths)}
+    sizes = {p: tf.io.gfile.stat(p).length for p in sorted(paths)}
     if not any(sizes.values()):
         raise ValueError(
             f"{path} must be, or contain, at least one file with text. "
@@ -316,7 +287,8 @@ def _files_below(folder, above=()):
 
 
 def _is_json_lines(path):
-    return path.lower().removesuffix(".gz").endswith(_JSON_LINES)
+    name = path.lower().removesuffix(".gz")
+    return name.endswith((".jsonl", ".ndjson"))
 
 
 def _delimiter(path, separator):

@@ -1,7 +1,6 @@
 """Loads texts, also labelled ones, of TensorFlow Datasets by their name."""
 
 import dataclasses
-import difflib
 import os
 import sys
 
@@ -41,8 +40,15 @@ def load(name, data_dir=None, manual_dir=None, text_key=None):
     # split, test is used for it, as is usual for `lm1b`, and vice versa; if
     # there is neither, the last tenth of train.
     builder = _open(name, data_dir, manual_dir)
-    key = _text_feature(builder, text_key)
-    splits = _choose_splits(builder)
+    texts = _features(builder, _is_string)
+    key = text_key
+    if key is None and ("text" in texts or len(texts) == 1):
+        key = "text" if "text" in texts else texts[0]
+    check_one_of("text_key", key, texts)
+    found = _find_splits(builder)
+    splits = {"valid": found.get("test"), "test": found.get("valid"), **found}
+    if len(found) == 1:
+        splits = PARTS
     sizes = {
         split: [info.num_examples, int(info.num_bytes)]
         for split, info in builder.info.splits.items()
@@ -103,16 +109,7 @@ class _Documents(Text):
 
 def _open(name, data_dir=None, manual_dir=None):
     """Returns the builder of a dataset, and prepares it the first time."""
-    try:
-        builder = tfds.builder(name, data_dir=data_dir)
-    except tfds.core.DatasetNotFoundError as error:
-        known = tfds.list_builders(with_community_datasets=False)
-        near = difflib.get_close_matches(name.split("/")[0], known, n=5)
-        raise ValueError(
-            f"`name` must be a dataset of TFDS. Similar: {near}. "
-            f"All: https://www.tensorflow.org/datasets/catalog. "
-            f"Received: name={name!r}"
-        ) from error
+    builder = tfds.builder(name, data_dir=data_dir)
     if builder.data_path.exists():
         return builder
     folder = os.fspath(builder.data_dir_root)
@@ -124,24 +121,14 @@ def _open(name, data_dir=None, manual_dir=None):
     try:
         builder.download_and_prepare(download_config=config)
     except (OSError, DownloadError, tf.errors.OpError) as error:
-        builder = tfds.builder(name, data_dir=data_dir)
-        # Otherwise another process has prepared it meanwhile.
-        if not builder.data_path.exists():
-            raise OSError(
-                f"The TFDS dataset {name!r} could not be downloaded and "
-                f"prepared: {type(error).__name__}: {str(error)[:300]}. "
-                "`data_dir` (--data_dir) must be a folder that can be written "
-                "to. Without a network, prepare it elsewhere and copy its "
-                f"folder there. Received: data_dir={folder!r}"
-            ) from None
+        raise OSError(
+            f"The TFDS dataset {name!r} could not be downloaded and prepared: "
+            f"{type(error).__name__}: {str(error)[:300]}. `data_dir` "
+            "(--data_dir) must be a folder that can be written to. Without a "
+            "network, prepare it elsewhere and copy its folder there. "
+            f"Received: data_dir={folder!r}"
+        ) from None
     return builder
-
-
-def _text_feature(builder, text_key):
-    texts = _features(builder, _is_string)
-    if text_key is None and ("text" in texts or len(texts) == 1):
-        return "text" if "text" in texts else texts[0]
-    return check_one_of("text_key", text_key, texts)
 
 
 def _features(builder, is_kind):
@@ -166,20 +153,6 @@ def _find_splits(builder):
     valid = next((split for split in _VALID_NAMES if split in infos), None)
     names = {"train": "train", "valid": valid, "test": "test"}
     return {split: name for split, name in names.items() if name in infos}
-
-
-def _choose_splits(builder):
-    infos, found = builder.info.splits, _find_splits(builder)
-    splits = {"valid": found.get("test"), "test": found.get("valid"), **found}
-    if len(found) == 1:
-        splits = PARTS
-    sizes = {split: infos[splits[split]].num_examples for split in SPLITS}
-    if not all(sizes.values()):
-        raise ValueError(
-            f"{builder.name} has too few examples for three splits. "
-            f"Received: {sizes}"
-        )
-    return splits
 
 
 def load_labelled_texts(

@@ -4,9 +4,8 @@
 - `CharacterTokenizer`: one id per symbol that occurs in a corpus.
 - `WordTokenizer`: one id per whitespace-separated word, as in the published
   results on WikiText-103 and One Billion Word.
-- `SentencePieceTokenizer`: one id per subword, learned from a text, and
-  `WordPieceTokenizer`, for the vocabularies of BERT. Both need TensorFlow Text,
-  an optional dependency.
+- `SentencePieceTokenizer`: one id per subword, learned from a text. Needs
+  TensorFlow Text, an optional dependency.
 - `HuggingFaceTokenizer`: the `tokenizer.json` of Hugging Face's tokenizers, and
   `KerasHubTokenizer`, for those of KerasHub.
 - `IdTokenizer`: for data that is token ids already, such as music events.

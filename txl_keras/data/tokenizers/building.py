@@ -1,14 +1,13 @@
 """Builds, saves and loads the tokenizer of a corpus."""
 
 import collections
-import contextlib
 import functools
-import itertools
+import inspect
 import json
 import os
-import sqlite3
-import sys
-from typing import Any
+import random
+import zlib
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -26,11 +25,8 @@ from txl_keras.data.tokenizers.library_tokenizers import HuggingFaceTokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
-from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
-from txl_keras.data.tokenizers.subword_tokenizer import draw_sentences
-from txl_keras.data.tokenizers.subword_tokenizer import sentences_of
+from txl_keras.data.tokenizers.sentence_piece_tokenizer import sentences_of
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
-from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import count_words
 from txl_keras.json_files import check_fields
@@ -42,38 +38,12 @@ _MAX_BYTES = 64 << 20
 # Ids above this need a vocabulary size: one of a typing error would make an
 # embedding that no memory holds.
 _MAX_FOUND_ID = (1 << 24) - 1
-MAX_STRINGS = 1 << 21  # counted in memory: about 300 MB
-_ADD = (
-    "INSERT INTO words VALUES (?, ?) "
-    "ON CONFLICT (word) DO UPDATE SET count = count + excluded.count"
-)
-# A word keeps the `rowid` of its first occurrence.
-_CHOOSE = (
-    "SELECT word, count FROM (SELECT rowid AS place, * FROM words "
-    "WHERE count >= ? ORDER BY count DESC, place LIMIT ?) ORDER BY place"
-)
-# Options of each tokenizer.
-OPTIONS = {
-    "bytes": ("drop_newlines",),
-    "characters": ("drop_newlines",),
-    "words": (
-        "vocabulary", "vocabulary_size", "min_count", "unknown", "line_start",
-        "line_end", "lower_case",
-    ),
-    "sentencepiece": (
-        "vocabulary", "vocabulary_size", "line_end", "model_type",
-        "character_coverage",
-    ),
-    "wordpiece": ("vocabulary", "unknown", "line_end", "lower_case"),
-    "hugging_face": ("vocabulary",),
-    "ids": ("vocabulary_size",),
-}  # fmt: skip
-# Those that a vocabulary is built with.
-_COUNTED = {"vocabulary_size", "min_count", "model_type", "character_coverage"}
+MAX_STRINGS = 1 << 22  # counted at once: about 600 MB
+SAMPLE_BYTES = 50_000_000  # of a larger text, about so much trains subwords
 
 
 def build_tokenizer(
-    name: str, corpus: Corpus, beam: Any = None, **options
+    name: str, corpus: Corpus, section_map: Callable | None = None, **options
 ) -> Tokenizer:
     """Builds the tokenizer of a corpus, on all cores.
 
@@ -83,16 +53,20 @@ def build_tokenizer(
     for WikiText-103. The vocabulary of `"ids"` has the ids up to the largest
     of all three splits.
 
+    The text may be larger than memory. Subwords are learned from a sample of
+    its lines, of about 50 MB. If it has more than four million different words,
+    the rarest ones are forgotten while they are counted.
+
     Args:
         name: String, `"bytes"`, `"characters"`, `"words"`, `"sentencepiece"`,
-            `"wordpiece"`, `"hugging_face"` or `"ids"`.
+            `"hugging_face"` or `"ids"`.
         corpus: A `Corpus`.
-        beam: Optional `Beam` with a folder, whose workers read the text.
+        section_map: Optional function that reads the text, see `prepare`.
         **options: Options of this tokenizer, see its class, its `from_counts`
             and its `train`; options that are None are ignored. `vocabulary` is
             a sequence of words to use instead of counting them, or for subwords
-            the path of a model or vocabulary file, which `"wordpiece"` and
-            `"hugging_face"` need.
+            the path of a model, or of a tokenizer.json, which `"hugging_face"`
+            needs.
             For `"words"`, an empty string as `unknown`, `line_start` or
             `line_end` disables this mark.
 
@@ -106,21 +80,21 @@ def build_tokenizer(
     >>> build_tokenizer("characters", corpus).vocabulary.symbols
     ('b', 'a', 'c')
     """
-    check_one_of("tokenizer", name, OPTIONS)
+    build = BUILDERS[check_one_of("tokenizer", name, BUILDERS)]
     options = {key: v for key, v in options.items() if v is not None}
-    known = {*OPTIONS[name]}
+    known = [*inspect.signature(build).parameters][2:]
+    extra = {*options} - {*known}
     if "vocabulary" in options:  # which is used as it is
-        known -= _COUNTED
-    extra = sorted(options.keys() - known)
+        extra |= {"vocabulary_size", "min_count"} & options.keys()
     if extra:
         raise ValueError(
-            f"The tokenizer {name!r} must be built without {extra}: its "
-            f"options are {OPTIONS[name]}, and where a `vocabulary` is given, "
-            f"{sorted(_COUNTED)} are left out. Received: "
-            + ", ".join(f"{key}={options[key]!r:.40}" for key in extra)
+            f"The tokenizer {name!r} must be built without {sorted(extra)}: "
+            f"its options are {known}, and where a `vocabulary` is given, its "
+            "size and `min_count` are left out. Received: "
+            + ", ".join(f"{key}={options[key]!r:.40}" for key in sorted(extra))
         )
     check_kind(corpus, name == "ids")
-    return _BUILDERS[name](corpus, beam, **options)
+    return build(corpus, section_map, **options)
 
 
 def check_kind(corpus, takes_ids):
@@ -135,104 +109,86 @@ def check_kind(corpus, takes_ids):
         )
 
 
-def _build_characters(corpus, beam, drop_newlines=False):
-    options = {"encoding": corpus.encoding, "drop_newlines": drop_newlines}
-    count = functools.partial(_count, count_symbols, **options)
-    counts = add_up(_map(count, corpus, corpus.splits, beam))
-    return CharacterTokenizer.from_counts(counts, **options)
+def _build_bytes(corpus, section_map, drop_newlines=False):
+    return ByteTokenizer(drop_newlines)
 
 
-def _build_words(corpus, beam, vocabulary=None, **options):
-    options = {key: None if v == "" else v for key, v in options.items()}
+def _build_characters(corpus, section_map, drop_newlines=False):
+    options = corpus.encoding, drop_newlines
+    count = functools.partial(_count, count_symbols, options)
+    counts = _add_up(_map(count, corpus, corpus.splits, section_map))
+    return CharacterTokenizer.from_counts(counts, *options)
+
+
+def _build_words(
+    corpus,
+    section_map,
+    vocabulary=None,
+    vocabulary_size=None,
+    min_count=1,
+    unknown="<unk>",
+    line_start=None,
+    line_end="<eos>",
+):
+    marks = [mark or None for mark in (unknown, line_start, line_end)]
     if vocabulary is not None:
-        return WordTokenizer(vocabulary, **options)
+        return WordTokenizer(vocabulary, *marks)
     _check_train(corpus)
-    num_kept = options.get("vocabulary_size")
-    if num_kept is not None:
-        num_kept += 2  # `line_end` and `line_start` may be among the words
-    count = functools.partial(
-        _count, count_words, lower_case=options.get("lower_case", False)
-    )
-    counts = _map(count, corpus, ("train",), beam)
-    counts = add_up(counts, options.get("min_count", 1), num_kept)
-    return WordTokenizer.from_counts(counts, **options)
+    count = functools.partial(_count, count_words, ())
+    counts = _add_up(_map(count, corpus, ("train",), section_map))
+    return WordTokenizer.from_counts(counts, min_count, vocabulary_size, *marks)
 
 
-def add_up(counters, min_count=1, num_kept=None):
-    """Adds up `Counter`s of strings, in the order of their first occurrence."""
-    # More than `MAX_STRINGS` are counted on disk. Only then, rare ones and all
-    # but the `num_kept` most frequent ones are left out.
-    total, is_on_disk = collections.Counter(), False
-    # Without a name, a temporary file.
-    with contextlib.closing(sqlite3.connect("")) as database:
-        database.execute("CREATE TABLE words (word TEXT UNIQUE, count INTEGER)")
-        for counts in counters:
-            total.update(counts)
-            if len(total) > MAX_STRINGS:
-                database.executemany(_ADD, total.items())
-                total.clear()
-                is_on_disk = True
-        if not is_on_disk:
-            return total
-        database.executemany(_ADD, total.items())
-        limit = -1 if num_kept is None else num_kept
-        chosen = database.execute(_CHOOSE, (min_count, limit))
-        return collections.Counter(dict(chosen))
-
-
-def _count(function, blocks, **options):
-    counts = collections.Counter()
-    for block in blocks:
-        counts.update(function(block.text, **options))
-    return counts
-
-
-def _map(function, corpus, splits, beam, threads=False):
-    """Yields `function(blocks)` of each block, or with Beam of each section."""
-    if beam is not None:
-        texts = map(corpus.text, splits)
-        sections = [x for text in texts for x in text.sections()]
-        function = functools.partial(_of_section, function)
-        yield from beam.map("count", function, sections)
-        return
-    for split in splits:
-        yield from map_blocks(
-            lambda block: function([block]), corpus, split, "Counting", threads
-        )
-
-
-def _of_section(function, section):
-    return function(section.blocks())
-
-
-def _build_sentence_piece(corpus, beam, vocabulary=None, **options):
+def _build_sentence_piece(
+    corpus, section_map, vocabulary=None, vocabulary_size=None, line_end=None
+):
     if vocabulary is not None:
-        return SentencePieceTokenizer.from_file(vocabulary, **options)
-    if options.get("line_end") is not None:
+        return SentencePieceTokenizer.from_file(vocabulary, line_end)
+    if line_end is not None:
         raise ValueError(
             "`line_end` must be left out for sentencepiece without a "
             "`vocabulary`: the model that is trained here encodes newlines. "
-            f"Received: line_end={shown(options['line_end'])}"
+            f"Received: line_end={shown(line_end)}"
         )
     _check_train(corpus)
-    if beam is None:
-        texts = map_blocks(
-            lambda block: block.text, corpus, "train", "Reading", threads=True
-        )
-        options["max_characters"] = MAX_CHARACTERS
-    else:
-        texts = _sample_with(beam, corpus)
-        options["max_characters"] = sys.maxsize  # they are a sample already
-    return SentencePieceTokenizer.train(texts, **options)
+    size = corpus.text("train").num_bytes or sum(
+        block.num_bytes for block in corpus.blocks("train")
+    )
+    draw = functools.partial(_sample, SAMPLE_BYTES / size)
+    texts = _map(draw, corpus, ("train",), section_map)
+    return SentencePieceTokenizer.train(texts, vocabulary_size)
 
 
-def _load(kind, file, corpus, beam, vocabulary=None, **options):
+def _build_hugging_face(corpus, section_map, vocabulary=None):
     if vocabulary is None:
         raise ValueError(
-            f"`vocabulary` must be {file}; sentencepiece learns subwords. "
-            "Received: vocabulary=None"
+            "`vocabulary` must be a tokenizer.json for hugging_face; "
+            "sentencepiece learns subwords. Received: vocabulary=None"
         )
-    return kind.from_file(vocabulary, **options)
+    return HuggingFaceTokenizer.from_file(vocabulary)
+
+
+def _build_ids(corpus, section_map, vocabulary_size=None):
+    if vocabulary_size is not None:
+        return IdTokenizer(vocabulary_size)
+    found = _map(_largest_id, corpus, corpus.splits, section_map, threads=True)
+    largest = max(found, default=0)
+    if largest > _MAX_FOUND_ID:
+        raise ValueError(
+            f"`vocabulary_size` must be given for ids above {_MAX_FOUND_ID:,}, "
+            f"up to {MAX_ID + 1:,}. Received: {corpus.name} has {largest:,}"
+        )
+    return IdTokenizer(largest + 1)
+
+
+BUILDERS = {
+    "bytes": _build_bytes,
+    "characters": _build_characters,
+    "words": _build_words,
+    "sentencepiece": _build_sentence_piece,
+    "hugging_face": _build_hugging_face,
+    "ids": _build_ids,
+}
 
 
 def _check_train(corpus):
@@ -244,71 +200,54 @@ def _check_train(corpus):
         )
 
 
-def _sample_with(beam, corpus):
-    """Yields the sample that `sample_sentences` draws, from all workers."""
-    sections = corpus.text("train").sections()
-    sizes = list(beam.map("sentences", _size_of, sections))
-    firsts = itertools.accumulate((size[0] for size in sizes), initial=0)
-    draw = functools.partial(_drawn_text, sum(size[1] for size in sizes))
-    items = [*zip(sections, firsts, strict=False)]
-    yield from beam.map("sample", draw, items)
-
-
-def _size_of(section):
-    """Returns the numbers of sentences and of their characters."""
-    number = characters = 0
-    for block in section.blocks():
-        sentences = sentences_of(block.text)
-        number += len(sentences)
-        characters += sum(map(len, sentences))
-    return number, characters
-
-
-def _drawn_text(total, numbered_section):
-    section, first = numbered_section
-    kept = []
-    for block in section.blocks():
-        sentences = sentences_of(block.text)
-        drawn = draw_sentences(sentences, first, MAX_CHARACTERS, total)
-        kept += [sentence for _, sentence in drawn]
-        first += len(sentences)
-    return "\n".join(kept)
-
-
-def _build_ids(corpus, beam, vocabulary_size=None):
-    if vocabulary_size is not None:
-        return IdTokenizer(vocabulary_size)
-    found = _map(_largest_id, corpus, corpus.splits, beam, threads=True)
-    largest = max(found, default=0)
-    if largest > _MAX_FOUND_ID:
-        raise ValueError(
-            f"`vocabulary_size` must be given for ids above {_MAX_FOUND_ID:,}, "
-            f"up to {MAX_ID + 1:,}. Received: {corpus.name} has {largest:,}"
+def _map(function, corpus, splits, section_map, threads=False):
+    """Yields `function(blocks)` of each block, or of each section."""
+    if section_map is not None:
+        texts = map(corpus.text, splits)
+        sections = [x for text in texts for x in text.sections()]
+        function = functools.partial(_of_section, function)
+        yield from section_map(function, sections)
+        return
+    for split in splits:
+        yield from map_blocks(
+            lambda block: function([block]), corpus, split, "Reading", threads
         )
-    return IdTokenizer(largest + 1)
+
+
+def _of_section(function, section):
+    return function(section.blocks())
+
+
+def _count(function, options, blocks):
+    counts = collections.Counter()
+    for block in blocks:
+        counts.update(function(block.text, *options))
+    return counts
+
+
+def _add_up(counters):
+    """Adds up counts of strings, in the order of their first occurrence."""
+    total = collections.Counter()
+    for counts in counters:
+        total.update(counts)
+        if len(total) > MAX_STRINGS:
+            frequent = dict(total.most_common(MAX_STRINGS // 2))
+            total = collections.Counter(frequent)
+    return total
+
+
+def _sample(share, blocks):
+    """Draws a share of the sentences of blocks, the same on every machine."""
+    kept = []
+    for block in blocks:
+        drawn = random.Random(zlib.crc32(block.text)).random
+        kept += [s for s in sentences_of(block.text) if drawn() < share]
+    return "\n".join(kept)
 
 
 def _largest_id(blocks):
     ids = (ids for block in blocks for ids in block.pieces)
     return max((int(part.max(initial=0)) for part in ids), default=0)
-
-
-_BUILDERS = {
-    "bytes": lambda corpus, beam, **options: ByteTokenizer(**options),
-    "characters": _build_characters,
-    "words": _build_words,
-    "sentencepiece": _build_sentence_piece,
-    "wordpiece": functools.partial(
-        _load,
-        WordPieceTokenizer,
-        "the file of an existing vocabulary for wordpiece, such as the "
-        "vocab.txt of BERT",
-    ),
-    "hugging_face": functools.partial(
-        _load, HuggingFaceTokenizer, "a tokenizer.json for hugging_face"
-    ),
-    "ids": _build_ids,
-}
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: PathLike) -> None:
@@ -376,7 +315,6 @@ _TOKENIZERS = {
         IdTokenizer,
         WordTokenizer,
         SentencePieceTokenizer,
-        WordPieceTokenizer,
         HuggingFaceTokenizer,
     )
 }

@@ -14,10 +14,10 @@ from txl_keras.data.corpora.corpus import ENCODINGS
 from txl_keras.data.tokenizers.graph_text import check_known
 from txl_keras.data.tokenizers.graph_text import find
 from txl_keras.data.tokenizers.graph_text import split_bytes
-from txl_keras.data.tokenizers.graph_text import split_characters
+from txl_keras.data.tokenizers.graph_text import valid_text
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.tokenizer import as_bytes
-from txl_keras.data.tokenizers.tokenizer import decode_utf8
+from txl_keras.data.tokenizers.tokenizer import as_string
 from txl_keras.data.vocabulary import NUM_CODE_POINTS
 from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import Vocabulary
@@ -92,26 +92,23 @@ position 2 is not in the vocabulary.
 
     def encode(self, text, begins_line=True):
         code_points = _code_points(text, self.encoding)
-        ids = self._ids[code_points]
-        wrong = ids < 0
         if self.drop_newlines:
-            is_newline = code_points == _NEWLINE
-            ids, wrong = ids[~is_newline], wrong & ~is_newline
-        if wrong.any():
-            position = int(np.argmax(wrong))
+            code_points = code_points[code_points != _NEWLINE]
+        ids = self._ids[code_points]
+        if ids.min(initial=0) < 0:
+            position = int(np.argmax(ids < 0))
             raise UnknownSymbolError(chr(code_points[position]), position)
         return ids.astype(self.vocabulary.dtype)
 
     def encode_in_graph(self, text):
-        is_bytes = self.encoding == "latin-1"
-        symbols = (split_bytes if is_bytes else split_characters)(text)
-        is_newline = symbols == _NEWLINE
-        known = list(map(ord, self.vocabulary))
-        ids, is_known = find(known, symbols.values)
-        if not self.drop_newlines:
-            return check_known(ids, is_known, symbols)
-        ids = check_known(ids, is_known | is_newline.values, symbols)
-        return tf.ragged.boolean_mask(ids, ~is_newline)
+        if self.encoding == "latin-1":
+            symbols = split_bytes(text)
+        else:
+            symbols = tf.strings.unicode_decode(valid_text(text), "UTF-8")
+        if self.drop_newlines:
+            symbols = tf.ragged.boolean_mask(symbols, symbols != _NEWLINE)
+        ids, is_known = find(list(map(ord, self.vocabulary)), symbols.values)
+        return check_known(ids, is_known, symbols)
 
     def _text(self, token_id):
         return self.vocabulary.symbols[token_id].encode(self.encoding)
@@ -143,6 +140,4 @@ def _code_points(text, encoding):
     """Returns the code points of a text, `(n,)`."""
     if encoding == "latin-1":
         return np.frombuffer(as_bytes(text), np.uint8)
-    if not isinstance(text, str):
-        text = decode_utf8(as_bytes(text))
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    return np.frombuffer(as_string(text).encode("utf-32-le"), "<u4")

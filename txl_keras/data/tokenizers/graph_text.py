@@ -25,8 +25,9 @@ def valid_text(text):
     repaired = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", "replace")
     is_valid = repaired == text
     row = tf.strings.as_string(tf.where(~is_valid)[:1, 0])
-    message = ["`text` of row ", row, " is not valid UTF-8."]
-    return _checked(text, is_valid, message)
+    return _checked(
+        text, is_valid, ["`text` of row ", row, " is not valid UTF-8."]
+    )
 
 
 def split_bytes(text):
@@ -36,18 +37,18 @@ def split_bytes(text):
     return tf.RaggedTensor.from_row_lengths(tf.cast(values, tf.int32), lengths)
 
 
-def split_characters(text):
-    """Splits strings `(B,)` into code points, ragged int32 `(B, None)`."""
-    return tf.strings.unicode_decode(valid_text(text), "UTF-8")
-
-
 def split_words(text):
     """Splits strings `(B,)` at the spaces of `str.split`, ragged."""
     # `tf.strings.split` splits only at ASCII spaces.
-    *_, spaces = _characters()
-    text = tf.strings.regex_replace(text, f"[{spaces}]", " ")
+    text = tf.strings.regex_replace(text, f"[{_spaces()}]", " ")
     words = tf.strings.split(text, sep=" ")
     return tf.ragged.boolean_mask(words, words.with_values(words.values != ""))
+
+
+@functools.cache
+def _spaces():
+    characters = map(chr, range(NUM_CODE_POINTS))
+    return re.escape("".join(filter(str.isspace, characters)))
 
 
 def find(keys, values):
@@ -81,66 +82,16 @@ def check_known(ids, is_known, symbols):
 
     Symbols are words, or code points.
     """
-    # The first unknown value, or none.
-    i = tf.where(~is_known)[:1, 0]
-    row = tf.gather(symbols.value_rowids(), i)
-    position = i - tf.gather(symbols.row_starts(), row)
+    i = tf.where(~is_known)[:1, 0]  # the first unknown value, or none
     name = tf.gather(symbols.values, i)
-    if name.dtype != tf.string:  # some characters are invisible
-        number = tf.strings.as_string(name)
+    if name.dtype != tf.string:
         name = tf.strings.unicode_encode(name[:, None], "UTF-8")
-        name = tf.strings.join([name, " (code point ", number, ")"])
-    message = [
-        "The symbol ",
-        name,
-        " at position ",
-        tf.strings.as_string(position),
-        " of row ",
-        tf.strings.as_string(row),
-        " is not in the vocabulary.",
-    ]
-    return symbols.with_values(_checked(ids, is_known, message))
+    row = tf.strings.as_string(tf.gather(symbols.value_rowids(), i))
+    message = ["The symbol ", name, " of row ", row, " is not in the "]
+    ids = _checked(ids, is_known, [*message, "vocabulary."])
+    return symbols.with_values(ids)
 
 
 def _checked(values, is_valid, message):
     message = tf.strings.reduce_join(tf.strings.join(message))
     return checked(values, tf.reduce_all(is_valid), message)
-
-
-def lower_case(text):
-    """Converts strings `(B,)` of valid UTF-8 exactly as `str.lower` does."""
-    # `tf.strings.lower` drops what follows a null character, uses another
-    # version of Unicode, and in a Turkish locale converts "I" into a dotless i.
-    # All characters are converted one by one, except for a capital sigma. It
-    # becomes a final sigma if a cased character precedes it and none follows.
-    # Ignored characters, such as accents, are skipped.
-    upper, cased, ignored, _ = _characters()
-    is_followed = f"Σ([{ignored}]*[{cased}])"
-    for _ in range(2):  # a match may end with the next sigma
-        text = tf.strings.regex_replace(text, is_followed, r"σ\1")
-    is_final = f"([{cased}][{ignored}]*)Σ"
-    text = tf.strings.regex_replace(text, is_final, r"\1ς")
-    texts = tf.strings.unicode_split(text, "UTF-8")
-    indices, is_upper = find(
-        list(map(ord, upper)),
-        tf.strings.unicode_decode(text, "UTF-8").values,
-    )
-    lower = constant([c.lower().encode() for c in upper])
-    converted = tf.where(is_upper, tf.gather(lower, indices), texts.values)
-    return tf.strings.reduce_join(texts.with_values(converted), axis=1)
-
-
-@functools.cache
-def _characters():
-    """Returns the upper, cased, ignored and space characters of Python."""
-    # As lists, or as strings for regular expressions. `str.lower` is the only
-    # way to derive the second and the third.
-    characters = list(map(chr, range(NUM_CODE_POINTS)))
-    upper = [c for c in characters if c.lower() != c]
-    cased = {c for c in characters if f"1{c}Σ".lower().endswith("ς")}
-    skipped = [c for c in characters if f"A{c}Σ".lower().endswith("ς")]
-    ignored = [c for c in skipped if c not in cased]
-    spaces = [c for c in characters if c.isspace()]
-    return upper, *(
-        "".join(map(re.escape, group)) for group in (cased, ignored, spaces)
-    )

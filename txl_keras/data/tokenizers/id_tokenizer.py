@@ -38,12 +38,9 @@ class IdTokenizer(Tokenizer):
         self.vocabulary_size = vocabulary_size
 
     def encode(self, text: Any, begins_line: bool = True) -> np.ndarray:
-        """Checks ids, or reads them from text, as `Tokenizer.encode` does.
+        """Checks an integer array `(n,)`, or reads ids from text.
 
-        Args:
-            text: Integer array of shape `(n,)`, or `bytes` or `str` of decimal
-                numbers between spaces, commas or newlines.
-            begins_line: Boolean, ignored for ids.
+        The text has decimal numbers between spaces, commas or newlines.
         """
         ids = text if isinstance(text, np.ndarray) else self._parse(text)
         if ids.size and ids.dtype.kind not in "iu":

@@ -11,9 +11,8 @@ import numpy as np
 from txl_keras.checks import import_extra
 from txl_keras.checks import shown
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
-from txl_keras.data.tokenizers.tokenizer import as_bytes
+from txl_keras.data.tokenizers.tokenizer import as_string
 from txl_keras.data.tokenizers.tokenizer import check_ids
-from txl_keras.data.tokenizers.tokenizer import decode_utf8
 from txl_keras.data.vocabulary import smallest_dtype
 from txl_keras.json_files import open_checked
 from txl_keras.types import PathLike
@@ -30,6 +29,12 @@ _PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + i): byte for i, byte in enumerate(_OTHERS)
+}
+# What puts a space before a text, and settings with which it does not.
+_NO_PREFIX = {
+    "ByteLevel": {"add_prefix_space": False},
+    "Metaspace": {"prepend_scheme": "never"},
+    "Prepend": {"prepend": ""},
 }
 
 
@@ -71,22 +76,21 @@ class HuggingFaceTokenizer(Tokenizer):
         if not ids or max(ids.values()) >= _MAX_IDS:
             raise _unreadable(f"its ids must be below {_MAX_IDS:,}")
         self.vocabulary_size = 1 + max(ids.values())
-        unknown = getattr(model, "unk_token", None)
-        self.unknown_id = None if unknown is None else ids.get(unknown)
+        self.unknown_id = ids.get(getattr(model, "unk_token", None))
         decoders = _types(tokenizer.decoder)
         if not decoders <= _DECODERS:
             names = sorted(decoders - _DECODERS)
             raise _unreadable(f"its decoder must not have {names}")
         self._is_byte_level = decoders == {"ByteLevel"}
+        parts = _types(tokenizer.pre_tokenizer)
         added = tokenizer.get_added_tokens_decoder().values()
         self.is_lossless = (
             self._is_byte_level
             and ids.keys() >= _BYTES.keys()
             and not getattr(model, "end_of_word_suffix", None)
             and tokenizer.normalizer is None
-            and "ByteLevel" in _types(tokenizer.pre_tokenizer)
-            and _types(tokenizer.pre_tokenizer)
-            <= {"Sequence", "Split", "Digits", "ByteLevel"}
+            and {"ByteLevel"} <= parts
+            and parts <= {"Sequence", "Split", "Digits", "ByteLevel"}
             and not re.search(
                 b'"Removed"|"add_prefix_space":true',
                 tokenizer.pre_tokenizer.__getstate__(),
@@ -110,14 +114,13 @@ class HuggingFaceTokenizer(Tokenizer):
         with open_checked(path, _MAX_BYTES) as file:
             data = file.read()
         try:
-            return cls(decode_utf8(data))
+            return cls(as_string(data))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
     def encode(self, text, begins_line=True):
-        text = decode_utf8(as_bytes(text))
         tokenizer = self._tokenizer if begins_line else self._without_prefix
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        ids = tokenizer.encode(as_string(text), add_special_tokens=False).ids
         return np.array(ids, smallest_dtype(self.vocabulary_size))
 
     def decode(self, ids):
@@ -132,23 +135,18 @@ class HuggingFaceTokenizer(Tokenizer):
         if self._is_byte_level:
             added = self._tokenizer.get_added_tokens_decoder()
             return _byte_level_texts(tokens, added)
-        decode = self._tokenizer.decode_batch
-        return _texts_in_context(
-            tokens, functools.partial(decode, skip_special_tokens=False)
+        decode = functools.partial(
+            self._tokenizer.decode_batch, skip_special_tokens=False
         )
+        return _texts_in_context(tokens, decode)
 
     @functools.cached_property
     def _without_prefix(self):
-        """The tokenizer that does not put a space before a text."""
-
-        changes = {
-            "ByteLevel": {"add_prefix_space": False},
-            "Metaspace": {"prepend_scheme": "never"},
-            "Prepend": {"prepend": ""},
-        }
         content = json.loads(
             self.definition,
-            object_hook=lambda part: part | changes.get(part.get("type"), {}),
+            object_hook=lambda part: (
+                part | _NO_PREFIX.get(part.get("type"), {})
+            ),
         )
         return _parse(json.dumps(content))
 
@@ -194,8 +192,7 @@ class KerasHubTokenizer(Tokenizer):
             )
 
     def encode(self, text, begins_line=True):
-        text = decode_utf8(as_bytes(text))
-        ids = np.asarray(self._tokenizer.tokenize(text))
+        ids = np.asarray(self._tokenizer.tokenize(as_string(text)))
         return ids.reshape(-1).astype(smallest_dtype(self.vocabulary_size))
 
     def get_config(self):

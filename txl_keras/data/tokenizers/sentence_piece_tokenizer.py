@@ -1,7 +1,9 @@
 """`SentencePieceTokenizer`: one id per piece of a SentencePiece model."""
 
 import base64
+import collections
 import io
+import math
 import re
 import threading
 from collections.abc import Iterable
@@ -16,12 +18,11 @@ from google.protobuf import message_factory
 from google.protobuf import text_format
 
 from txl_keras.checks import check_integer
-from txl_keras.checks import check_one_of
 from txl_keras.checks import import_extra
-from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
-from txl_keras.data.tokenizers.subword_tokenizer import SubwordTokenizer
-from txl_keras.data.tokenizers.subword_tokenizer import default_size
-from txl_keras.data.tokenizers.subword_tokenizer import sample_sentences
+from txl_keras.data.tokenizers.graph_text import valid_text
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.data.tokenizers.tokenizer import as_string
+from txl_keras.data.vocabulary import smallest_dtype
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked
 from txl_keras.types import PathLike
@@ -72,8 +73,19 @@ _LOADING = threading.Lock()
 _NO_DUMMY_PREFIX = _Model(
     normalizer_spec={"add_dummy_prefix": False}
 ).SerializeToString()
+# sentencepiece skips sentences that contain one of these characters.
+_CHARACTER = "[^\n\0\u2047\u2585]"
+# It also skips long sentences and aborts at words of 65536 characters, so
+# sentences are cut, before a space if possible.
+_SENTENCE = re.compile(rf"{_CHARACTER}{{1,1000}}(?!\S)|{_CHARACTER}{{1,1000}}")
+# The default number of pieces, by the root of the number of characters.
+_PIECES_PER_ROOT = 1.2
+_FEWEST_PIECES, _MOST_PIECES = 500, 8000
+_COVERAGE = 0.9995  # of the text, by characters that have a piece
 # Options of training.
 _LOSSLESS = {
+    "model_type": "bpe",
+    "character_coverage": _COVERAGE,
     # Normalization would be lossy.
     "normalization_rule_name": "identity",
     "remove_extra_whitespaces": False,
@@ -92,7 +104,7 @@ _LOSSLESS = {
 }
 
 
-class SentencePieceTokenizer(SubwordTokenizer):
+class SentencePieceTokenizer(Tokenizer):
     """Encodes text as the pieces of a SentencePiece model.
 
     Models from `train` are lossless: `decode(encode(text)) == text` for every
@@ -125,7 +137,8 @@ class SentencePieceTokenizer(SubwordTokenizer):
     'a  cat\\n\\tnaïve'
     """
 
-    _keeps_newlines = True
+    unit = "subword"
+    releases_gil = True
 
     def __init__(self, model: bytes, line_end: str | None = None):
         if not isinstance(model, bytes):
@@ -184,28 +197,19 @@ class SentencePieceTokenizer(SubwordTokenizer):
         cls,
         texts: Iterable[str | bytes],
         vocabulary_size: int | None = None,
-        model_type: str = "bpe",
-        character_coverage: float = 0.9995,
-        max_characters: int = MAX_CHARACTERS,
     ) -> Self:
-        """Trains a lossless model, deterministically.
+        """Trains a lossless model of byte-pair encoding, deterministically.
 
         Its first 258 pieces are `<unk>`, the newline and the 256 bytes.
+        Training takes about 15 bytes of memory per character. Of a larger
+        corpus, `build_tokenizer` draws a sample.
 
         Args:
             texts: Iterable of `bytes` in UTF-8 or of `str`: blocks of text,
                 preferably of whole lines.
             vocabulary_size: Optional integer. By default about 1.2 times the
                 square root of the number of characters, but at least 500 and
-                at most 8,000, and one for each character.
-            model_type: String, `"bpe"` or `"unigram"`. The latter trains ten
-                times slower and encodes four times faster.
-            character_coverage: Float. The share of the text covered by
-                characters that get a piece; other characters are encoded as
-                bytes.
-            max_characters: Integer. If the text has more, a random sample of
-                its lines, with about this number of characters, is used. Parts
-                of 1000 characters of longer lines count as lines.
+                at most 8,000, and one for each character of all but the rarest.
 
         Returns:
             A `SentencePieceTokenizer`.
@@ -213,24 +217,20 @@ class SentencePieceTokenizer(SubwordTokenizer):
         Raises:
             ImportError: If sentencepiece is not installed.
         """
-        check_one_of("model_type", model_type, ("bpe", "unigram"))
-        check_integer("max_characters", max_characters, 1)
         size = vocabulary_size
         if size is not None:
             check_integer("vocabulary_size", size, 1)
         sentencepiece = import_extra("sentencepiece")
-        sentences = sample_sentences(texts, max_characters)
+        sentences = [part for text in texts for part in sentences_of(text)]
         if not sentences:
             raise ValueError("`texts` must contain text. Received: none")
         if size is None:
-            size = default_size(sentences, character_coverage)
+            size = _default_size(sentences)
         written = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_consumed(sentences),
+                sentence_iterator=iter(sentences),
                 model_writer=written,
-                model_type=model_type,
-                character_coverage=character_coverage,
                 vocab_size=size,
                 # A short text has fewer than the default.
                 hard_vocab_limit=vocabulary_size is not None,
@@ -254,7 +254,33 @@ class SentencePieceTokenizer(SubwordTokenizer):
             piece.piece = piece.piece.replace(_SPACE.encode(), b" ")
         return cls(model.SerializeToString(deterministic=True))
 
+    def encode(self, text, begins_line=True):
+        # TensorFlow would silently write U+FFFD for what is not valid UTF-8.
+        text = tf.constant([as_string(text)])
+        ids = self._encode(text, begins_line).values.numpy()
+        return ids.astype(smallest_dtype(self.vocabulary_size))
+
+    def encode_in_graph(self, text):
+        return self._encode(valid_text(text), True)
+
+    def _encode(self, text, begins_line):
+        # Each line is encoded on its own. An empty text has one, too.
+        lines = tf.strings.split(text, sep="\n")
+        limits = tf.gather(lines.row_limits(), lines.value_rowids())
+        is_ended = tf.range(1, tf.size(limits, tf.int64) + 1) != limits
+        if self.line_end is None:
+            ends = tf.where(is_ended, "\n", "")
+            tokens = self._encode_lines(lines.values + ends, begins_line)
+        else:
+            tokens = self._encode_lines(lines.values, begins_line)
+            ends = tf.cast(is_ended, tf.int64)
+            values = tf.fill([tf.reduce_sum(ends)], self.newline_id)
+            ends = tf.RaggedTensor.from_row_lengths(values, ends)
+            tokens = tf.concat([tokens, ends], axis=1)
+        return lines.with_values(tokens).merge_dims(1, 2)
+
     def _encode_lines(self, lines, begins_line):
+        """Encodes strings `(n,)` as ragged int32 `(n, None)`."""
         tokenize = _load(self.model).tokenize
         # A model that trims leading spaces adds one again as its prefix.
         if (
@@ -279,11 +305,22 @@ class SentencePieceTokenizer(SubwordTokenizer):
         return cls(**{**config, "model": model})
 
 
-def _consumed(items):
-    """Yields the items of a list in order and frees each of them."""
-    items.reverse()
-    while items:
-        yield items.pop()
+def sentences_of(text):
+    """Returns what sentencepiece is trained on: lines, long ones in parts."""
+    return _SENTENCE.findall(as_string(text))
+
+
+def _default_size(sentences):
+    """Returns a number of pieces that suits the size of the texts."""
+    counts = collections.Counter()
+    for sentence in sentences:
+        counts.update(sentence)
+    total = counts.total()
+    size = int(_PIECES_PER_ROOT * math.sqrt(total))
+    size = min(max(size, _FEWEST_PIECES), _MOST_PIECES)
+    # Each of these needs a piece: in Chinese there are thousands.
+    covered = np.cumsum(sorted(counts.values(), reverse=True))
+    return size + 1 + int(np.searchsorted(covered, _COVERAGE * total))
 
 
 def _load(model):
@@ -298,18 +335,15 @@ def _load(model):
 
 def _read_model(model):
     """Returns pairs of piece and type, and the normalizer, of a model."""
-    # Parses it without sentencepiece, which is only needed for training.
     try:
         read = _Model.FromString(model)
-        if len(read.pieces) > _MAX_PIECES:
-            raise ValueError(f"it has more than {_MAX_PIECES:,} pieces")
+        if not 0 < len(read.pieces) <= _MAX_PIECES:
+            raise ValueError(f"it must have 1 to {_MAX_PIECES:,} pieces")
         pieces = [(x.piece.decode("utf-8"), x.type) for x in read.pieces]
         for normalizer in (read.normalizer_spec, read.denormalizer_spec):
             _check_charsmap(normalizer.precompiled_charsmap)
     except (ValueError, message.DecodeError) as error:
         raise _no_model_error(repr(error)) from error
-    if not pieces:
-        raise _no_model_error("it has no pieces")
     return pieces, read.normalizer_spec
 
 

@@ -102,16 +102,13 @@ class Tokenizer:
         return text
 
     def get_config(self):
-        """Returns the arguments of the constructor, for JSON.
-
-        They must be attributes of the same names.
-        """
-        config = {}
-        for name in inspect.signature(type(self)).parameters:
-            value = getattr(self, name)
-            is_list = isinstance(value, Vocabulary)
-            config[name] = list(value) if is_list else value
-        return config
+        """Returns the constructor's arguments, attributes of the same names."""
+        names = inspect.signature(type(self)).parameters
+        config = {name: getattr(self, name) for name in names}
+        return {
+            name: [*value] if isinstance(value, Vocabulary) else value
+            for name, value in config.items()
+        }
 
     @classmethod
     def from_config(cls, config):
@@ -137,8 +134,9 @@ def as_bytes(text):
         ) from error
 
 
-def decode_utf8(data):
-    """Decodes `bytes` of a text, or raises ValueError."""
+def as_string(text):
+    """Returns text as a `str` that can be encoded, or raises ValueError."""
+    data = as_bytes(text)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -151,10 +149,10 @@ def decode_utf8(data):
 def check_ids(ids, vocabulary_size):
     """Returns ids as an array of shape `(n,)`, or raises ValueError."""
     ids = np.atleast_1d(np.asarray(ids))
-    if ids.size == 0:
-        return ids.reshape(-1).astype(np.int32)
     if ids.ndim != 1:
         raise ValueError(
             f"`ids` must be of shape (n,). Received: shape {ids.shape}"
         )
+    if not ids.size:  # of any dtype
+        return ids.astype(np.int32)
     return check_token_ids("ids", ids, vocabulary_size)

@@ -11,12 +11,10 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.data.tokenizers.graph_text import check_known
 from txl_keras.data.tokenizers.graph_text import find_words
-from txl_keras.data.tokenizers.graph_text import lower_case
 from txl_keras.data.tokenizers.graph_text import split_words
 from txl_keras.data.tokenizers.graph_text import valid_text
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
-from txl_keras.data.tokenizers.tokenizer import as_bytes
-from txl_keras.data.tokenizers.tokenizer import decode_utf8
+from txl_keras.data.tokenizers.tokenizer import as_string
 from txl_keras.data.vocabulary import Vocabulary
 
 
@@ -40,7 +38,6 @@ class WordTokenizer(Tokenizer):
             line.
         line_end: Optional string, the word that replaces each newline. With
             None newlines are spaces.
-        lower_case: Boolean. Converts text to lower case, as for Penn Treebank.
 
     Example:
 
@@ -60,7 +57,6 @@ class WordTokenizer(Tokenizer):
         unknown: str | None = "<unk>",
         line_start: str | None = None,
         line_end: str | None = "<eos>",
-        lower_case: bool = False,
     ):
         vocabulary = Vocabulary(vocabulary)
         self.vocabulary = vocabulary
@@ -68,7 +64,6 @@ class WordTokenizer(Tokenizer):
         self.unknown = unknown
         self.line_start = line_start
         self.line_end = line_end
-        self.lower_case = lower_case
         for name in ("unknown", "line_start", "line_end"):
             mark, needs_id = getattr(self, name), name != "unknown"
             if mark is not None and (
@@ -93,7 +88,6 @@ class WordTokenizer(Tokenizer):
         unknown: str = "<unk>",
         line_start: str | None = None,
         line_end: str = "<eos>",
-        lower_case: bool = False,
     ) -> Self:
         """Builds the vocabulary, the most frequent words first.
 
@@ -113,7 +107,7 @@ class WordTokenizer(Tokenizer):
             min_count: Integer. Leaves out rarer words.
             vocabulary_size: Optional integer. The maximum number of words,
                 including `line_end`, `line_start` and `unknown`.
-            unknown, line_start, line_end, lower_case: As for the class.
+            unknown, line_start, line_end: As for the class.
 
         Returns:
             A `WordTokenizer`.
@@ -144,18 +138,14 @@ class WordTokenizer(Tokenizer):
             special[unknown] = None
             room -= vocabulary_size is not None
         vocabulary = Vocabulary([*special, *words[:room]])
-        return cls(vocabulary, unknown, line_start, line_end, lower_case)
+        return cls(vocabulary, unknown, line_start, line_end)
 
     def encode(self, text, begins_line=True):
-        words = _words(
-            text, self.line_start, self.line_end, self.lower_case, begins_line
-        )
+        words = _words(text, self.line_start, self.line_end, begins_line)
         return self.vocabulary.ids(words, self.unknown)
 
     def encode_in_graph(self, text):
         text = valid_text(text)
-        if self.lower_case:
-            text = lower_case(text)
         # No line starts after a newline at the end of a text.
         body = tf.strings.regex_replace(text, r"\n\z", "")
         line_start, line_end = self.line_start or "", self.line_end or ""
@@ -176,27 +166,24 @@ class WordTokenizer(Tokenizer):
         return marks.get(word, f" {word}").encode()
 
 
-def count_words(text: str | bytes, lower_case: bool = False) -> Counter:
+def count_words(text: str | bytes) -> Counter:
     """Counts how often each word occurs in a text.
 
     Args:
         text: `bytes` in UTF-8, or `str`.
-        lower_case: As for `WordTokenizer`.
 
     Returns:
         `collections.Counter`, words in the order of their first occurrence.
     """
-    return collections.Counter(_words(text, None, None, lower_case))
+    return collections.Counter(_words(text, None, None))
 
 
-def _words(text, line_start, line_end, lower_case, begins_line=True):
+def _words(text, line_start, line_end, begins_line=True):
     """Returns the words and marks of a text as a list."""
-    text = decode_utf8(as_bytes(text))
+    text = as_string(text)
     start = [line_start] if line_start and text and begins_line else []
     # No line starts after the newline that ends a text.
     body = text.removesuffix("\n")
     end = [line_end] if line_end and body != text else []
-    if lower_case:
-        body = body.lower()
     line_break = f" {line_end or ''} {line_start or ''} "
     return [*start, *body.replace("\n", line_break).split(), *end]

@@ -186,8 +186,10 @@ class CausalMultiHeadAttention(HeadsAttention):
             **self._position_terms(positions, attention_biases),
             **self._call_dropout(query, training, dropout_seed),
         )
-        output, *scores = self._solve(problem, return_attention_scores)
-        return (output, *scores) if scores else output
+        if not return_attention_scores:
+            return self._output_dense(compute.attend(problem))
+        attended, scores = definition.attend(problem)
+        return self._output_dense(attended), scores
 
     def _positions(self, query, memory, visible, position_encoding):
         """Projects the positions of a call, as `project_positions` does."""
@@ -196,13 +198,6 @@ class CausalMultiHeadAttention(HeadsAttention):
     def _position_terms(self, positions, attention_biases):
         """Returns the arguments of the `Problem` about projected positions."""
         return {}
-
-    def _solve(self, problem, return_scores):
-        if return_scores:
-            attended, *scores = definition.attend(problem)
-        else:
-            attended, scores = compute.attend(problem), []
-        return self._output_dense(attended), *scores
 
     def attend_by_content(
         self, query: Tensor, states: Tensor, mask: Tensor
@@ -240,7 +235,6 @@ class CausalMultiHeadAttention(HeadsAttention):
         past: Any,
         positions: Sequence[Tensor] = (),
         attention_biases: Tensor | None = None,
-        return_attention_scores: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes attention to a past whose keys and values are cached.
 
@@ -254,13 +248,10 @@ class CausalMultiHeadAttention(HeadsAttention):
             positions: Tuple of tensors from `project_positions`, for at least
                 M + T distances.
             attention_biases: See `RelativeMultiHeadAttention`.
-            return_attention_scores: Boolean, also returns the probabilities.
 
         Returns:
             Triple of the output `(B, T, D)` and the keys and values of the
-            segment, each `(B, N, T, H)`, to be appended to the cache; with
-            `return_attention_scores=True` also the float32 probabilities
-            `(B, N, T, S)`, keys in text order.
+            segment, each `(B, N, T, H)`, to be appended to the cache.
         """
         projected = ops.transpose(self._query_dense(query), (2, 0, 1, 3))
         key, value = self.project(query)
@@ -284,8 +275,7 @@ class CausalMultiHeadAttention(HeadsAttention):
             order=past.order if num_memory else None,
             **self._position_terms(positions, attention_biases),
         )
-        output, *scores = self._solve(problem, return_attention_scores)
-        return output, key, value, *scores
+        return self._output_dense(compute.attend(problem)), key, value
 
     def project(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Projects hidden states to keys and values.

@@ -1,12 +1,12 @@
-"""Three fast implementations of attention behind one function.
+"""Fast implementations of attention behind one function.
 
 A layer projects its inputs, describes one attention as a `Problem` (with
 `Visible` as its mask), and calls `attend`. The `Target`, what the graph runs
 on, decides which implementation is used:
 
-- `pallas`: a Pallas kernel, for TPUs.
 - `blocks`: blocks of queries, for CPUs.
 - `tiles`: all queries at once, compiled by XLA. Supports every problem.
+- `Target.attention`: a registered one, see docs/extending.md.
 
 They return the same numbers as `definition`, the equation of the paper, which
 is the reference in tests. Layers call `definition` themselves where they return
@@ -14,13 +14,12 @@ probabilities, which `attend` does not.
 
 Each aligns the scores by distance with the keys (the shift of appendix B) in
 the form that is fastest there: `definition` gathers by index, `tiles` reshapes
-(`_tiles_by_key`) or calls `shift_to_keys`, `blocks` shears padding that it has
-anyway, and `pallas_kernels._shift` rotates registers. `relative_shift` is the
-trick as the paper prints it, for layers of your own.
+(`_tiles_by_key`) or calls `shift_to_keys`, and `blocks` shears padding that it
+has anyway. `relative_shift` is the trick as the paper prints it, for layers of
+your own.
 """
 
 from txl_keras.layers.compute import blocks
-from txl_keras.layers.compute import pallas
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute import tiles
 
@@ -30,7 +29,9 @@ def attend(problem):
 
     If all keys of a query are masked, its output is some mean of values.
     """
-    for implementation in (pallas, blocks):
-        if implementation.supports(problem, target.current()):
+    for implementation in (target.current().attention, blocks):
+        if implementation and implementation.supports(
+            problem, target.current()
+        ):
             return implementation.attend(problem)
     return tiles.attend(problem)

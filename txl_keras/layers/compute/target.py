@@ -41,9 +41,9 @@ class Target:
     device: str | None = None
     # Whether the graph of a CPU is compiled in parts, not as a whole by XLA.
     in_parts: bool = False
-    # Whether attention may use the Pallas kernel for TPUs. On a CPU the kernel
-    # is interpreted, which is slow and only meant for tests.
-    kernel: bool = False
+    # The way of attention that the layers try first, which some extension
+    # registered as `"attention"`, or None.
+    attention: object = None
 
     @property
     def is_cpu(self):

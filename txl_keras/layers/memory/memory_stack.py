@@ -26,32 +26,21 @@ from txl_keras.types import Tensor
 COLD_STARTS = ("masked", "zeros")
 
 
-class Memory(
-    collections.namedtuple(
-        "Memory",
-        ["states", "valid_length", "pending", "pending_length"],
-        defaults=[(), ()],
-    )
-):
+class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
     """Holds the memory of a model as immutable tensors.
 
     Attributes:
         states: Tuple of L tensors `(B, M, D)`: the last M inputs (or outputs)
-            of every block, oldest first. With compression they are
-            `(B, C + M, D)`, where C compressed slots come first.
+            of every block, oldest first.
         valid_length: int32 tensor `(B,)`. Only the newest `valid_length`
             entries of a row are real. The entries before them are masked.
-        pending: With compression, a tuple of L tensors `(B, P, D)`: what left
-            the M entries and is not compressed yet, newest last.
-        pending_length: With compression, int32 tensor `(B,)`, how many of the
-            pending entries are real.
     """
 
     __slots__ = ()
 
     @property
     def length(self) -> int:
-        """Returns the length of the states: M, or C + M with compression."""
+        """Returns the length M of the states."""
         static = self.states[0].shape[1]
         return tf.shape(self.states[0])[1] if static is None else static
 
@@ -128,21 +117,13 @@ def initial_memory(
     hidden_dim,
     cold_start="masked",
     dtype="float32",
-    num_pending=None,
 ):
     """Returns the `Memory` of a cold start: see `MemoryStack`."""
     if not tf.is_tensor(batch_size):
         check_integer("batch_size", batch_size, 0)
     zeros = tf.zeros((batch_size, memory_length, hidden_dim), dtype)
     valid_length = memory_length if cold_start == "zeros" else 0
-    memory = Memory((zeros,) * num_layers, tf.fill((batch_size,), valid_length))
-    if num_pending is None:
-        return memory
-    pending = tf.zeros((batch_size, num_pending, hidden_dim), dtype)
-    return memory._replace(
-        pending=(pending,) * num_layers,
-        pending_length=tf.fill((batch_size,), 0),
-    )
+    return Memory((zeros,) * num_layers, tf.fill((batch_size,), valid_length))
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -175,8 +156,6 @@ class MemoryStack(ConfiguredLayer):
         cold_start: `"masked"` or `"zeros"`. With `"masked"`, entries not yet
             written are masked. With `"zeros"` they are attended to as zeros,
             like in the original TensorFlow code, whose checkpoints expect it.
-        num_pending: Optional integer P, for a backbone with compression, which
-            creates its own stack: see `Memory`. Such a stack has no calls.
 
     Call arguments:
         inputs: Tensor of shape `(B, T, D)`, the input of block `layer`.
@@ -211,7 +190,6 @@ class MemoryStack(ConfiguredLayer):
         memory_length: int,
         hidden_dim: int,
         cold_start: str = "masked",
-        num_pending: int | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -222,7 +200,6 @@ class MemoryStack(ConfiguredLayer):
         self.memory_length = check_memory_length(memory_length)
         self.hidden_dim = check_integer("hidden_dim", hidden_dim, 1)
         self.cold_start = check_one_of("cold_start", cold_start, COLD_STARTS)
-        self.num_pending = num_pending
         # In XLA a variable cannot change its shape.
         self.supports_jit = batch_size is not None
         self.built = True
@@ -248,15 +225,9 @@ class MemoryStack(ConfiguredLayer):
             shape = (self.batch_size, *value.shape[1:])
             return replica_variable(shape, value.dtype.name)
 
-        return tf.nest.map_structure(variable, self._empty(1))
+        return tf.nest.map_structure(variable, self.initial_memory(1))
 
     def call(self, inputs, layer=None, mask=None):
-        if self.num_pending is not None:
-            raise ValueError(
-                "`num_pending` must be None to call a MemoryStack: only a "
-                "backbone compresses. Received: num_pending="
-                f"{self.num_pending}"
-            )
         layer = self._checked_layer(layer)
         inputs = check_shape_in_graph(
             "inputs",
@@ -268,12 +239,10 @@ class MemoryStack(ConfiguredLayer):
         # Memory is read and written only after the check of `inputs`.
         with tf.control_dependencies([inputs]):
             before = self._read_layer(layer, rows)
-        lengths = None
-        if mask is not None:
-            mask = check_mask("mask", mask, ops.shape(inputs)[:2])
-            padding = Padding(mask)
-            inputs, lengths = padding.at_the_end(inputs), padding.lengths
-        self._write_layer(layer, before.extend([inputs], lengths), rows)
+        padding = Padding(check_mask("mask", mask, ops.shape(inputs)[:2]))
+        inputs = padding.at_the_end(inputs)
+        after = before.extend([inputs], padding.lengths)
+        self._write_layer(layer, after, rows)
         return before.states[0], before.mask()
 
     def read(self, rows: Tensor | None = None) -> Memory:
@@ -288,8 +257,10 @@ class MemoryStack(ConfiguredLayer):
         """
         layers = [self._read_layer(i, rows) for i in range(self.num_layers)]
         return layers[0]._replace(
-            states=tuple(memory.states[0] for memory in layers),
-            pending=tuple(x for memory in layers for x in memory.pending),
+            **{
+                name: tuple(getattr(memory, name)[0] for memory in layers)
+                for name in _of_layers(layers[0])
+            }
         )
 
     def write(self, memory: Any) -> None:
@@ -300,15 +271,16 @@ class MemoryStack(ConfiguredLayer):
                 it may have fewer rows; the other rows keep their memory.
         """
         rows = tf.shape(memory.valid_length)[0]
-        for layer, state in enumerate(memory.states):
-            layer_memory = memory._replace(
-                states=(state,), pending=memory.pending[layer : layer + 1]
-            )
-            self._write_layer(layer, layer_memory, rows)
+        for layer in range(self.num_layers):
+            of_layer = {
+                name: (getattr(memory, name)[layer],)
+                for name in _of_layers(memory)
+            }
+            self._write_layer(layer, memory._replace(**of_layer), rows)
 
     def reset_state(self) -> None:
         """Resets all memory to a cold start."""
-        empty = self._empty(self.batch_size or 0)
+        empty = self.initial_memory(self.batch_size or 0)
         for variables in self._holder.layers:
             assign_variables(variables, empty)
 
@@ -322,7 +294,7 @@ class MemoryStack(ConfiguredLayer):
         layer = 0 if layer is None else layer
         return check_integer("layer", layer, 0, self.num_layers - 1)
 
-    def _empty(self, rows):
+    def initial_memory(self, rows: int) -> Memory:
         """Returns the memory of one block at a cold start."""
         return initial_memory(
             1,
@@ -331,7 +303,6 @@ class MemoryStack(ConfiguredLayer):
             self.hidden_dim,
             self.cold_start,
             self.compute_dtype,
-            self.num_pending,
         )
 
     def _read_layer(self, layer, rows):
@@ -341,7 +312,7 @@ class MemoryStack(ConfiguredLayer):
             memory = tf.nest.map_structure(
                 lambda value, new: tf.concat([value, new], axis=0)[:rows],
                 memory,
-                self._empty(missing),
+                self.initial_memory(missing),
             )
         return memory
 
@@ -366,6 +337,13 @@ class MemoryStack(ConfiguredLayer):
             (*shape, self.hidden_dim), dtype=self.compute_dtype
         )
         return memory, keras.KerasTensor(shape, dtype="bool")
+
+
+def _of_layers(memory):
+    """Yields the names of the fields with a tensor per block."""
+    for name, value in memory._asdict().items():
+        if isinstance(value, tuple | list):
+            yield name
 
 
 def _remedy(batch_size):

@@ -116,6 +116,11 @@ class ProjectedMemory(
             arrange(self.keys), arrange(self.values), None, self.valid_length
         )
 
+    @staticmethod
+    def largest(shapes: dict) -> dict:
+        """Returns the largest counts of served tensors `(B, *shape)`."""
+        return {"valid_length": shapes["memory"][3]}
+
     def reset_rows(self, reset: Tensor, empty: Any) -> Self:
         """Clears the memory of rows in which a new document or text begins.
 

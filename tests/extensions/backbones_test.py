@@ -1,0 +1,91 @@
+"""What holds for every backbone, tested with those of the extensions."""
+
+import numpy as np
+import pytest
+from factories import feature_backbone
+from factories import random_ids
+from factories import small_backbone
+from factories import small_model
+from model_checks import check_every_way
+from models import every_model_test
+from models import generate_test
+from models import not_finite_test
+from models import padding_test
+from tpu import compiling_test
+
+from txl_keras.extensions.compressive import CompressiveBackbone
+from txl_keras.extensions.gtrxl import GTrXLBackbone
+from txl_keras.extensions.same_layer import SameLayerBackbone
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.training.utilization import model_flops
+
+BACKBONES = {
+    "compressive": {"make": CompressiveBackbone, "compressed_length": 4},
+    "gtrxl": {"make": GTrXLBackbone},
+    "same_layer": {"make": SameLayerBackbone},
+}
+EVERY = pytest.mark.parametrize("options", BACKBONES.values(), ids=BACKBONES)
+
+
+@EVERY
+def test_padding_has_no_influence(options):
+    padding_test.test_a_row_reads_as_if_there_were_no_padding(
+        feature_backbone(**options, num_layers=1)
+    )
+    not_finite_test.test_padding_has_no_influence(options, np.nan)
+
+
+@EVERY
+def test_what_is_not_valid_may_be_anything(options):
+    not_finite_test.test_a_reset_equals_a_cold_start_in_every_bit(
+        options, np.nan
+    )
+    not_finite_test.test_entries_that_are_not_valid_may_be_anything(options)
+
+
+# With same-layer recurrence memory depends on the segments.
+@pytest.mark.parametrize("name", ["compressive", "gtrxl"])
+def test_a_text_is_continued(name, monkeypatch):
+    config = {**BACKBONES[name], "memory_length": 40}
+    monkeypatch.setitem(generate_test.CONTINUED, name, config)
+    generate_test.test_a_text_is_continued_without_reading_it_again(
+        name, "beam"
+    )
+
+
+@EVERY
+def test_a_functional_model_hands_memory_on(options, tmp_path):
+    every_model_test.test_a_functional_model_hands_memory_on(options, tmp_path)
+
+
+@EVERY
+def test_a_preset_is_loaded_as_its_class(options, tmp_path):
+    model = small_model(num_layers=2, **options)
+    model.save_to_preset(tmp_path / "preset")
+    loaded = TransformerXLCausalLM.from_preset(str(tmp_path / "preset"))
+    assert type(loaded.backbone) is options["make"]
+    ids = random_ids(2, 5)
+    np.testing.assert_array_equal(loaded(ids), model(ids))
+    backbone = TransformerXLBackbone.from_preset(str(tmp_path / "preset"))
+    assert backbone.get_config() == loaded.backbone.get_config()
+
+
+@EVERY
+def test_steps_are_static(options):
+    for step in (compiling_test.train_step, compiling_test.generation_step):
+        compiling_test.test_steps_are_static(step, options, {})
+
+
+def test_every_way_computes_the_gates():
+    model = small_model(num_layers=1, make=GTrXLBackbone, same_length=True)
+    check_every_way(model, random_ids(2, 13), atol=2e-5)
+
+
+def test_gates_count_as_operations():
+    plain, gated = (
+        model_flops(small_model(num_layers=1, make=make), 4, 6)
+        for make in (TransformerXLBackbone, GTrXLBackbone)
+    )
+    size = small_backbone().hidden_dim
+    assert gated - plain == 4 * 2 * 12 * 6 * size**2

@@ -1,0 +1,246 @@
+"""Gates of GTrXL, blocks and backbones with them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from attention_loops import random
+from checkpoints.stored_models import GOLDEN
+from factories import assert_same
+from factories import feature_backbone
+
+from txl_keras.extensions.gtrxl import GATES
+from txl_keras.extensions.gtrxl import Gate
+from txl_keras.extensions.gtrxl import GatedBlock
+from txl_keras.extensions.gtrxl import GTrXLBackbone
+from txl_keras.training.optimizers import Muon
+from txl_keras.weights import weights_by_name
+
+B, T, M, D = 2, 5, 7, 8
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return dict(np.load(GOLDEN / "gtrxl_gates" / "golden.npz"))
+
+
+def gate_of(golden, kind):
+    """The gate of the golden numbers."""
+    gate = Gate(kind, dtype="float64")
+    gate.build((None, None, D), (None, None, D))
+    for name, weight in weights_by_name(gate).items():
+        letter, _, part = name.removesuffix("/kernel").partition("_")
+        part = {"reset": "r", "update": "z"}.get(part, "g")
+        key = "bias" if name == "gate_bias" else f"{letter}_{part}"
+        weight.assign(golden[key])
+    return gate
+
+
+@pytest.mark.parametrize("kind", GATES)
+def test_outputs_equal_the_golden_ones(kind, golden):
+    found = gate_of(golden, kind)(golden["x"], golden["y"])
+    np.testing.assert_allclose(found, golden[f"gate/{kind}"], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bias"), [("gru", 2.0), ("highway", 1.0), ("output", 1.0)]
+)
+def test_the_bias_begins_as_in_the_paper(kind, bias):
+    gate = Gate(kind)
+    gate.build((None, D))
+    np.testing.assert_array_equal(
+        weights_by_name(gate)["gate_bias"], np.full(D, bias)
+    )
+
+
+@pytest.mark.parametrize("kind", GATES)
+def test_a_block_has_a_gate_for_each_sum(kind):
+    sizes = {"num_heads": 2, "head_dim": 3, "intermediate_dim": 10}
+    block = GatedBlock(kind, **sizes)
+    x, memory = random(B, T, D), random(B, M, D, seed=1)
+    found = block(x, memory=memory)
+
+    def normalized(states):  # the norms are at their initial values
+        deviation = np.sqrt(states.var(axis=-1, keepdims=True) + 1e-5)
+        return (states - states.mean(axis=-1, keepdims=True)) / deviation
+
+    attention_gate, feed_forward_gate = (
+        next(part for part in block._flatten_layers() if part.name == name)
+        for name in ("attention_gate", "feed_forward_gate")
+    )
+    weights = weights_by_name(block)
+    attended = block.attention(normalized(x), memory=normalized(memory))
+    x = np.asarray(attention_gate(x, np.maximum(attended, 0)))
+    inner = np.maximum(
+        normalized(x) @ weights["feed_forward_intermediate/kernel"].numpy(), 0
+    )
+    update = inner @ weights["feed_forward_output/kernel"].numpy()
+    expected = feed_forward_gate(x, np.maximum(update, 0))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"normalize_first": False}, "`normalize_first` must be True"),
+        ({"gate": "lstm"}, "`gate` must be one of"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        feature_backbone(GTrXLBackbone, **settings)
+    with pytest.raises(ValueError, match="`bias`"):
+        Gate("gru", bias=float("nan"))
+
+
+def test_muon_takes_the_kernels_for_matrices():
+    backbone = feature_backbone(GTrXLBackbone, num_layers=1)
+    optimizer = Muon(0.1)
+    names = {
+        weight.path.split("_gate/")[1]
+        for weight in backbone.trainable_variables
+        if "_gate/" in weight.path and optimizer.is_matrix(weight)
+    }
+    assert names == {
+        f"{matrix}_{use}/kernel"
+        for matrix in "wu"
+        for use in ("reset", "update", "candidate")
+    }
+
+
+# === RLlib, weight by weight ===
+
+# Names of RLlib's in front of ours. Its linear layers are `(out, in)`, and its
+# `_qkv_layer` is split into three.
+_ATTENTION = {
+    "_layer._uvar": "attention/content_attention_bias",
+    "_layer._vvar": "attention/positional_attention_bias",
+    "_layer._pos_proj._model.0.weight": "attention/position/kernel",
+    "_layer._linear_layer._model.0.weight": "attention/output/kernel",
+    "_layer._input_layernorm.weight": "attention_norm/gamma",
+    "_layer._input_layernorm.bias": "attention_norm/beta",
+}
+_FEED_FORWARD = {
+    "_layer.0.weight": "feed_forward_norm/gamma",
+    "_layer.0.bias": "feed_forward_norm/beta",
+    "_layer.1._model.0.weight": "feed_forward_intermediate/kernel",
+    "_layer.2._model.0.weight": "feed_forward_output/kernel",
+}
+_GATE = {
+    "_w_r": "w_reset/kernel",
+    "_u_r": "u_reset/kernel",
+    "_w_z": "w_update/kernel",
+    "_u_z": "u_update/kernel",
+    "_w_h": "w_candidate/kernel",
+    "_u_h": "u_candidate/kernel",
+    "_bias_z": "gate_bias",
+}
+
+
+@pytest.fixture(scope="module")
+def rllib():
+    return dict(np.load(GOLDEN / "gtrxl" / "golden.npz"))
+
+
+def arrays_of(rllib, kind):
+    """Returns arrays of RLlib's by the names of our weights."""
+    theirs = {
+        name.removeprefix(f"{kind}/"): array.T
+        if name.endswith("_model.0.weight")
+        else array
+        for name, array in rllib.items()
+        if name.startswith(f"{kind}/")
+    }
+    ours = {
+        "kernel": theirs.pop("linear_layer._model.0.weight"),
+        "bias": theirs.pop("linear_layer._model.0.bias"),
+    }
+    for i in range(sum(name.endswith("_uvar") for name in theirs)):
+        pairs = (("attention", _ATTENTION), ("feed_forward", _FEED_FORWARD))
+        for number, (part, names) in enumerate(pairs, 2 * i):
+            layer = f"attention_layers.{number}"
+            for name, weight in names.items():
+                ours[f"block_{i}/{weight}"] = theirs.pop(f"{layer}.{name}")
+            for name, weight in _GATE.items():
+                ours[f"block_{i}/{part}_gate/{weight}"] = theirs.pop(
+                    f"{layer}._fan_in_layer.{name}"
+                )
+        projections = theirs.pop(
+            f"attention_layers.{2 * i}._layer._qkv_layer._model.0.weight"
+        )
+        for name, kernel in zip(
+            ("query", "key", "value"),
+            np.split(projections, 3, axis=1),
+            strict=True,
+        ):
+            ours[f"block_{i}/attention/{name}/kernel"] = kernel
+    assert not theirs
+    return ours
+
+
+@pytest.fixture(scope="module")
+def models(rllib):
+    arrays = arrays_of(rllib, "weight")
+    projection = keras.layers.Dense(16)
+    projection.build((None, None, 5))
+    backbone = feature_backbone(
+        GTrXLBackbone, tie_attention_biases=False, cold_start="zeros"
+    )
+    weights = weights_by_name(projection) | weights_by_name(backbone)
+    for name, array in arrays.items():
+        weights[name].assign(array.reshape(weights[name].shape))
+    # RLlib's feed-forward networks have no biases; ours begin as zeros.
+    assert len(weights) == len(arrays) + 2 * backbone.num_layers
+    return projection, backbone
+
+
+def segments_of(rllib):
+    features = rllib["features"]
+    return [features[:, i : i + 4] for i in range(0, features.shape[1], 4)]
+
+
+def test_outputs_and_memory_equal_those_of_rllib(rllib, models):
+    projection, backbone = models
+    memory, outputs = None, []
+    for i, features in enumerate(segments_of(rllib)):
+        hidden, memory = backbone(
+            embeddings=projection(features), memory=memory
+        )
+        outputs.append(hidden)
+        assert_same(memory.states, rllib[f"memory_{i}"], atol=2e-5)
+    np.testing.assert_allclose(
+        np.concatenate(outputs, axis=1), rllib["output"], atol=2e-5
+    )
+
+
+def test_a_masked_start_equals_rllib_without_memory(rllib, models):
+    projection, backbone = models
+    features = segments_of(rllib)[0]
+    hidden, _ = backbone(
+        embeddings=projection(features),
+        memory=backbone.initial_memory(len(features), 0),
+    )
+    np.testing.assert_allclose(
+        hidden, rllib["output_first_segment_without_memory"], atol=2e-5
+    )
+
+
+def test_gradients_equal_those_of_rllib(rllib, models):
+    projection, backbone = models
+    *before, last = segments_of(rllib)
+    memory = None
+    for features in before:
+        _, memory = backbone(embeddings=projection(features), memory=memory)
+    with tf.GradientTape() as tape:
+        hidden, _ = backbone(embeddings=projection(last), memory=memory)
+        loss = tf.reduce_mean(tf.square(hidden))
+    found = tape.gradient(
+        loss, weights_by_name(projection) | weights_by_name(backbone)
+    )
+    for name, gradient in arrays_of(rllib, "gradient").items():
+        np.testing.assert_allclose(
+            found[name],
+            gradient.reshape(found[name].shape),
+            atol=2e-5,
+            err_msg=name,
+        )

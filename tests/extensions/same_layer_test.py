@@ -1,0 +1,122 @@
+"""Same-layer recurrence: memory of the outputs of blocks."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from checkpoints.stored_models import GOLDEN
+from checkpoints.stored_models import check_memory
+from checkpoints.stored_models import load_tied
+from checkpoints.stored_models import segments
+from checkpoints.stored_models import stored_arrays
+from checkpoints.stored_models import stored_config
+from factories import random_ids
+from factories import small_model
+from model_checks import segment_nll
+
+from txl_keras.evaluation import context_losses
+from txl_keras.evaluation import warmup_segments
+from txl_keras.extensions.same_layer import SameLayerBackbone
+from txl_keras.models import SegmentReader
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.weights import weights_by_name
+
+NAMES = ("same_layer_recurrence", "same_layer_recurrence_prenorm")
+PREFIXES = {
+    SameLayerBackbone: "same_layer",
+    TransformerXLBackbone: "layer_below",
+}
+EACH = pytest.mark.parametrize("make", PREFIXES)
+
+
+def golden_model(name, arrays, make=SameLayerBackbone):
+    """The model of the golden numbers, from tensors of the original's names."""
+    trained = load_tied(arrays, stored_config(name))
+    backbone = make.from_config(trained.backbone.get_config())
+    model = TransformerXLCausalLM(backbone)
+    model.set_weights(trained.get_weights())
+    return model
+
+
+def golden(name):
+    return np.load(GOLDEN / name / "golden.npz")
+
+
+@EACH
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_and_memory_equal_the_golden_ones(name, make):
+    model = golden_model(name, stored_arrays(name), make)
+    numbers, prefix = golden(name), PREFIXES[make]
+    tokens = numbers["tokens"]
+    memory = None
+    reader = SegmentReader(model.backbone, tokens.shape[1], 6)
+    reader.begin()
+    for i, (inputs, targets) in enumerate(segments(tokens, 6)):
+        expected = numbers[f"{prefix}/nll"][i].T
+        nll, memory = model.score(inputs, targets, memory)
+        np.testing.assert_allclose(nll, expected, atol=2e-5)
+        found = numbers[f"{prefix}/memory_{i}"]
+        assert len(found) == len(memory.states)
+        check_memory(memory, found, atol=2e-5)
+        hidden, entries = reader.read(inputs)
+        reader.remember(entries)
+        np.testing.assert_allclose(
+            model.softmax(hidden, targets), expected, atol=2e-5
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_equal_the_golden_ones(name):
+    model = golden_model(name, stored_arrays(name))
+    numbers = golden(name)
+    memory = None
+    for inputs, targets in segments(numbers["tokens"], 6):
+        with tf.GradientTape() as tape:
+            nll, memory = model.score(inputs, targets, memory)
+            loss = tf.reduce_mean(nll)
+    weights = weights_by_name(model)
+    gradients = tape.gradient(loss, list(weights.values()))
+    arrays = {
+        key.removeprefix("gradient/"): value
+        for key, value in numbers.items()
+        if key.startswith("gradient/")
+    }
+    expected = weights_by_name(golden_model(name, arrays))
+    for key, gradient in zip(weights, gradients, strict=True):
+        np.testing.assert_allclose(
+            tf.convert_to_tensor(gradient), expected[key], atol=2e-5
+        )
+
+
+# === Properties ===
+
+
+@EACH
+def test_outputs_reach_beyond_all_layers(make):
+    model = small_model(num_layers=2, make=make)
+    tokens = random_ids(43)
+    other = np.concatenate([[(tokens[0] + 1) % 11], tokens[1:]])
+    # The last segment begins 36 tokens later; 2 layers of 6 reach 12 back.
+    last = [
+        segment_nll(model, t[None], [6] * 7)[0, -6:] for t in (tokens, other)
+    ]
+    assert (last[0] != last[1]).any() == (make is SameLayerBackbone)
+
+
+def test_context_losses_read_the_whole_context():
+    model = small_model(num_layers=2, make=SameLayerBackbone)
+    tokens = random_ids(60)
+    found = context_losses(model, tokens, np.array([55]), [48], 6)
+    expected = segment_nll(model, tokens[None, 7:], [6] * 8)[0, -1]
+    np.testing.assert_allclose(found, [[expected]], atol=1e-5)
+    with pytest.raises(ValueError, match="finite reach"):
+        warmup_segments(model.backbone, 5)
+
+
+def test_a_folder_names_the_class(tmp_path):
+    model = small_model(num_layers=1, make=SameLayerBackbone)
+    model.save_to_preset(tmp_path / "preset")
+    for cls in (TransformerXLCausalLM, TransformerXLBackbone):
+        loaded = cls.from_preset(str(tmp_path / "preset"))
+        backbone = getattr(loaded, "backbone", loaded)
+        assert type(backbone) is SameLayerBackbone

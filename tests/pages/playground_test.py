@@ -1,0 +1,160 @@
+"""Asks a model what a visitor of the demo can ask for, without a browser."""
+
+import json
+import re
+
+import pytest
+from factories import byte_model
+
+from txl_keras.data import ByteTokenizer
+from txl_keras.models import LSTMBackbone
+from txl_keras.pages import surprise_page
+from txl_keras.pages.playground import Playground
+from txl_keras.samplers import Sampler
+
+M, T = 9, 7
+QUESTION = {
+    "prompt": "<script>é",
+    "max_tokens": 23,
+    "temperature": 1.0,
+    "top_k": None,
+    "top_p": None,
+    "repetition_penalty": None,
+    "seed": 5,
+    "other_memory_length": None,
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return byte_model(memory_length=M, initializer_stddev=0.5)
+
+
+@pytest.fixture(scope="module")
+def playground(model):
+    return Playground(model, segment_length=T)
+
+
+def texts_of(events):
+    """Returns the texts of an answer to `write`, which must be complete."""
+    *events, end = events
+    assert end == {"done": True}
+    parts = [event["texts"] for event in events]
+    return ["".join(texts) for texts in zip(*parts, strict=True)]
+
+
+def error_of(events):
+    *_, end = events
+    return end["error"]
+
+
+def written(model, **settings):
+    return model.generate(
+        QUESTION["prompt"], max_new_tokens=23, strip_prompt=True, **settings
+    )
+
+
+def test_a_text_is_that_of_the_model_with_the_same_settings(model, playground):
+    settings = {
+        "temperature": 0.7, "top_k": 50, "top_p": 0.9,
+        "repetition_penalty": 1.5,
+    }  # fmt: skip
+    texts = [
+        texts_of(playground.write({**QUESTION, **changed}))
+        for changed in ({}, settings, {"temperature": 0}, {})
+    ]
+    assert texts[3] == texts[0]
+    assert texts[0] == [written(model, seed=5)]
+    assert texts[1] == [written(model, seed=5, sampler=Sampler(**settings))]
+    assert texts[2] not in texts[:2]
+
+
+def test_a_shorter_memory_writes_beside_it(model, playground):
+    question = {**QUESTION, "other_memory_length": 4}
+    first, second = texts_of(playground.write(question))
+    assert [first] == texts_of(playground.write(QUESTION))
+    assert second == written(model, seed=5, memory_length=4) != first
+
+
+def test_surprise_is_that_of_the_page(model, playground):
+    text = "to <b>be</b> or not to be"
+    *events, page, end = playground.surprise({"text": text})
+    assert end == {"done": True}
+    assert events[-1] == {"read": len(text), "of": len(text)}
+    assert [event["read"] for event in events[:2]] == [T + 1, 2 * T + 1]
+    expected = surprise_page(model, text, segment_length=T)
+
+    def data(page):
+        content = re.search('id="data">(.*?)</script>', page, re.DOTALL)[1]
+        return json.loads(content)
+
+    assert data(page["page"]) == {**data(expected), "mode": "both"}
+
+
+def test_a_wrong_text_is_a_message(playground):
+    for wrong in ("", "a", "a" * 5001):
+        message = error_of(playground.surprise({"text": wrong}))
+        assert "`text` must have at least 2 and at most 5,000" in message
+    assert "`text` must be a string" in error_of(playground.surprise({}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"prompt": ""}, "`prompts` must have at least one token"),
+        ({"prompt": 3}, "`prompt` must be a string"),
+        ({"prompt": "a\ud800"}, "encodable in UTF-8"),
+        ({"prompt": "a" * 5001}, "at most 5,000 tokens"),
+        ({"max_tokens": 2001}, "`max_tokens` must be"),
+        ({"max_tokens": 0}, "`max_tokens` must be"),
+        ({"temperature": -1}, "`temperature` must be"),
+        ({"temperature": float("nan")}, "`temperature` must be a number"),
+        ({"top_k": 0}, "`top_k` must be"),
+        ({"top_p": 1.5}, "`top_p` must be"),
+        ({"seed": -1}, "`seed` must be"),
+        ({"other_memory_length": 10**6}, "`other_memory_length` must be"),
+        ({"other_memory_length": M}, "`other_memory_length` must be"),
+    ],
+)
+def test_a_wrong_setting_is_a_message(playground, wrong, message):
+    assert message in error_of(playground.write({**QUESTION, **wrong}))
+
+
+def test_one_visitor_at_a_time_is_answered(playground):
+    first = playground.write({**QUESTION, "max_tokens": 2000})
+    assert "texts" in next(first)
+    second = playground.write(QUESTION)
+    assert next(second) == {"waiting": True}
+    first.close()  # the first visitor leaves
+    assert texts_of(second) == texts_of(playground.write(QUESTION))
+
+
+def test_the_demo_survives_a_failure(model, playground, monkeypatch):
+    def fail(*_):
+        raise KeyError("an error of the program")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ByteTokenizer, "encode", fail)
+        message = error_of(playground.write(QUESTION))
+    assert message == "The server failed; its terminal shows the error."
+    assert texts_of(playground.write(QUESTION))
+    softmax = model.softmax.weights[0]
+    value = softmax.numpy()
+    softmax.assign(value * float("nan"))
+    assert "finite" in error_of(playground.write(QUESTION))
+    assert "finite" in error_of(playground.surprise({"text": "to be"}))
+    softmax.assign(value)
+    assert texts_of(playground.write(QUESTION))
+
+
+def test_models_without_attention_or_memory_have_a_demo():
+    model = byte_model(make=LSTMBackbone)
+    playground = Playground(model)
+    assert playground.describe()["other_memory_lengths"] == []
+    assert len(texts_of(playground.write(QUESTION))) == 1
+    model = byte_model(memory_length=0)
+    with pytest.raises(ValueError, match="`memory_length` must be given"):
+        Playground(model)
+    described = Playground(model, memory_length=17).describe()
+    assert described["memory_length"] == 17
+    assert described["other_memory_lengths"] == [0, 4, 16]

@@ -1,1 +1,0 @@
-"""The playground of `txl demo`: a page, its server, and what they ask."""

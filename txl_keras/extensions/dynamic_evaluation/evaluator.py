@@ -1,0 +1,302 @@
+"""The evaluator of dynamic evaluation, and the statistics that it uses.
+
+Letters: `B` rows, `T` segment, `P` predictions of a text, which has `P + 1`
+tokens.
+"""
+
+import time
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.checks import check_integer
+from txl_keras.checks import check_number
+from txl_keras.data.segments import Segments
+from txl_keras.evaluation.evaluator import Evaluator
+from txl_keras.evaluation.evaluator import scores_of
+from txl_keras.evaluation.evaluator import segments_in_memory
+from txl_keras.training.compilation import compile_layers
+from txl_keras.training.stopping import StopRequest
+from txl_keras.weights import weights_by_name
+
+_SECONDS_BETWEEN_BACKUPS = 300
+# Entries of a batch that its scores depend on.
+_SCORED = ("inputs", "targets", "weights", "reset")
+
+
+class DynamicEvaluator(Evaluator):
+    """Scores a text while the weights follow it, segment by segment.
+
+    Each segment is first scored with the weights as they are; these are the
+    scores that count. Then one gradient step on the loss of the segment, the
+    mean over its B T places, changes the trainable weights. With `g` the
+    gradient, `w` the weights, `w0` those at the start and `MS` the mean square
+    of the gradient on training text, all per element:
+
+        SGD   w <- w - learning_rate g
+        RMS   w <- w - learning_rate g / (sqrt(MS) + epsilon)
+                     + min(decay sqrt(MS), 1) (w0 - w)
+
+    The decay pulls the weights that matter most back to where they were. The
+    minimum keeps a step from overshooting `w0`: Krause et al. (2018) have it,
+    the code of Krause et al. (2019) has not (`clip_decay=False`). The former
+    also divides `decay` by the mean of sqrt(MS) over weight tensors. Memory is
+    what the model computed while it scored: it is not computed again.
+
+    After `evaluate` the model has its original weights again. Scores depend on
+    the segment length, and with more than one row also on the batch size,
+    because all rows share the weights; published results are for one row.
+
+    Args:
+        model: `TransformerXLCausalLM`, in float32 or bfloat16.
+        learning_rate: Float, at least 0; with 0 the scores are those of the
+            unchanged model.
+        mean_square: Optional dictionary of the mean square of the gradient by
+            the names of weights, as `collect_mean_square` returns. Chooses the
+            RMS rule; by default SGD.
+        decay: Float, at least 0, for the RMS rule.
+        epsilon: Float above 0, for the RMS rule.
+        clip_decay: Boolean, whether the pull back is at most 1.
+        batch_size: Integer `B`, the number of streams of the text.
+        segment_length: Integer `T`. Collect `mean_square` with the same.
+        stop: Optional `StopRequest`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.data import Segments
+    from txl_keras.extensions.dynamic_evaluation import DynamicEvaluator
+    from txl_keras.extensions.dynamic_evaluation import collect_mean_square
+    from txl_keras.models import TransformerXLCausalLM
+
+    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+    text = np.frombuffer(b"to be or not to be, that is" * 9, "uint8")
+    segments = Segments(text, 1, 8, drop_remainder=False)
+    mean_square = collect_mean_square(model, segments, len(segments))
+    evaluator = DynamicEvaluator(
+        model, 1e-3, mean_square, batch_size=1, segment_length=8
+    )
+    print(evaluator.evaluate(segments)["bits_per_token"])
+    ```
+
+    Reference:
+        [Krause et al., 2018](https://arxiv.org/abs/1709.07432);
+        [Krause et al., 2019](https://arxiv.org/abs/1904.08378).
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        learning_rate: float,
+        mean_square: dict | None = None,
+        decay: float = 0.0,
+        epsilon: float = 1e-5,
+        clip_decay: bool = True,
+        batch_size: int = 1,
+        segment_length: int = 64,
+        stop: StopRequest | None = None,
+    ):
+        check_number("learning_rate", learning_rate, 0)
+        check_number("decay", decay, 0)
+        check_number("epsilon", epsilon, 0, exclusive=True)
+        model.backbone.check_positions(segment_length)
+        if decay and mean_square is None:
+            raise ValueError("`decay` must be 0 without `mean_square`.")
+        strategy = tf.distribute.get_strategy()
+        if strategy.num_replicas_in_sync > 1:
+            raise ValueError("Dynamic evaluation must run on one replica.")
+        self.learning_rate = learning_rate
+        self.decay = decay
+        self.backup = None  # a `Backup` from which it can go on
+        self._epsilon = epsilon
+        self._clip_decay = clip_decay
+        self._mean_square = mean_square
+        super().__init__(model, strategy, batch_size, segment_length, stop=stop)
+
+    def build(self, rows: int) -> None:
+        """Creates memory, of hidden states, and compiles what reads."""
+        self._weights = _trainable_variables(self.model)
+        self._start = {
+            name: tf.Variable(variable, trainable=False)
+            for name, variable in self._weights.items()
+        }
+        if self._mean_square is not None:
+            # Not arrays, which would become constants of the graph.
+            self._mean_square = {
+                k: tf.ensure_shape(tf.constant(self._mean_square[k]), v.shape)
+                for k, v in self._weights.items()
+            }
+        # A variable, because other numbers would be traced again.
+        self._rates = tf.Variable([0.0, 0.0], trainable=False)
+        self._memory = self.model.backbone.memory_stack(rows)
+        self._compiled_read = compile_layers(
+            self._differentiate, self.strategy, self.model, training=True
+        )
+        self._compiled_update = compile_layers(self._update, self.strategy)
+
+    def begin(self) -> None:
+        """Does nothing: the first segment of a text resets memory."""
+
+    def score_segment(self, batch: dict) -> dict:
+        """Scores a segment and remembers it, then changes the weights."""
+        nll, gradients = self._read(batch)
+        self._compiled_update(gradients, self._rates.read_value())
+        return {"nll": nll}
+
+    def _read(self, batch):
+        """Returns nats `(B, T)` and gradients by name; remembers a segment."""
+        nll, gradients, memory = self._compiled_read(
+            *(tf.convert_to_tensor(batch[name]) for name in _SCORED),
+            self._memory.read(),
+        )
+        self._memory.write(memory)
+        return nll, gradients
+
+    def _differentiate(self, inputs, targets, weights, reset, memory):
+        with tf.GradientTape() as tape:
+            nll, memory = self.model.score(inputs, targets, memory, reset)
+            places = self.batch_size * self.segment_length
+            loss = tf.reduce_sum(nll * weights) / places
+        gradients = tape.gradient(
+            loss, self._weights, unconnected_gradients="zero"
+        )
+        # Tables that are not tied have sparse gradients.
+        dense = {k: tf.convert_to_tensor(g) for k, g in gradients.items()}
+        return nll, dense, memory
+
+    def _update(self, gradients, rates):
+        learning_rate, decay = tf.unstack(rates)
+        for name, variable in self._weights.items():
+            change = -learning_rate * gradients[name]
+            if self._mean_square is not None:
+                root = tf.sqrt(self._mean_square[name])
+                change /= root + self._epsilon
+                pull = decay * root
+                if self._clip_decay:
+                    pull = tf.minimum(pull, 1.0)
+                change += pull * (self._start[name] - variable)
+            variable.assign_add(change)
+
+    def evaluate(
+        self,
+        segments: Segments,
+        steps_per_execution: int | None = 20,
+        on_progress: Callable | None = None,
+        token_nll: np.ndarray | None = None,
+    ) -> dict | None:
+        """Scores all targets of a text, as `Evaluator.evaluate` does."""
+        if token_nll is None:
+            token_nll = np.empty(segments.num_predictions + 1, np.float32)
+        self._rates.assign([self.learning_rate, self.decay])
+        for name, variable in self._weights.items():
+            self._start[name].assign(variable)
+        done, saved = self._restore(token_nll), time.monotonic()
+
+        def on_execution(count, total):
+            nonlocal done, saved
+            done = count
+            if on_progress:
+                on_progress(done, total)
+            if time.monotonic() - saved > _SECONDS_BETWEEN_BACKUPS:
+                self._save(done, token_nll)
+                saved = time.monotonic()
+
+        try:
+            scores = super().evaluate(
+                segments, steps_per_execution, on_execution, token_nll, done
+            )
+            if scores is None:
+                self._save(done, token_nll)
+                return None
+        except FloatingPointError as error:
+            raise FloatingPointError(
+                f"{error} In dynamic evaluation the cause may be too high a "
+                f"learning rate. Received: learning_rate={self.learning_rate}"
+            ) from error
+        finally:
+            for name, variable in self._weights.items():
+                variable.assign(self._start[name])
+        if self.backup:
+            self.backup.remove()
+        is_scored = ~np.isnan(token_nll)
+        total = np.sum(token_nll, where=is_scored, dtype=np.float64)
+        return scores_of(total, is_scored.sum())
+
+    def _variables(self):
+        """Returns the variables that change, by name."""
+        memory = enumerate(self._memory.state_variables)
+        return self._weights | {f"memory/{i}": state for i, state in memory}
+
+    def _save(self, done, token_nll):
+        """Saves the state after some segments, if there is a backup."""
+        if self.backup:
+            state = {"done": np.array(done), "nll": token_nll}
+            # float32 is exact for the dtypes of a memory; NumPy can save it.
+            for name, variable in self._variables().items():
+                state[name] = tf.cast(variable, "float32").numpy()
+            self.backup.save(state)
+
+    def _restore(self, token_nll):
+        """Goes back to a saved state, if any; returns the segments done."""
+        state = self.backup and self.backup.restore()
+        if not state:
+            return 0
+        token_nll[:] = state["nll"]
+        for name, variable in self._variables().items():
+            variable.assign(tf.cast(state[name], variable.dtype))
+        return int(state["done"])
+
+
+def collect_mean_square(
+    model: keras.Model, segments: Segments, num_segments: int
+) -> dict:
+    """Computes the mean square of the gradient on training text.
+
+    The segments are spread over the text, because in a part of it many words
+    and signs do not occur: their embeddings would have tiny statistics, and
+    take steps that ruin them. The weights stay as they are, and memory is that
+    of the segments before. These are the statistics of the RMS rule of
+    `DynamicEvaluator`.
+
+    Args:
+        model: `TransformerXLCausalLM`.
+        segments: `Segments` of training text, with the batch size and the
+            segment length of the later evaluation: a gradient of the mean over
+            more tokens is smaller, and nothing rescales it.
+        num_segments: Integer `K`, how many segments to take. Krause et al.
+            (2019) take one in 5,000 of the training text.
+
+    Returns:
+        Dictionary of float32 arrays by the names of the trainable weights.
+
+    Example: see `DynamicEvaluator`.
+    """
+    check_integer("num_segments", num_segments, 1, len(segments))
+    length = segments.segment_length
+    reader = DynamicEvaluator(
+        model, 0.0, batch_size=segments.batch_size, segment_length=length
+    )
+    sums = dict.fromkeys(_trainable_variables(model), 0.0)
+    num_before = segments_in_memory(model.backbone, length)
+    next_step = 0
+    for i in range(num_segments):
+        step = i * len(segments) // num_segments
+        if step - num_before > next_step:
+            next_step = step - num_before
+            reader._memory.reset_state()
+        for before in range(next_step, step + 1):
+            _, gradients = reader._read(segments.batch(before))
+        next_step = step + 1
+        for name, gradient in gradients.items():
+            sums[name] += tf.square(gradient)
+    return {name: total.numpy() / num_segments for name, total in sums.items()}
+
+
+def _trainable_variables(model):
+    """Returns the variables of the trainable weights by name."""
+    trainable = {id(weight.value) for weight in model.trainable_weights}
+    named = sorted(weights_by_name(model).items())
+    return {k: variable for k, variable in named if id(variable) in trainable}

@@ -1,10 +1,6 @@
 """Callbacks for models that keep memory from batch to batch."""
 
-import collections
-import inspect
 import itertools
-import json
-import numbers
 
 import keras
 import numpy as np
@@ -65,7 +61,6 @@ class ResetMemory(keras.callbacks.Callback):
 
     def _begin(self, logs=None):
         for stack in self._stacks():
-            stack.check_batches()
             stack.reset_state()
 
     on_train_begin = on_test_begin = on_predict_begin = _begin
@@ -94,9 +89,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     BackupAndRestore` has no memory and begins an epoch again.
 
     For a `TransformerXLCausalLM` with its default loss, trained on `Segments`,
-    arrays or a `tf.data.Dataset` whose order is always the same. The numbers
-    that other callbacks of `fit` count with are saved, too, and the
-    `best_weights` of `EarlyStopping`. A warning names callbacks that hold more.
+    arrays or a `tf.data.Dataset` whose order is always the same. Other
+    callbacks begin again after an interruption; a warning names those that
+    monitor a metric, such as `EarlyStopping`.
 
     Args:
         backup_dir: String or path, local or in a bucket. Use another folder for
@@ -136,20 +131,20 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
         self._epoch = self._saved = 0
-        self._checkpoints = None
-        self._others, self._restored = [], {}
+        self._checkpoints = self._restored = None
+        self._to_skip = self._to_drop = 0
 
-    def _restore(self, steps, others, epochs):
-        """Restores a backup; returns its epoch and batches, or None."""
-        self.set_model(steps.model)
-        self._others, trainer = others, steps.trainer
-        try:
-            tf.io.gfile.makedirs(self.backup_dir)  # fails before any work
-        except tf.errors.OpError as error:
-            raise ValueError(
-                "`backup_dir` must be a folder that can be written to. "
-                f"Received: backup_dir={self.backup_dir!r} ({error})"
-            ) from error
+    def _begin(self, model, others, initial_epoch, epochs, steps_per_epoch):
+        """Restores a backup, if there is one; returns the epoch to begin."""
+        counting = [c for c in others if hasattr(c, "monitor")]
+        if counting:
+            logging.warning(
+                "After an interruption these callbacks begin again: %s.",
+                ", ".join(type(callback).__name__ for callback in counting),
+            )
+        self.set_model(model)
+        steps, trainer = model.fit_steps, model.fit_steps.trainer
+        tf.io.gfile.makedirs(self.backup_dir)  # fails before any work
         self._checkpoints = Checkpoints(self.backup_dir, trainer)
         expected = shapes_of(self._metric_variables())
         try:
@@ -159,44 +154,59 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "`backup_dir` must be empty, or hold a backup of this model. "
                 f"Received: backup_dir={self.backup_dir!r}. {error}"
             ) from error
-        self._restored = state or {}
         self._saved = int(trainer.step.numpy())
         if not state:
-            return None
+            return initial_epoch
         epoch, batches, seed, is_last = map(int, state["position"])
         steps.seed = trainer.seed = seed
+        self._restored, self._to_skip = state, batches
+        # All epochs of `steps_per_epoch` read one iterator.
+        executions = -(-(steps_per_epoch or 0) // model.steps_per_execution)
+        self._to_drop = (epoch - initial_epoch) * executions
         # If a callback had stopped `fit`, no epoch is left.
-        return epochs if is_last else epoch, batches
+        return epochs if is_last else epoch
 
     def on_train_begin(self, logs=None):
-        steps = getattr(self.model, "fit_steps", None)
-        if steps is None:
+        if self._checkpoints is None:
             raise ValueError(
                 "`BackupAndRestore` needs a TransformerXLCausalLM with the "
                 f"default loss. Received: model={self.model.name!r}"
             )
-        _restore_callbacks(self._others, self._restored)
-        if not steps.progress.to_skip:  # its metrics are of the epoch before
-            self._restored = {}
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
-        if self._restored:
+        if self._to_skip:  # otherwise its metrics are of the epoch before
             for name, variable in self._metric_variables().items():
                 variable.assign(self._restored[name])
 
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._to_skip or self._to_drop:
+            self._train_function = self.model.train_function
+            self.model.train_function = self._skip
+
+    def _skip(self, iterator):
+        """Reads batches that were used before the interruption."""
+        self.model.train_function = self._train_function
+        size = self.model.steps_per_execution
+        for _ in itertools.islice(iterator, self._to_drop * size):
+            pass
+        self._to_drop = 0
+        if not self._to_skip:
+            return self._train_function(iterator)
+        for _ in itertools.islice(iterator, size):
+            pass
+        self._to_skip = max(0, self._to_skip - size)
+        return self.model.get_metrics_result()
+
     def on_train_batch_end(self, batch, logs=None):
-        steps = self.model.fit_steps
-        if self._restored and not steps.progress.to_skip:
-            # Again: they have counted the batches that were skipped.
-            _restore_callbacks(self._others, self._restored)
-            self._restored = {}
         if self.save_freq == "epoch":
             return
-        if int(steps.trainer.step.numpy()) >= self._saved + self.save_freq:
-            self._save(self._epoch, steps.progress.done)
+        step = int(self.model.fit_steps.trainer.step.numpy())
+        if step >= self._saved + self.save_freq:
+            self._save(self._epoch, batch + 1)
 
     def on_epoch_end(self, epoch, logs=None):
+        self._to_skip = 0
         if self.save_freq == "epoch":
             self._save(epoch + 1, 0)
 
@@ -204,23 +214,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._checkpoints.wait()
         if self.delete_checkpoint:
             self._checkpoints.remove()
+        self._checkpoints = None
 
     def _save(self, epoch, batches):
-        steps = self.model.fit_steps
-        self._saved = int(steps.trainer.step.numpy())
-        held = [name for other in self._others for name in _held_by(other)]
-        if held:
-            logging.log_first_n(
-                logging.WARNING,
-                "The backup lacks what callbacks hold beside numbers, and what "
-                "is empty again after a restart: %s.",
-                1, ", ".join(held),
-            )  # fmt: skip
-        seed, is_last = steps.trainer.seed, self.model.stop_training
+        trainer = self.model.fit_steps.trainer
+        self._saved = int(trainer.step.numpy())
+        position = epoch, batches, trainer.seed, self.model.stop_training
         self._checkpoints.save(
             {
-                "position": np.array([epoch, batches, seed, is_last]),
-                **_callback_state(self._others),
+                "position": np.array(position),
                 **copies(self._metric_variables()),
             }
         )
@@ -229,66 +231,3 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Returns the variables of all metrics by name."""
         variables = [v for m in self.model.metrics for v in m.variables]
         return {f"metric_{i}": v for i, v in enumerate(variables)}
-
-
-def _numbers(callback):
-    """Returns what a callback counts with: numbers that are no arguments."""
-    arguments = inspect.signature(type(callback)).parameters
-    return {
-        name: value
-        for name, value in vars(callback).items()
-        if name not in arguments
-        and (value is None or isinstance(value, numbers.Real))
-    }
-
-
-def _named(callbacks):
-    """Yields pairs of a name, by class and place in it, and a callback."""
-    counts = collections.Counter()
-    for callback in callbacks:
-        kind = type(callback).__name__
-        yield f"{kind}_{counts[kind]}", callback
-        counts[kind] += 1
-
-
-def _callback_state(callbacks):
-    """Returns the numbers and the best weights of callbacks, as arrays."""
-    state = {}
-    for name, callback in _named(callbacks):
-        text = json.dumps(_numbers(callback), default=float).encode()
-        state[name] = np.frombuffer(text, np.uint8)
-        weights = getattr(callback, "best_weights", None) or ()
-        for i, weight in enumerate(weights):
-            state[f"{name}/{i}"] = np.asarray(weight)
-    return state
-
-
-def _restore_callbacks(callbacks, state):
-    """Gives callbacks what `_callback_state` returned."""
-    for name, callback in _named(callbacks):
-        if name not in state:
-            continue  # it was not there before
-        saved = json.loads(state[name].tobytes())
-        for key in _numbers(callback).keys() & saved:
-            setattr(callback, key, saved[key])
-        places = (f"{name}/{i}" for i in itertools.count())
-        weights = [
-            state[place]
-            for place in itertools.takewhile(state.__contains__, places)
-        ]
-        if weights:
-            callback.best_weights = weights
-
-
-def _held_by(callback):
-    """Returns the names of a callback's attributes that are not saved."""
-    if type(callback).__module__.startswith(("keras.", "txl_keras.")):
-        return []
-    arguments = {"params", *inspect.signature(type(callback)).parameters}
-    return [
-        f"{type(callback).__name__}.{name}"
-        for name, value in vars(callback).items()
-        if name not in arguments
-        and isinstance(value, (list, dict, set, np.ndarray))
-        and len(value)
-    ]

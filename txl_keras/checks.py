@@ -5,7 +5,6 @@ import importlib
 import math
 import numbers
 import os
-import re
 import reprlib
 
 import keras
@@ -131,18 +130,6 @@ def check_dtype_policy(policy):
         )
 
 
-def check_model_name(name):
-    """Checks that a model's name can be a name scope of a graph."""
-    # After TensorFlow's error about it, Keras would name the weights of all
-    # later models wrongly.
-    if not re.fullmatch(r"[A-Za-z0-9.][\w.>-]*", name, re.ASCII):
-        raise ValueError(
-            "`name` must consist of ASCII letters, digits and `_.>-`, and "
-            "begin with a letter, a digit or a period. Received: "
-            f"name={shown(name)}"
-        )
-
-
 def check_path(name, path):
     """Returns a path as a string with `~` expanded, unless it is empty."""
     # Joined with file names, an empty path would be the current folder.
@@ -258,18 +245,6 @@ def checked(tensor, condition, *message):
     check = tf.debugging.Assert(condition, message, summarize=8)
     with tf.control_dependencies([check]):
         return tf.identity(tensor)
-
-
-def check_seeds(dropout_seed, expected):
-    """Checks that dropout seeds are integers of the expected shape."""
-    seeds = _as_array_or_tensor("dropout_seed", dropout_seed)
-    dtype = keras.backend.standardize_dtype(seeds.dtype)
-    if "int" not in dtype:
-        raise ValueError(
-            "`dropout_seed` must hold integers, such as uint32. Received: "
-            f"dtype {dtype}"
-        )
-    check_shape("dropout_seed", seeds, expected)
 
 
 def check_vocabulary(tokenizer, vocabulary_size):

@@ -3,9 +3,6 @@
 Keras may change any of it: setup.py admits the versions that tests ran with.
 """
 
-import inspect
-import sys
-
 import keras
 import tensorflow as tf
 
@@ -55,7 +52,7 @@ class IntegerBatches:
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy Keras would trace `call` to build the optimizer and
-        # the metrics, which `FitSteps` does itself.
+        # the metrics, which exist before the first step of `FitSteps`.
         if getattr(self, "fit_steps", None) is None:
             super()._maybe_symbolic_build(iterator, data_batch)
 
@@ -80,41 +77,3 @@ class MatrixMuon(keras.optimizers.Muon):
 
     def _muon_update_step(self, gradient, variable, lr, m):
         self.update_matrix(gradient, variable, lr, m)
-
-
-_LOOPS = {
-    inspect.unwrap(loop).__code__
-    for loop in (keras.Model.fit, keras.Model.evaluate, keras.Model.predict)
-}
-
-
-def check_batches(batch_size=None, remedy=""):
-    """Checks the batches of the `fit`, `evaluate` or `predict` that runs."""
-    # Keras gives layers and callbacks no access to these settings, so they are
-    # read from the stack frame of the loop: a model that trains on shuffled
-    # segments would learn without an error, but less. If Keras renames what is
-    # read here, nothing is checked.
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code in _LOOPS:
-            iterator = frame.f_locals.get("epoch_iterator")
-            adapter = getattr(iterator, "data_adapter", None)
-            # Adapters of arrays have `_shuffle`, those of `PyDataset` have
-            # `shuffle`, and those of `tf.data.Dataset` have neither.
-            shuffle = getattr(adapter, "_shuffle", False)
-            if shuffle or getattr(adapter, "shuffle", False):
-                raise ValueError(
-                    "`shuffle` must be False to `fit` a model with memory, "
-                    "because row r of a batch continues row r of the previous "
-                    "batch. If this was the first `fit`, call `compile` again. "
-                    "Then pass `shuffle=False` and `batch_size` to `fit`. "
-                    "Received: shuffle=True, which is the default of Keras"
-                )
-            is_partial = getattr(adapter, "has_partial_batch", False)
-            if batch_size is not None and is_partial:
-                raise ValueError(
-                    "The number of samples must be a multiple of `batch_size`. "
-                    f"{remedy} Received: a last batch of "
-                    f"{adapter.partial_batch_size}"
-                )
-        frame = frame.f_back

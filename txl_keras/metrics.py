@@ -45,14 +45,18 @@ class NllMetric(keras.metrics.Mean):
 
     Sums over all targets of an epoch are divided once, in `result`, so batches
     of different lengths count by their targets. Targets of weight 0 do not
-    count, whatever they are. A subclass overrides `convert`, `units` or
-    `result`.
+    count, whatever they are. A subclass overrides `units` or `result`.
 
     Call arguments:
         y_true: Integer targets of shape `(B, T)`.
         y_pred: Logits or log-probabilities of shape `(B, T, V)`.
         sample_weight: Optional weights of shape `(B, T)` or `(B,)`.
     """
+
+    default_name = "nll"
+
+    def __init__(self, name: str | None = None, dtype: DType | None = None):
+        super().__init__(name=name or self.default_name, dtype=dtype)
 
     def update_state(
         self,
@@ -91,24 +95,20 @@ class NllMetric(keras.metrics.Mean):
         weights = self._weights(sample_weight, nll)
         counts = weights != 0
         # Not multiplied by 0, because 0 times NaN is NaN.
-        nll = ops.where(counts, self.convert(nll), 0)
+        nll = ops.where(counts, nll, 0)
         self.total.assign_add(ops.sum(nll * weights))
         self.count.assign_add(ops.sum(weights * self.units(targets, counts)))
 
     def _weights(self, sample_weight, like):
         """Returns weights in the shape of a tensor, 1 by default."""
-        if sample_weight is None:
-            return ops.ones_like(like, dtype=self.dtype)
-        weights = ops.cast(sample_weight, self.dtype)
-        for _ in range(len(like.shape) - len(weights.shape)):
-            weights = weights[..., None]
+        weights = ops.cast(
+            1 if sample_weight is None else sample_weight, self.dtype
+        )
+        if len(weights.shape) == 1:
+            weights = weights[:, None]
         return ops.broadcast_to(weights, ops.shape(like))
 
-    def convert(self, nll: Tensor) -> Tensor:
-        """Converts nats per target to the unit that is summed."""
-        return bits_per_token(nll)
-
-    def units(self, targets: Tensor, counts: np.ndarray) -> Tensor:
+    def units(self, targets: Tensor, counts: Tensor) -> Tensor:
         """Returns how many units each target is, in a shape like `counts`.
 
         `counts` is false at targets of weight 0.
@@ -141,10 +141,10 @@ class BitsPerToken(NllMetric):
     ```
     """
 
-    def __init__(
-        self, name: str = "bits_per_token", dtype: DType | None = None
-    ):
-        super().__init__(name=name, dtype=dtype)
+    default_name = "bits_per_token"
+
+    def result(self):
+        return bits_per_token(super().result())
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -171,18 +171,14 @@ class Perplexity(NllMetric):
     ```
     """
 
-    def __init__(self, name: str = "perplexity", dtype: DType | None = None):
-        super().__init__(name=name, dtype=dtype)
-
-    def convert(self, nll):
-        return nll
+    default_name = "perplexity"
 
     def result(self):
         return ops.exp(super().result())
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class BitsPerByte(NllMetric):
+class BitsPerByte(BitsPerToken):
     """Computes the bits per byte of a language model's text, for `compile`.
 
     It compares models of different vocabularies: the bits of all targets of an
@@ -207,13 +203,15 @@ class BitsPerByte(NllMetric):
     ```
     """
 
+    default_name = "bits_per_byte"
+
     def __init__(
         self,
         bytes_per_token: Any,
-        name: str = "bits_per_byte",
+        name: str | None = None,
         dtype: DType | None = None,
     ):
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(name, dtype)
         sizes = np.asarray(bytes_per_token)
         is_valid = (
             sizes.dtype.kind in "iuf"

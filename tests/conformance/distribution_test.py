@@ -15,7 +15,7 @@ from workers import tf_configs
 
 from txl_keras.extending import registered
 
-ALL_OPTIMIZERS = ("adam", "adamw", "lamb", "muon", "sgd", "adagrad")
+ALL_OPTIMIZERS = ("adam", "adamw", "lamb", "muon", "sgd")
 # Of the script: the rows of the batch, the variables of its memory (states and
 # valid lengths of a block), and where it saves.
 BATCH_SIZE, NUM_MEMORY_VARIABLES, HALF, WHOLE = 8, 2, 17, 50

@@ -51,7 +51,6 @@ OPTIMIZERS = {
     "lamb": {"learning_rate": 0.01, "weight_decay": 0.1},
     "muon": {"learning_rate": 0.01, "weight_decay": 0.1},
     "sgd": {"learning_rate": 1.0, "momentum": 0.5},
-    "adagrad": {"learning_rate": 0.05},
 }
 
 

@@ -52,13 +52,19 @@ def model_with_dropout(seed=5, **config):
     return model
 
 
+def set_steps_per_execution(model, number):
+    if model.steps_per_execution != number:
+        model.steps_per_execution = number
+        model.train_function = model.test_function = None
+
+
 @pytest.fixture(scope="module")
 def rewind():
     rewind = rewinder(model_with_dropout())
 
     def rewind_settings():
         model = rewind()
-        model.steps_per_execution = 1
+        set_steps_per_execution(model, 1)
         return model
 
     return rewind_settings
@@ -71,6 +77,7 @@ def rewind_other():
 
     def rewind_seed():
         model = rewind()
+        set_steps_per_execution(model, 1)
         model.fit_steps.seed = 7
         if model.fit_steps.trainer:
             model.fit_steps.trainer.seed = 7
@@ -142,8 +149,7 @@ def test_every_kind_of_data_gives_the_same_by_one_graph(rewind, monkeypatch):
     ):
         rewind().fit(**data, verbose=0)
         assert_same(model.get_weights(), by_hand, atol=1e-6)
-    # Single batches have no resets.
-    assert len(traces) == 2
+    assert len(traces) == 1
 
 
 def _batches(x, y):
@@ -184,7 +190,7 @@ def test_several_steps_in_one_call_compute_the_same(rewind):
     histories = []
     for steps_per_execution in (1, 4, 100):
         model = rewind()
-        model.steps_per_execution = steps_per_execution
+        set_steps_per_execution(model, steps_per_execution)
         history = model.fit(
             segments, epochs=2, validation_data=segments, verbose=0
         ).history
@@ -254,12 +260,6 @@ def test_settings_that_have_no_meaning_here_are_errors():
             model.compile(optimizer)
 
 
-def test_a_loss_that_is_not_finite_is_an_error(model):
-    model.weights[0].assign(model.weights[0] * np.nan)
-    with pytest.raises(FloatingPointError, match="At step 1 the loss is nan"):
-        model.fit(segments_of(), verbose=0)
-
-
 class Interrupt(keras.callbacks.Callback):
     """Ends `fit` by an error, as a machine that is taken away."""
 
@@ -292,7 +292,7 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
             model = rewind()
         else:
             model = rewind_other()
-        model.steps_per_execution = steps_per_execution
+        set_steps_per_execution(model, steps_per_execution)
         callbacks = [
             BackupAndRestore(tmp_path / "backup", save_freq=2),
             *options.get("callbacks", ()),
@@ -338,44 +338,6 @@ def test_data_of_unknown_length_begins_again_in_later_epochs(
         assert_same(fit(rewind_other(), backup), weights)
 
 
-def test_callbacks_go_on_counting_after_an_interruption(
-    rewind, rewind_other, tmp_path
-):
-    segments = segments_of("roll")
-
-    def fit(model, *callbacks):
-        # Nothing is an improvement but the first epoch.
-        plateau = {"monitor": "loss", "min_delta": 10.0}
-        keras.utils.set_random_seed(0)  # of dropout
-        model.compile(keras.optimizers.SGD(0.01))
-        history = model.fit(
-            segments,
-            epochs=9,
-            callbacks=[
-                *callbacks,
-                keras.callbacks.ReduceLROnPlateau(patience=2, **plateau),
-                keras.callbacks.EarlyStopping(
-                    patience=3, restore_best_weights=True, **plateau
-                ),
-            ],
-            verbose=0,
-        )
-        return history.epoch, float(model.optimizer.learning_rate)
-
-    whole = rewind()
-    assert fit(whole) == ([0, 1, 2, 3], pytest.approx(0.001))
-    weights = whole.get_weights()
-    backup = BackupAndRestore(tmp_path / "backup", save_freq=2)
-    # In the second and in the fourth epoch, and where `fit` has stopped.
-    for after in (len(segments) + 3, 2 * len(segments) + 3):
-        model = rewind() if after < 2 * len(segments) else rewind_other()
-        with pytest.raises(KeyboardInterrupt):
-            fit(model, backup, Interrupt(after))
-    model = rewind_other()
-    assert fit(model, backup) == ([3], pytest.approx(0.001))
-    assert_same(model.weights, weights)
-
-
 def test_float16_reports_no_loss_that_overflows_as_a_good_one():
     model = small_model(num_layers=1, dtype="mixed_float16")
     for weight in model.backbone.blocks[0].weights:
@@ -394,12 +356,10 @@ class OwnStep(TransformerXLCausalLM):
     """Trains by a step of its own, and counts those of `fit`."""
 
     def train_step(self, data):
-        data["weights"] *= 2.0
-        return super().train_step(data)
+        return super().train_step({**data, "weights": 2.0 * data["weights"]})
 
     def test_step(self, data):
-        data["weights"] *= 3.0
-        return super().test_step(data)
+        return super().test_step({**data, "weights": 3.0 * data["weights"]})
 
 
 @keras.saving.register_keras_serializable()
@@ -479,7 +439,7 @@ def test_a_pydataset_may_change_at_the_end_of_an_epoch(rewind):
 
 def test_a_generator_is_read_once(model):
     x, y = segments_of(documents=None, reset_documents=False).arrays()
-    with pytest.raises(ValueError, match="batches for every epoch.*only once"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="read only once"):
         model.fit(_batches(x, y), epochs=2, verbose=0)
 
 

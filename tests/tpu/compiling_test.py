@@ -116,8 +116,7 @@ STEPS = {
         train_step, {"dtype": "mixed_float16"}, {"optimizer": "lamb"}
     ),
     "clusters, blocks": (
-        train_step, {"num_layers": 2, **CLUSTERS},
-        {"intermediate_loss_steps": 9},
+        train_step, {"num_layers": 2, **CLUSTERS}, {}
     ),
     "pre-norm, pieces": (
         train_step, {"normalize_first": True}, {"accumulate_steps": 2}

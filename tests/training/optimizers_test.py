@@ -17,7 +17,6 @@ SETTINGS = {
     "lamb": {"weight_decay": 0.3, "beta_1": 0.8},
     "muon": {"weight_decay": 0.3, "momentum": 0.6},
     "sgd": {"momentum": 0.7},
-    "adagrad": {},
 }
 
 
@@ -175,7 +174,7 @@ def test_the_ratio_of_lamb_at_its_limits(weights, gradient, expected):
     np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "adagrad"])
+@pytest.mark.parametrize("name", ["adam", "adamw"])
 def test_first_step_moves_even_where_gradients_are_tiny(name):
     weight = keras.Variable([1.0, 1.0])
     apply(built(name, [weight]), [np.array([1e-6, -3.0], "float32")], [weight])
@@ -283,7 +282,6 @@ def test_muon_has_one_weight_decay():
         ("adam", {"weight_decay": 0.1}, r"`weight_decay`.*'lamb', 'muon'"),
         ("sgd", {"weight_decay": 0.1}, "weight_decay=0.1, name='sgd'"),
         ("lamb", {"momentum": 0.5}, r"`momentum` is for.*\('muon', 'sgd'\)"),
-        ("adagrad", {"epsilon": 1e-8}, "epsilon=1e-08, name='adagrad'"),
         ("sgd", {"beta_2": 0.9}, "beta_2=0.9, name='sgd'"),
         ("sgd", {"momentum": 1.0}, "`momentum` must be below 1"),
         ("adamw", {"weight_decay": -0.2}, "weight_decay=-0.2"),

@@ -2,7 +2,6 @@ from unittest import mock
 
 import pytest
 import tensorflow as tf
-from script_runs import run_code
 
 from txl_keras.training import strategy as strategies
 
@@ -58,38 +57,6 @@ def test_the_cpu_is_split_before_it_is_used():
     tf.constant(1)
     with pytest.raises(RuntimeError, match="before .*num_cpu_devices=37, whil"):
         strategies.create_strategy(num_cpu_devices=37)
-
-
-@pytest.mark.large  # 15 s: a process of its own, whose collectives break
-def test_strategies_of_other_devices_in_one_process_are_explained():
-    script = """
-import tensorflow as tf
-from txl_keras.training.stopping import StopRequest
-from txl_keras.training.strategy import create_strategy, host_loop
-
-def total(strategy):
-    def step(x, stop):
-        context = tf.distribute.get_replica_context()
-        value = context.all_reduce("sum", tf.cast(x, tf.float32))
-        return {"value": value, "stop": tf.cast(stop, tf.float32)}
-    data = tf.data.Dataset.range(5, 6).repeat()
-    iterator = iter(strategy.distribute_datasets_from_function(lambda _: data))
-    with strategy.scope():
-        stop = StopRequest().variable
-    run = host_loop(strategy, step, stop)
-    return run(iterator, tf.constant(2))["value"].numpy().tolist()
-
-# Of the same devices any number of them may follow each other.
-for _ in range(3):
-    assert total(create_strategy(num_cpu_devices=3)) == [15, 15]
-try:
-    total(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
-except RuntimeError as error:
-    print(error)
-"""
-    done = run_code(script)
-    message = "same devices. This strategy (2 x CPU)"
-    assert message in done.stdout, done.stderr[-2000:]
 
 
 def make_loop(stop=0.0):

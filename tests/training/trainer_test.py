@@ -10,7 +10,6 @@ from factories import trainer_rewinder
 from step_checks import check_first_step
 
 from txl_keras.data import Segments
-from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.optimizers import build_optimizer
@@ -167,36 +166,6 @@ def test_rows_in_pieces_are_the_same_step(numbers_of_pieces, dropping):
         assert_same(tf.nest.flatten(run), tf.nest.flatten(runs[0]), atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    "pieces", [1, pytest.param(3, marks=pytest.mark.large)]
-)
-def test_blocks_below_the_last_predict_for_their_share_of_the_steps(pieces):
-    # Block 1 of 3 in the first step, block 2 in the first 2.
-    model = make_model(num_layers=3)
-    trainer = make_trainer(
-        model, 1e-12, intermediate_loss_steps=3, accumulate_steps=pieces
-    )
-    results = trainer.train(make_iterator(), 4)
-    iterator, memory = make_iterator(), None
-    for step in range(4):
-        batch = next(iterator)
-        with tf.GradientTape() as tape:
-            blocks, memory = model.backbone(
-                batch["inputs"], memory=memory, return_blocks=True
-            )
-            losses = [
-                tf.reduce_mean(model.softmax(hidden, batch["targets"]))
-                for hidden in blocks
-            ]
-            loss = tf.add_n(losses[2 - (step < 1) - (step < 2) :])
-        gradients = tape.gradient(loss, model.trainable_variables)
-        norm = tf.linalg.global_norm(gradients)
-        np.testing.assert_allclose(
-            results["gradient_norm"][step], norm, rtol=1e-4
-        )
-        np.testing.assert_allclose(results["loss"][step], losses[2], rtol=1e-5)
-
-
 def test_a_step_ends_the_execution_where_a_stop_was_asked_for(trainer, stop):
     iterator = make_iterator()
     assert len(trainer.train(iterator, 3)["loss"]) == 3
@@ -254,18 +223,11 @@ def test_nan_is_reported_with_its_step(trainer):
         ({"clip_norm": np.nan}, "clip_norm=nan"),
         ({"accumulate_steps": 2}, "replicas = 3. .*steps=2"),
         ({"accumulate_steps": 0}, "accumulate_steps=0"),
-        ({"intermediate_loss_steps": 6}, "two blocks or more.*num_layers=1"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         make_trainer(make_model(), **arguments)
-
-
-def test_an_lstm_has_no_intermediate_losses():
-    lstm = make_model(make=LSTMBackbone, num_layers=2)
-    with pytest.raises(ValueError, match="`intermediate_loss_steps`.*LSTM"):
-        make_trainer(lstm, intermediate_loss_steps=6)
 
 
 def test_a_restored_trainer_has_weights_step_and_memory(

@@ -134,25 +134,6 @@ def dataset_of(batch, spec, start=0, end=None):
     return dataset.with_options(options)
 
 
-def distribute_rows(dataset, batch_size, strategy):
-    """Distributes a dataset of batches as `StepBatches.distribute` does."""
-    # Every worker must have all batches and keeps its own rows.
-    if strategy.num_replicas_in_sync == 1:
-        return dataset
-
-    def rows_of(first_row, num_rows):
-        return dataset.map(
-            lambda batch: {
-                key: value[first_row : first_row + num_rows]
-                if value.shape.rank
-                else value
-                for key, value in batch.items()
-            }
-        )
-
-    return _distribute(rows_of, batch_size, strategy)
-
-
 def _distribute(rows_of, batch_size, strategy):
     """Distributes datasets of some rows, `rows_of(first_row, num_rows)`."""
     replicas = strategy.num_replicas_in_sync

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from txl_keras.checks import check_dropout
-from txl_keras.checks import check_seeds
+from txl_keras.checks import check_shape
 from txl_keras.layers.compute.dropout import keep_mask
 from txl_keras.layers.compute.target import fused
 from txl_keras.layers.config import ConfiguredLayer
@@ -86,7 +86,7 @@ class RowDropout(ConfiguredLayer):
         """
         if dropout_seed is None:
             return draw_seeds(self.seed_generator, batch_size)
-        check_seeds(dropout_seed, (batch_size,))
+        check_shape("dropout_seed", dropout_seed, (batch_size,))
         return tf.cast(dropout_seed, tf.uint32)
 
     def compute_output_shape(self, input_shape):

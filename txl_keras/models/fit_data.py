@@ -1,10 +1,8 @@
-"""Batches for `fit` and `evaluate` of a language model, from what users pass.
+"""Datasets for `fit` and `evaluate` of a language model, of what users pass.
 
 Letters: `B` batch, `T` segment.
 """
 
-import dataclasses
-import functools
 import itertools
 
 import keras
@@ -16,120 +14,131 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
+from txl_keras.checks import checked
 from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
+from txl_keras.data.step_batches import dataset_of
 
 _BATCH_SIZE = 32  # of texts, by default
+_ARRAYS = (np.ndarray, tf.Tensor)
 _KEYS = {"inputs", "targets", "weights", "num_targets", "reset"}
 
 
-@dataclasses.dataclass
-class FitData:
-    """Holds batches like those of `Segments`, for `fit` or `evaluate`."""
+class EpochStarts(keras.callbacks.Callback):
+    """Prepares `Segments` and a `PyDataset` for the next epoch of `fit`."""
 
-    # Of dicts of static shapes. It repeats if its length is known.
-    dataset: tf.data.Dataset
-    batch_size: int
-    num_steps: int  # or what TensorFlow calls the cardinality of a dataset
-    # Returns the dataset from a step on, if the data is `Segments`.
-    from_step: object = None
+    num_steps = first_step = 0
+    py_dataset = None
 
-    def steps(self, name, num_steps):
-        """Returns the steps per epoch: those of an argument, or all."""
-        most = self.num_steps if self.num_steps > 0 else None
-        if num_steps is None and self.num_steps != tf.data.INFINITE_CARDINALITY:
-            return most
-        return check_integer(name, num_steps, 1, most)
-
-    def seek(self, epochs, initial_epoch, steps_per_epoch, steps_done):
-        """Returns a dataset, and how many of its batches were used before."""
-        steps = steps_per_epoch or 0  # if unknown, epochs begin the data
-        if self.from_step is not None:
-            step = epochs * steps + steps_done
-            return self.from_step(step) if step else self.dataset, 0
-        used = (epochs - initial_epoch) * steps + steps_done
-        if self.num_steps > 0:
-            used %= self.num_steps
-        return self.dataset, used
-
-
-def in_batches(x, y, weights, batch_size):
-    """Returns arrays as a dataset of batches, and other data as it is."""
-    if isinstance(x, (np.ndarray, tf.Tensor)):
-        if weights is not None:
-            weights = np.asarray(weights)
-            sizes = len(x), 1 if weights.shape[1:] == (1,) else x.shape[1]
-            check_shape("sample_weight", weights, sizes[: weights.ndim or 1])
-        # Keras cuts arrays into batches of unknown size, but graphs for a CPU
-        # are faster if the batch size is static.
-        batch_size = min(batch_size, len(x))
-        parts = keras.utils.pack_x_y_sample_weight(x, y, weights)
-        return tf.data.Dataset.from_tensor_slices(parts).batch(
-            batch_size, drop_remainder=not len(x) % batch_size
+    def of_segments(self, segments, num_steps=None):
+        """Returns a dataset that goes on where an epoch before it ended."""
+        self.num_steps = num_steps = num_steps or len(segments)
+        spec = tf.nest.map_structure(tf.type_spec_from_value, segments.batch(0))
+        return dataset_of(
+            lambda step: segments.batch(self.first_step + step),
+            spec,
+            end=check_integer("steps_per_epoch", num_steps, 1),
         )
-    has_batches = isinstance(x, Segments) or hasattr(x, "__iter__")
-    if isinstance(x, (list, tuple)) or not has_batches:
-        raise ValueError(
-            "`x` must be an array, text, `Segments` or a dataset. Convert "
-            f"ids with `np.asarray`. Received: x={shown(x)}"
-        )
-    for name, value in {"y": y, "sample_weight": weights}.items():
-        if value is not None:
-            raise ValueError(
-                f"`{name}` must be None with {type(x).__name__}, which "
-                f"has its own. Received: {name}={shown(value)}"
-            )
-    return x
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.first_step = epoch * self.num_steps
+        if self.py_dataset is not None:
+            self.py_dataset.on_epoch_begin()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.py_dataset is not None:
+            self.py_dataset.on_epoch_end()
 
 
-def fit_data(x, vocabulary_size):
-    """Returns the `FitData` of what `in_batches` returned."""
+def of_arrays(x, y, weights, batch_size):
+    """Returns a dataset of the batches of arrays."""
+    # Keras cuts arrays into batches of unknown size, but graphs for a CPU are
+    # faster if the batch size is static.
+    batch_size = min(batch_size, len(x))
+    parts = keras.utils.pack_x_y_sample_weight(x, y, weights)
+    return tf.data.Dataset.from_tensor_slices(parts).batch(
+        batch_size, drop_remainder=not len(x) % batch_size
+    )
+
+
+def complete(x, vocabulary_size, steps=None, begins_cold=True):
+    """Returns the batches of `x` as a dataset of dicts of static shapes.
+
+    All rows are reset in its first batch if it `begins_cold`. With `steps` per
+    epoch it repeats.
+    """
 
     @tf.autograph.experimental.do_not_convert
-    def complete(*element):
+    def complete_element(*element):
         # `map` unpacks plain tuples only.
         batch = element if len(element) > 1 else element[0]
         return complete_batch(batch, vocabulary_size)
 
-    if isinstance(x, Segments):
-
-        def from_step(step):
-            return x.dataset(step).map(complete)
-
-        return FitData(from_step(0), x.batch_size, len(x), from_step)
     first = None
     if not isinstance(x, tf.data.Dataset):
         x, first = _generated(x)
-    dataset = x.map(complete)
+    if steps is None and x.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            "`steps_per_epoch`, `validation_steps` or `steps` must be given "
+            "with a dataset that has no end"
+        )
+    dataset = x.map(complete_element)
     shape = dataset.element_spec["inputs"].shape
-    if not shape.is_fully_defined():
-        # All batches must be as large as the first, but the last may be short.
+    if not shape.is_fully_defined() or x.cardinality() == 0:
+        # All batches must be as large as the first, but may have fewer rows.
         first = _first_of(x) if first is None else first
-        shape = tuple(_parts(first)["inputs"].shape)
-        dataset = dataset.scan(False, functools.partial(_pad, shape=shape))
-    num_steps = int(x.cardinality())
-    if num_steps == 0:
-        _first_of(x)  # raises an error
-    if num_steps > 0:
-        dataset = dataset.enumerate().map(_begin_cold).repeat()
-    return FitData(dataset.prefetch(tf.data.AUTOTUNE), shape[0], num_steps)
+        shape = _parts(first)["inputs"].shape
+
+    rows, length = shape
+
+    @tf.autograph.experimental.do_not_convert
+    def fill(step, batch):
+        sizes = tf.shape(batch["inputs"])
+        missing = checked(
+            rows - sizes[0],
+            (sizes[0] <= rows) & (sizes[1] == length),
+            f"All batches must have the shape {(rows, length)} of the first "
+            "one; only the last may have fewer rows. Received:",
+            sizes,
+        )
+
+        def pad(value):
+            rank = value.shape.rank
+            value = tf.pad(value, [[0, missing], *[[0, 0]] * (rank - 1)])
+            return tf.ensure_shape(value, (rows, length)[:rank])
+
+        num_targets = tf.fill([rows], batch["num_targets"][0])
+        batch = {key: pad(value) for key, value in batch.items()}
+        reset = batch["reset"] | (step == 0)
+        return {**batch, "num_targets": num_targets, "reset": reset}
+
+    dataset = dataset.enumerate(start=0 if begins_cold else 1).map(fill)
+    if steps is not None:
+        dataset = dataset.repeat()
+    return dataset.prefetch(tf.data.AUTOTUNE)
 
 
 def _generated(batches):
     """Returns a dataset of what an iterable yields, and its first batch."""
+    if isinstance(batches, (list, tuple)) or not hasattr(batches, "__iter__"):
+        raise ValueError(
+            "`x` must be an array, text, `Segments` or a dataset. Convert "
+            f"ids with `np.asarray`. Received: x={shown(batches)}"
+        )
     iterator = iter(batches)
+    is_generator = iterator is batches
     first = _first_of(iterator)
-    has_hooks = isinstance(batches, keras.utils.PyDataset)
-    size = batches.num_batches if has_hooks else None
-    if iterator is batches:  # a generator, which can be read only once
+    if is_generator:
         batches = itertools.chain([first], iterator)
+    times = itertools.count()
 
     def read():
-        if has_hooks:
-            batches.on_epoch_begin()
+        if next(times) and is_generator:
+            raise ValueError(
+                "`x` must have batches for every epoch: a generator can be "
+                "read only once."
+            )
         yield from map(_arrays, batches)
-        if has_hooks:
-            batches.on_epoch_end()
 
     first = _arrays(first)
     dataset = tf.data.Dataset.from_generator(
@@ -139,8 +148,9 @@ def _generated(batches):
             first,
         ),
     )
-    if size is not None:
-        cardinality = tf.data.experimental.assert_cardinality(size)
+    num_batches = getattr(batches, "num_batches", None)  # of a `PyDataset`
+    if num_batches is not None:
+        cardinality = tf.data.experimental.assert_cardinality(num_batches)
         dataset = dataset.apply(cardinality)
     return dataset, first
 
@@ -161,7 +171,7 @@ def _arrays(batch):
 
 def check_arrays(x, y, batch_size, vocabulary_size):
     """Checks arrays for mistakes that Keras would not report."""
-    if not isinstance(x, (np.ndarray, tf.Tensor)):
+    if not isinstance(x, _ARRAYS):
         return
     if batch_size is None:
         raise ValueError(
@@ -183,41 +193,20 @@ def check_arrays(x, y, batch_size, vocabulary_size):
         check_shape("y", y, tuple(x.shape))
 
 
-def check_no_class_weight(class_weight):
-    """Raises if it is given: Keras would apply it to the wrong axis."""
-    if class_weight is not None:
-        raise ValueError(
-            "`class_weight` must be None. Pass `sample_weight=weights[y]`, "
-            "with `weights` an array of a weight per token id. Received: "
-            f"class_weight={shown(class_weight)}"
-        )
-
-
-def split(x, y, weights, share):
+def split(parts, share):
     """Returns arrays for training, and the last samples for validation."""
-    num_samples = len(x) if isinstance(x, (np.ndarray, tf.Tensor)) else 0
+    num_samples = len(parts[0]) if isinstance(parts[0], _ARRAYS) else 0
     at = int(num_samples * (1 - share))
     if not 0 < at < num_samples:
         raise ValueError(
             "`validation_split` must be 0 unless `x` is an array, and leave "
             "samples of it for both parts. Received: validation_split="
-            f"{share}, x={shown(x)}"
+            f"{share}, x={shown(parts[0])}"
         )
-    if y is not None:
-        check_shape("y", np.asarray(y), (num_samples, *np.shape(y)[1:]))
     return [
-        tuple(part if part is None else part[rows] for part in (x, y, weights))
+        tuple(part if part is None else part[rows] for part in parts)
         for rows in (slice(at), slice(at, None))
     ]
-
-
-@tf.autograph.experimental.do_not_convert
-def _begin_cold(step, batch):
-    """Resets all rows in the first batch of a text that is read again."""
-    reset = batch.get("reset", False) | tf.fill(
-        batch["inputs"].shape[:1], step == 0
-    )
-    return {**batch, "reset": reset}
 
 
 def as_data(x):
@@ -308,46 +297,12 @@ def complete_batch(batch, vocabulary_size):
     num_targets = tf.reduce_sum(weights)
     if not isinstance(batch, dict):  # as in `keras.losses`
         num_targets = tf.cast(tf.size(inputs), tf.float32)
-    if "reset" in given:
-        check_shape("reset", given["reset"], (None,))
-        given["reset"] = tf.cast(given["reset"], tf.bool)
+    rows = tf.shape(inputs)[:1]
     return {
-        "num_targets": num_targets,
-        **given,
         "inputs": inputs,
         "targets": targets,
         "weights": weights,
+        # One per row, because Keras distributes rows to replicas.
+        "num_targets": tf.fill(rows, given.get("num_targets", num_targets)),
+        "reset": tf.cast(given.get("reset", tf.zeros(rows)), tf.bool),
     }
-
-
-@tf.autograph.experimental.do_not_convert
-def _pad(was_short, batch, shape):
-    """Pads a batch to `shape`, `(B, T)`; returns whether it was short, too."""
-    # The rows of a short batch end, so that no other may follow.
-    sizes = tf.shape(batch["inputs"])
-    missing = shape[0] - sizes[0]
-    checks = [
-        tf.debugging.Assert(
-            ~was_short,
-            ["Only the last batch may have fewer rows than the first one."],
-        ),
-        tf.debugging.Assert(
-            (missing >= 0) & (sizes[1] == shape[1]),
-            [
-                f"All batches must have the shape {shape} of the first one.",
-                "Received:",
-                sizes,
-            ],
-        ),
-    ]
-    with tf.control_dependencies(checks):
-        missing = tf.identity(missing)
-
-    def pad(value):
-        rank = value.shape.rank
-        if rank == 0:
-            return value
-        value = tf.pad(value, [[0, missing], *[[0, 0]] * (rank - 1)])
-        return tf.ensure_shape(value, shape[:rank])
-
-    return missing > 0, {key: pad(value) for key, value in batch.items()}

@@ -17,7 +17,6 @@ from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import shown
-from txl_keras.keras_internals import check_batches
 from txl_keras.layers.attention.position_encoding import (
     RelativePositionEncoding,
 )
@@ -345,7 +344,6 @@ class TransformerXLBackbone(RecurrentBackbone):
         """Returns the `MemoryStack` of a `stateful` backbone, or `None`."""
         if not self.stateful:
             return None
-        check_batches()
         return self._training_memory if training else self._inference_memory
 
     def _position_arguments(self, x, memory, training, dropout_seed):

@@ -4,9 +4,6 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `V` vocabulary,
 `L` layers.
 """
 
-import functools
-from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -18,7 +15,6 @@ from txl_keras import metrics as token_metrics
 from txl_keras import samplers
 from txl_keras.callbacks import BackupAndRestore
 from txl_keras.callbacks import ResetMemory
-from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
@@ -27,12 +23,13 @@ from txl_keras.data.segments import Segments
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
+from txl_keras.models.fit_data import EpochStarts
 from txl_keras.models.fit_data import as_data
 from txl_keras.models.fit_data import check_arrays
-from txl_keras.models.fit_data import check_no_class_weight
-from txl_keras.models.fit_data import fit_data
-from txl_keras.models.fit_data import in_batches
+from txl_keras.models.fit_data import complete
+from txl_keras.models.fit_data import complete_batch
 from txl_keras.models.fit_data import is_text
+from txl_keras.models.fit_data import of_arrays
 from txl_keras.models.fit_data import split
 from txl_keras.models.fit_data import text_segments
 from txl_keras.models.fit_steps import FitSteps
@@ -173,40 +170,6 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         )
         return self.softmax(hidden, targets), memory
 
-    def score_blocks(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        weights: Tensor,
-        is_scored: Sequence[Tensor],
-        **kwargs,
-    ) -> tuple[list[Tensor], Memory]:
-        """Computes the loss of every block's output with the same softmax.
-
-        The intermediate losses of Al-Rfou et al. (2018), section 3.2.
-
-        Args:
-            inputs, targets: See `score`.
-            weights: float32 tensor `(B, T)`, the weight of each target.
-            is_scored: Sequence of L - 1 boolean scalars, one for each block
-                but the last. A loss that is not computed is 0.
-            **kwargs: Other arguments of `score`.
-
-        Returns:
-            A pair: a list of L float32 scalars, the weighted sums in nats, and
-            the new `Memory`.
-        """
-        blocks, memory = self.backbone(inputs, return_blocks=True, **kwargs)
-
-        def loss(hidden):
-            return tf.reduce_sum(self.softmax(hidden, targets) * weights)
-
-        intermediate = [
-            tf.cond(scored, functools.partial(loss, hidden), lambda: 0.0)
-            for scored, hidden in zip(is_scored, blocks[:-1], strict=True)
-        ]
-        return [*intermediate, loss(blocks[-1])], memory
-
     def log_probs(
         self,
         inputs: Tensor,
@@ -274,6 +237,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
                 kwargs.pop("weighted_metrics", None)
                 jit_compile = bool(kwargs.pop("jit_compile", True))
                 self.fit_steps = FitSteps(self, metrics, jit_compile)
+                if self.distribute_strategy.num_replicas_in_sync > 1:
+                    # The loop of Keras over several steps is for one replica.
+                    kwargs["steps_per_execution"] = 1
                 # `Trainer` compiles its steps and scales their loss.
                 kwargs.update(jit_compile=False, auto_scale_loss=False)
         super().compile(optimizer, loss, **kwargs)
@@ -312,18 +278,6 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         step = super() if self.fit_steps is None else self.fit_steps
         return step.test_step(data)
 
-    def make_train_function(self, force: bool = False) -> Callable:
-        """Makes the function that `fit` calls for one or several steps."""
-        if self.fit_steps is None:
-            return super().make_train_function(force)
-        self.train_function = self.fit_steps.train
-
-    def make_test_function(self, force: bool = False) -> Callable:
-        """Makes the function that `evaluate` calls for one or several steps."""
-        if self.fit_steps is None:
-            return super().make_test_function(force)
-        self.test_function = self.fit_steps.test
-
     def get_compile_config(self):
         """Returns what `compile` was called with, for saving."""
         config = super().get_compile_config()
@@ -349,9 +303,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
     ) -> keras.callbacks.History:
         """Trains like `keras.Model.fit`, in the order of the text.
 
-        Memory is reset at the start of every epoch, where the text begins
-        again, and where the batches say so. Pass all arguments after `epochs`
-        by name.
+        Memory is reset where the data begins again, as it does in every epoch
+        unless `steps_per_epoch` is less, and where the batches say so. Pass all
+        arguments after `epochs` by name.
 
         Args:
             x: A string, or a list, a tensor or a dataset of strings that each
@@ -377,7 +331,6 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         Raises:
             tf.errors.InvalidArgumentError: If a dataset has such ids, or
                 batches that differ in shape; the last one may have fewer rows.
-            FloatingPointError: If the loss or the gradient is not finite.
         """
         if kwargs.setdefault("shuffle", False):
             raise ValueError(
@@ -385,62 +338,46 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
                 "row r of the batch before it. Received: "
                 f"shuffle={kwargs['shuffle']}"
             )
-        check_integer("epochs", epochs, 0)
-        check_integer("initial_epoch", kwargs.get("initial_epoch", 0), 0)
-        check_no_class_weight(kwargs.pop("class_weight", None))
-        x, y = as_data(x), as_data(y)
+        if kwargs.pop("class_weight", None) is not None:
+            raise ValueError(
+                "`class_weight` must be None: Keras would apply it to the "
+                "wrong axis. Pass `sample_weight=weights[y]`, with `weights` "
+                "an array of a weight per token id"
+            )
+        parts = as_data(x), as_data(y), kwargs.pop("sample_weight", None)
         validation = as_data(kwargs.pop("validation_data", None))
-        length = segment_length
-        if is_text(validation) and not is_text(x):
-            length = None  # meant for the validation text
-        parts = x, y, kwargs.pop("sample_weight", None)
         share = kwargs.pop("validation_split", None)
         if share and validation is None:
-            parts, validation = split(*parts, share)
-        data = self._data(*parts, batch_size, length, is_training=True)
-        batch_size = kwargs.pop("validation_batch_size", None) or batch_size
+            parts, validation = split(parts, share)
+        length = segment_length
+        if is_text(validation) and not is_text(parts[0]):
+            length = None  # meant for the validation text
+        starts, steps = EpochStarts(), kwargs.pop("steps_per_epoch", None)
+        data = self._data(*parts, batch_size, length, steps, starts)
+        if not starts.num_steps:
+            data["steps_per_epoch"] = steps
         if validation is not None:
-            parts, length = (validation, None, None), segment_length
-            if not is_text(validation):
-                parts = keras.utils.unpack_x_y_sample_weight(validation)
-                length = None
-            try:
-                validation = self._data(*parts, batch_size, length)
-            except ValueError as error:
-                raise ValueError(
-                    "In `validation_data`, with `validation_batch_size` as "
-                    f"`batch_size`: {error}"
-                ) from error
+            batch_size = kwargs.pop("validation_batch_size", None) or batch_size
+            steps = kwargs.get("validation_steps")
+            kwargs |= self._validation_data(
+                validation, batch_size, segment_length, steps
+            )
         callbacks = tf.nest.flatten(kwargs.pop("callbacks", None) or [])
         backups = [c for c in callbacks if isinstance(c, BackupAndRestore)]
         callbacks = [c for c in callbacks if c not in backups]
-        arguments = {"epochs": epochs, **kwargs}
-        if self.fit_steps is None:
-            return super().fit(
-                data,
-                validation_data=validation,
-                callbacks=[*callbacks, ResetMemory(), *backups],
-                **arguments,
-            )
+        if self.fit_steps is not None:
+            self.fit_steps.prepare_training(_batch_shape(data["x"]))
+            epoch = kwargs.get("initial_epoch", 0)
+            for backup in backups:
+                kwargs["initial_epoch"] = backup._begin(
+                    self, callbacks, epoch, epochs, data.get("steps_per_epoch")
+                )
         return super().fit(
-            **self.fit_steps.begin_fit(
-                data, validation, callbacks, backups, arguments
-            )
+            **data,
+            **kwargs,
+            epochs=epochs,
+            callbacks=[starts, *callbacks, ResetMemory(), *backups],
         )
-
-    def train_on_batch(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Tensor | None = None,
-        **kwargs,
-    ) -> Any:
-        """Trains like `keras.Model.train_on_batch`, with the memory so far.
-
-        A batch of another size than the last one begins with a cold start.
-        """
-        check_no_class_weight(kwargs.get("class_weight"))
-        return super().train_on_batch(x, y, sample_weight, **kwargs)
 
     def evaluate(
         self,
@@ -457,17 +394,68 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         every token but the first is scored, in rows that each begin with a
         cold start; `score_texts` scores a text as a whole.
         """
-        data = None
+        data = {"x": x}
         # Within `fit` Keras passes its `CallbackList`, and what `fit` prepared.
         callbacks = kwargs.get("callbacks")
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             weights = kwargs.pop("sample_weight", None)
-            x = data = self._data(x, y, weights, batch_size, segment_length)
-        arguments = {"x": x, **kwargs}
+            steps = kwargs.get("steps")
+            data = self._data(x, y, weights, batch_size, segment_length, steps)
         if self.fit_steps is not None:
-            arguments = self.fit_steps.begin_test(data, arguments)
+            self.fit_steps.prepare_test(_batch_shape(data["x"]))
         self._inference_memory.reset_state()
-        return super().evaluate(**arguments)
+        return super().evaluate(**data, **kwargs)
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Tensor | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Trains like `keras.Model.train_on_batch`, with the memory so far.
+
+        A batch of another size than the last one begins with a cold start.
+        """
+        if self.fit_steps is None:
+            return super().train_on_batch(
+                x, y, sample_weight, return_dict=return_dict
+            )
+        batch = self._batch(x, y, sample_weight)
+        self.fit_steps.prepare_training(batch["inputs"].shape)
+        self.make_train_function()
+        return self._run_on_batch(self.train_function, batch, return_dict)
+
+    def test_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Tensor | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Evaluates like `test_on_batch` of Keras, with the memory so far."""
+        if self.fit_steps is None:
+            return super().test_on_batch(x, y, sample_weight, return_dict)
+        batch = self._batch(x, y, sample_weight)
+        self.fit_steps.prepare_test(batch["inputs"].shape)
+        self.make_test_function()
+        return self._run_on_batch(self.test_function, batch, return_dict)
+
+    def _batch(self, x, y, weights):
+        data = keras.utils.pack_x_y_sample_weight(x, y, weights)
+        return complete_batch(data, self.backbone.vocabulary_size)
+
+    def _run_on_batch(self, function, batch, return_dict):
+        self.reset_metrics()
+        data = self.distribute_strategy.experimental_distribute_dataset(
+            tf.data.Dataset.from_tensors(batch)
+        )
+        logs = {
+            name: float(value) for name, value in function(iter(data)).items()
+        }
+        if return_dict:
+            return logs
+        return [*logs.values()] if len(logs) > 1 else [*logs.values()][0]
 
     def predict(
         self,
@@ -530,15 +518,53 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         check_arrays(x, targets, batch_size, self.backbone.vocabulary_size)
         return x, y
 
-    def _data(self, x, y, weights, batch_size, *args, **kwargs):
-        """Returns `FitData`, or with a loss of the user what Keras reads."""
-        x, y = self._segments(x, y, batch_size, *args, **kwargs)
-        if self.fit_steps is None and isinstance(x, Segments):
+    def _data(self, x, y, weights, batch_size, length, steps=None, starts=None):
+        """Returns arguments for Keras's `fit`, with the default loss a dataset.
+
+        `starts` are `EpochStarts` for training.
+        """
+        x, y = self._segments(x, y, batch_size, length, starts is not None)
+        is_segments = isinstance(x, Segments)
+        starts = starts or EpochStarts()
+        if self.fit_steps is not None:
+            if is_segments:
+                x = starts.of_segments(x, steps)
+            elif isinstance(x, (np.ndarray, tf.Tensor)):
+                x, y, weights = of_arrays(x, y, weights, batch_size), None, None
+            elif isinstance(x, keras.utils.PyDataset):
+                starts.py_dataset = x
+            steps = None if is_segments else steps
+            vocabulary_size = self.backbone.vocabulary_size
+            x = complete(x, vocabulary_size, steps, not is_segments)
+            batch_size = None
+        elif is_segments:
             (x, y), batch_size = x.arrays(), x.batch_size
-        x = in_batches(x, y, weights, batch_size)
-        if self.fit_steps is None:
-            return x
-        return fit_data(x, self.backbone.vocabulary_size)
+        return {
+            "x": x,
+            "y": y,
+            "sample_weight": weights,
+            "batch_size": batch_size,
+        }
+
+    def _validation_data(self, data, batch_size, length, steps):
+        """Returns arguments for Keras's `fit`."""
+        parts = data, None, None
+        if not is_text(data):
+            parts, length = keras.utils.unpack_x_y_sample_weight(data), None
+        try:
+            data = self._data(*parts, batch_size, length, steps)
+        except ValueError as error:
+            raise ValueError(
+                "In `validation_data`, with `validation_batch_size` as "
+                f"`batch_size`: {error}"
+            ) from error
+        batch_size = data.pop("batch_size")
+        return {
+            "validation_data": keras.utils.pack_x_y_sample_weight(
+                *data.values()
+            ),
+            "validation_batch_size": batch_size,
+        }
 
     def _encode(self, texts):
         texts = [texts] if isinstance(texts, str) else texts
@@ -562,3 +588,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             "`txl_keras.serving.export(model, folder)`, which takes and "
             f"returns memory. Received: filepath={filepath!r}"
         )
+
+
+def _batch_shape(dataset):
+    return dataset.element_spec["inputs"].shape

@@ -7,7 +7,6 @@ Letters: `B` batch, `W` tokens of the longest text, `T` segment, `M` memory,
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import ops
 
@@ -209,46 +208,13 @@ class TransformerXLTextClassifier(BackboneModel):
             kwargs.setdefault("metrics", ["accuracy", f1])
         super().compile(optimizer, loss, **kwargs)
 
-    def fit(
-        self, x: Any = None, y: Any = None, *args, **kwargs
-    ) -> keras.callbacks.History:
-        """Checks arrays, then trains like `keras.Model.fit`."""
-        self._check_arrays(x, y)
-        return super().fit(x, y, *args, **kwargs)
-
-    def evaluate(self, x: Any = None, y: Any = None, *args, **kwargs) -> Any:
-        """Checks arrays, then evaluates like `keras.Model.evaluate`."""
-        self._check_arrays(x, y)
-        return super().evaluate(x, y, *args, **kwargs)
-
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
         """Computes the loss; checks labels if it is the default loss."""
         # The result depends on the check, so that it comes before TensorFlow's.
-        y = self._checked_labels(y)
-        return super().compute_loss(x, y, y_pred, *args, **kwargs)
-
-    def _checked_labels(self, y):
         # Another loss may take labels of another kind.
-        if y is None or not self.has_integer_targets():
-            return y
-        return check_token_ids("y", y, self.num_classes)
-
-    def predict(self, x: Any, *args, **kwargs) -> Any:
-        """Checks arrays, then predicts like `keras.Model.predict`."""
-        self._check_arrays(x)
-        return super().predict(x, *args, **kwargs)
-
-    def _check_arrays(self, x, y=None):
-        """Checks the values of all ids, lengths and labels in arrays."""
-        if not isinstance(x, (dict, tuple, list, np.ndarray)):
-            return
-        token_ids, lengths = (np.asarray(part) for part in _unpack(x))
-        width = token_ids.shape[1]
-        _check_lengths(lengths, width)
-        is_text = np.arange(width) < lengths[:, None]
-        vocabulary_size = self.backbone.vocabulary_size
-        check_token_ids("x", token_ids[is_text], vocabulary_size)
-        self._checked_labels(y)
+        if y is not None and self.has_integer_targets():
+            y = check_token_ids("y", y, self.num_classes)
+        return super().compute_loss(x, y, y_pred, *args, **kwargs)
 
 
 def _check_lengths(lengths, width):

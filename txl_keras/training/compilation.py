@@ -31,20 +31,18 @@ def compile_layers(
     strategy,
     model=None,
     training=False,
-    in_parts=True,
     attention=None,
     jit_compile=True,
 ):
     """Compiles what one replica does between collectives to a `tf.function`."""
     # The layers of a `model` may be compiled in parts on a CPU where that is
-    # faster, unless `in_parts` is false: see
-    # `txl_keras.layers.compute.target`.
+    # faster: see `txl_keras.layers.compute.target`.
     target = current()
     if model is not None:
         target = model.backbone.target(device_of(strategy), training)
         target = dataclasses.replace(
             target,
-            in_parts=target.in_parts and in_parts and jit_compile,
+            in_parts=target.in_parts and jit_compile,
             attention=attention,
         )
     # `TPUStrategy` compiles whole steps by itself.

@@ -1,6 +1,5 @@
 """Optimizers by name."""
 
-import functools
 import math
 import numbers
 
@@ -217,16 +216,6 @@ _OPTIMIZERS = {
     "lamb": (Lamb, {"weight_decay": 0.0, **_BETAS, "epsilon": 1e-6}),
     "muon": (Muon, {"weight_decay": 0.0, "momentum": 0.95, "epsilon": 1e-9}),
     "sgd": (keras.optimizers.SGD, {"momentum": 0.0}),
-    # As in PyTorch: the accumulator starts at 0, so that small gradients count.
-    # PyTorch adds 1e-10 outside of the root, Keras adds epsilon inside.
-    "adagrad": (
-        functools.partial(
-            keras.optimizers.Adagrad,
-            initial_accumulator_value=0.0,
-            epsilon=1e-20,
-        ),
-        {},
-    ),
 }
 OPTIMIZERS = tuple(_OPTIMIZERS)
 
@@ -241,8 +230,8 @@ def build_optimizer(
     `Muon`) orthogonalizes the updates of kernels.
 
     Args:
-        name: String, one of `"adam"`, `"adamw"`, `"lamb"`, `"muon"`, `"sgd"`
-            and `"adagrad"`.
+        name: String, one of `"adam"`, `"adamw"`, `"lamb"`, `"muon"` and
+            `"sgd"`.
         learning_rate: Float or schedule (see `build_schedule`).
         **settings: Floats, of which `None` means the default.
 

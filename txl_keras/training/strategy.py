@@ -1,13 +1,11 @@
 """Distribution strategies, and functions that run on all of their replicas."""
 
-import functools
 import zlib
 
 import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.training.compilation import describe
 from txl_keras.training.workers import bound_waiting
 from txl_keras.training.workers import read_jobs
 
@@ -200,18 +198,4 @@ def host_loop(strategy, replica_step, stop, rows=()):
         scalars = tf.unstack(scalars, len(names), 1)
         return dict(zip((*names, *rows), (*scalars, *of_rows), strict=True))
 
-    @functools.wraps(run, updated=())
-    def run_with_remedy(iterator, num_steps):
-        try:
-            return run(iterator, num_steps)
-        except tf.errors.InternalError as error:
-            if "joining a group" not in error.message:
-                raise
-            raise RuntimeError(
-                "All multi-replica strategies of one process must use the same "
-                f"devices. This strategy ({describe(strategy)}) or an earlier "
-                "one used others, and TensorFlow can no longer run any of "
-                "them: start a new process for each number of replicas."
-            ) from error
-
-    return run_with_remedy
+    return run

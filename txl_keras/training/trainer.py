@@ -4,7 +4,6 @@ Letters: `B` batch over all replicas, `b` rows of one replica, `T` segment.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -63,18 +62,11 @@ class Trainer:
         accumulate_steps: Integer, the number of micro-batches for gradient
             accumulation. The step is the same, with the activations of fewer
             rows in memory. Each micro-batch uses the memory of its own rows.
-        intermediate_loss_steps: Integer `S`, for auxiliary losses of the blocks
-            below the last one: block l of L has one in the first `S l / L`
-            steps. Al-Rfou et al. (2018), section 3.2, use half of all steps.
-            These losses are added to the minimized loss, but not to the
-            reported `loss`.
         attention: Optional string, the name of a registered way of computing
             attention (see docs/extending.md), such as `"pallas"`.
         stop: Optional `txl_keras.training.stopping.StopRequest`, whose signal
             ends `train` early.
         jit_compile: Boolean, whether XLA may compile the step.
-        step_function: Optional function with the arguments and results of
-            `replica_step`, in place of it.
 
     Attributes:
         step: int64 `tf.Variable`, the number of steps done.
@@ -118,11 +110,9 @@ class Trainer:
         clip_norm: float | None = None,
         seed: int = 0,
         accumulate_steps: int = 1,
-        intermediate_loss_steps: int = 0,
         attention: str | None = None,
         stop: Any = None,
         jit_compile: bool = True,
-        step_function: Callable | None = None,
     ):
         check_supported(optimizer)
         if clip_norm is None:
@@ -131,36 +121,18 @@ class Trainer:
             check_number("clip_norm", clip_norm, 0, exclusive=True)
         check_integer("seed", seed, 0)
         check_integer("accumulate_steps", accumulate_steps, 1)
-        check_integer("intermediate_loss_steps", intermediate_loss_steps, 0)
-        has_blocks = hasattr(model, "score_blocks") and (
-            model.backbone.has_attention and model.backbone.num_layers > 1
-        )
         auxiliary = {id(v) for v in model.backbone.auxiliary_variables}
         # The gradients of the model (False) and of auxiliary variables (True)
         # have a norm each.
         self._parts = [id(v) in auxiliary for v in model.trainable_variables]
         self._loss_names = ["loss", "auxiliary_loss"][: 1 + bool(auxiliary)]
         self._rows = replica_batch_size(batch_size, strategy)
-        for is_wrong, expected in (
-            (
-                intermediate_loss_steps and not has_blocks,
-                "`intermediate_loss_steps` must be 0 without two blocks or "
-                "more of a TransformerXLBackbone",
-            ),
-            (
-                self._rows % accumulate_steps,
+        if self._rows % accumulate_steps:
+            raise ValueError(
                 "`accumulate_steps` must divide the per-replica batch, "
-                f"batch_size / replicas = {self._rows}",
-            ),
-        ):
-            if is_wrong:
-                raise ValueError(
-                    f"{expected}. Received: intermediate_loss_steps="
-                    f"{intermediate_loss_steps}, accumulate_steps="
-                    f"{accumulate_steps}, batch_size={batch_size}, a "
-                    f"{type(model.backbone).__name__} of num_layers="
-                    f"{model.backbone.num_layers}"
-                )
+                f"batch_size / replicas = {self._rows}. Received: "
+                f"accumulate_steps={accumulate_steps}, batch_size={batch_size}"
+            )
         if attention is not None:
             ways = registered("attention")
             check_one_of("attention", attention, ways)
@@ -172,7 +144,6 @@ class Trainer:
         self.batch_size = batch_size
         self.clip_norm = clip_norm
         self.accumulate_steps = accumulate_steps
-        self.intermediate_loss_steps = intermediate_loss_steps
         self.stopped = False
         with strategy.scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -190,9 +161,6 @@ class Trainer:
             strategy,
             model,
             training=True,
-            # TensorFlow has no gradient of functions that XLA compiled inside
-            # a `tf.cond`.
-            in_parts=intermediate_loss_steps == 0,
             attention=attention,
             jit_compile=jit_compile,
         )
@@ -200,11 +168,12 @@ class Trainer:
             compile_layers, strategy=strategy, jit_compile=jit_compile
         )
         self._compiled_update = compile_function(self._update)
-        step = step_function or self.replica_step
+        step, self.scored_step = self.replica_step, self._scored_step
         if not on_cpu and strategy.num_replicas_in_sync == 1:
             # With several GPUs only the parts around the all-reduce can be
             # compiled: XLA has no collectives there.
             step = compile_function(step)
+            self.scored_step = compile_function(self._scored_step)
         self._stop = stop or StopRequest()
         self._run = host_loop(strategy, step, self._stop.variable)
 
@@ -259,10 +228,10 @@ class Trainer:
     @tf.autograph.experimental.do_not_convert
     def replica_step(self, batch: dict, stop: Any) -> dict:
         """Runs one step of one replica; public so that it can be lowered."""
-        return self.scored_step(batch, stop)[0]
+        return self._scored_step(batch, stop)[0]
 
     @tf.autograph.experimental.do_not_convert
-    def scored_step(self, batch: dict, stop: Any) -> tuple:
+    def _scored_step(self, batch, stop):
         """Runs one step of one replica; also returns nll `(b, T)`, if whole."""
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows
@@ -398,34 +367,20 @@ class Trainer:
             "first_row": first_row,
         }
         with tf.GradientTape() as tape:
-            nll = ()
-            if self.intermediate_loss_steps:
-                # Which blocks below the last have a loss in this step.
-                num_blocks = self.model.backbone.num_layers
-                is_scored = [
-                    self.step * num_blocks
-                    < block * self.intermediate_loss_steps
-                    for block in range(1, num_blocks)
-                ]
-                losses, memory = self.model.score_blocks(
-                    weights=weights, is_scored=is_scored, **arguments
-                )
-            else:
-                nll, memory = self.model.score(**arguments)
-                losses = [tf.reduce_sum(nll * weights)]
-            auxiliary = []
+            nll, memory = self.model.score(**arguments)
+            losses = [tf.reduce_sum(nll * weights)]
             if len(self._loss_names) > 1:
                 # Means over these rows, of those of all replicas.
                 share = weights.shape[0] / self.batch_size
-                auxiliary = [tf.add_n(self.model.backbone.losses) * share]
-            target = tf.add_n([*losses, *auxiliary])
+                losses.append(tf.add_n(self.model.backbone.losses) * share)
+            target = tf.add_n(losses)
             if self.loss_scale:
                 target *= self.loss_scale.value
         variables = self.model.trainable_variables
         gradients = tape.gradient(target, variables)
         if self.loss_scale:
             memory = _reset_overflows(memory, self.memory.cold_start)
-        return (losses[-1], *auxiliary), nll, memory, [
+        return tuple(losses), nll, memory, [
             # Token type weights have no gradient without token types.
             tf.zeros(variable.shape) if gradient is None
             # Sparse gradients repeat the row of a repeated token, so that

@@ -13,7 +13,6 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from txl_keras import keras_internals
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
@@ -138,9 +137,10 @@ class MemoryStack(ConfiguredLayer):
     stores memory.
 
     Row r of a batch must continue the text of row r of the previous batch. So
-    `fit` needs `shuffle=False`, and memory must be reset when a text starts
-    from its beginning: pass `callbacks=[txl_keras.callbacks.ResetMemory()]` to
-    `fit`, `evaluate` and `predict`, or call `reset_state`.
+    `fit` needs `shuffle=False`, which nothing checks. Memory must be reset when
+    a text starts from its beginning: pass
+    `callbacks=[txl_keras.callbacks.ResetMemory()]` to `fit`, `evaluate` and
+    `predict`, or call `reset_state`.
 
     The variables are local to a replica and are not weights. They are not in
     `model.weights` or in the files of `save_weights`, so a model can be trained
@@ -229,7 +229,6 @@ class MemoryStack(ConfiguredLayer):
 
     def call(self, inputs, layer=None, mask=None):
         layer = self._checked_layer(layer)
-        self.check_batches()
         inputs = check_shape_in_graph(
             "inputs",
             inputs,
@@ -284,10 +283,6 @@ class MemoryStack(ConfiguredLayer):
         empty = self.initial_memory(self.batch_size or 0)
         for variables in self._holder.layers:
             assign_variables(variables, empty)
-
-    def check_batches(self) -> None:
-        """Checks the batches of the loop of Keras that runs, if one does."""
-        keras_internals.check_batches(self.batch_size, _remedy(self.batch_size))
 
     def _checked_layer(self, layer):
         if layer is None and self.num_layers > 1:

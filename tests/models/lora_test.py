@@ -165,39 +165,6 @@ def test_a_compiled_model_is_traced_again_and_int8_trains_lora_alone():
     check_that_fit_trains_lora_alone(model, ids)
 
 
-@pytest.mark.parametrize(
-    "make,names", [(TransformerXLBackbone, ALL), (XLNetBackbone, ALL[:3])]
-)
-@pytest.mark.parametrize("quantizes_first", [True, False])
-def test_int8_with_lora_is_loaded_as_it_was(
-    quantizes_first, make, names, tmp_path
-):
-    """The sum would be rounded to int8 again."""
-    model = adapted_model(names, quantize=quantizes_first, make=make)
-    if not quantizes_first:
-        model.quantize("int8")
-    ids = random_ids(B, T)
-    expected, _ = model.score(ids, ids)
-    for _ in range(2):
-        model.save(tmp_path / "model.keras")
-        loaded = keras.saving.load_model(tmp_path / "model.keras")
-        np.testing.assert_array_equal(loaded.score(ids, ids)[0], expected)
-        trainable = {w.path for w in loaded.trainable_weights}
-        assert trainable == {w.path for w in lora_weights(loaded)}
-        model = loaded
-    model.save_weights(tmp_path / "all.weights.h5")
-    for weight in lora_weights(model):
-        weight.assign(np.zeros(weight.shape))
-    model.load_weights(tmp_path / "all.weights.h5")
-    np.testing.assert_array_equal(model.score(ids, ids)[0], expected)
-    model.save_to_preset(tmp_path / "preset")
-    loaded = type(model).from_preset(tmp_path / "preset")
-    np.testing.assert_array_equal(loaded.score(ids, ids)[0], expected)
-    assert {w.path for w in lora_weights(loaded)} == {
-        w.path for w in loaded.trainable_weights
-    }
-
-
 def test_a_classifier_trains_its_head_too():
     backbone = small_model(num_layers=1).backbone
     model = TransformerXLTextClassifier(backbone, 2, segment_length=T)

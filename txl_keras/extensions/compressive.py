@@ -157,7 +157,7 @@ class CompressiveMemory(
     reset_rows = Memory.reset_rows
 
     @classmethod
-    def of(cls, memory, num_pending):
+    def of(cls, memory: Memory, num_pending: int) -> "CompressiveMemory":
         """Adds places for pending tokens to the `Memory` of a cold start."""
         pending = tuple(
             tf.repeat(tf.zeros_like(state[:, :1]), num_pending, axis=1)

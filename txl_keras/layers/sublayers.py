@@ -42,7 +42,7 @@ def sublayer(owner, layer_class, *args, **kwargs):
 
 
 class _QuantizedLikeItsBase:
-    """Lets a subclass of a Keras layer be quantized, and saved with LoRA.
+    """Lets a subclass of a Keras layer be quantized.
 
     Keras refuses subclasses, whose `call` may be another. A quantized layer
     does not use `call`.
@@ -51,31 +51,6 @@ class _QuantizedLikeItsBase:
     def quantize(self, mode=None, type_check=True, config=None):
         """Quantizes the kernel like the Keras layer."""
         super().quantize(mode, type_check=False, config=config)
-
-    def save_own_variables(self, store):
-        """Saves like the Keras layer, but LoRA beside a quantized kernel.
-
-        Keras adds it to the kernel, which is rounded once more.
-        """
-        keeps_lora = self.lora_enabled and self.quantization_mode is not None
-        if not keeps_lora:
-            super().save_own_variables(store)
-            return
-        self.lora_enabled = False
-        try:
-            super().save_own_variables(store)
-        finally:
-            self.lora_enabled = True
-        for name in LORA_MATRICES:
-            store[name] = getattr(self, name)
-
-    def load_own_variables(self, store):
-        """Loads what `save_own_variables` saved."""
-        super().load_own_variables(store)
-        if self.lora_enabled:
-            for name in LORA_MATRICES:
-                if name in store:
-                    getattr(self, name).assign(store[name])
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")

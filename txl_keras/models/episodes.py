@@ -9,14 +9,18 @@ import tensorflow as tf
 class Episodes:
     """Keeps the steps of one episode from those of another."""
 
-    # `reset` (B, T) is true where an episode begins. Memory belongs to the one
-    # that has the number 0.
+    # `reset` (B, T) is true where an episode begins, or `None`. Memory belongs
+    # to the one that has the number 0.
 
     def __init__(self, reset):
-        self._numbers = tf.cumsum(tf.cast(reset, tf.int32), axis=1)
+        self._numbers = None
+        if reset is not None:
+            self._numbers = tf.cumsum(tf.cast(reset, tf.int32), axis=1)
 
     def attention_mask(self, memory_length, padding):
         """Returns a mask `(B, T, M + T)`, true in the query's episode."""
+        if self._numbers is None:
+            return None
         numbers = padding.at_the_end(self._numbers)
         in_memory = tf.zeros((tf.shape(numbers)[0], memory_length), tf.int32)
         keys = tf.concat([in_memory, numbers], axis=1)
@@ -24,6 +28,8 @@ class Episodes:
 
     def keep_last(self, memory, padding):
         """Masks what a memory holds of episodes that ended in the segment."""
+        if self._numbers is None:
+            return memory
         last = self._numbers[:, -1]
         is_last = self._numbers == last[:, None]
         if padding.mask is not None:

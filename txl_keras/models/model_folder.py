@@ -313,7 +313,7 @@ def save_preset(model, folder, training, dtype):
     content = {
         "class_name": name,
         "config": config,
-        "training": _training(model, training),
+        "training": _check_training(training),
         "tokenizer": tokenizer and tokenizer_hash(tokenizer),
     }
     weights = _merged_weights(model)
@@ -359,17 +359,11 @@ def write_model(
         ) from error
 
 
-def _training(model, training):
-    """Returns how the model was trained, with what it knows itself."""
-    optimizer, known = getattr(model, "optimizer", None), {}
-    if optimizer is not None:
-        known = {
-            "optimizer": type(optimizer).__name__,
-            "steps": int(optimizer.iterations.numpy()),
-        }
+def _check_training(training):
+    """Returns a dictionary that tells how a model was trained, checked."""
+    training = training or {}
     try:
-        known.update(training or {})
-        size = len(json.dumps(known))
+        size = len(json.dumps(dict(training)))
     except (TypeError, ValueError) as error:
         raise ValueError(
             "`training` must be None or a dictionary that JSON can hold. "
@@ -380,7 +374,7 @@ def _training(model, training):
             f"`training` must have at most {MAX_BYTES // 2:,} bytes. "
             f"Received: {size:,} bytes"
         )
-    return known
+    return training
 
 
 def _check_loads(model_class, content, received):
@@ -403,7 +397,7 @@ def _merged_weights(model):
     """Returns the weights by name, with those of LoRA merged into kernels."""
     weights = weights_by_name(model)
     for layer in layers_of(model):
-        # An int8 kernel cannot hold the matrices: they stay beside it.
+        # Rounding the sum to int8 again would change the model.
         is_quantized = getattr(layer, "quantization_mode", None) is not None
         if hasattr(layer, "lora_kernel_a") and not is_quantized:
             name = layer._kernel.path.split("/", 1)[1]

@@ -145,7 +145,7 @@ class PresetModel(keras.Model):
             folder: String or path, local or in a bucket. The folder must not
                 exist, be empty, or hold a preset, which is replaced.
             training: Optional dictionary that JSON can hold: how the model was
-                trained. Optimizer and steps are added if they are known.
+                trained.
             dtype: String, of the weights in the file: `"float32"`;
                 `"bfloat16"`, rounded, for half the size; or `"int8"`, for a
                 quarter: matrices are rounded to int8, with one scale per row
@@ -204,7 +204,6 @@ class PresetModel(keras.Model):
             del config["trainable"]
         model = cls(**config)
         _quantize_layers(model, quantized)
-        getattr(model, "backbone", model).freeze_for_lora()
         if is_frozen:
             model.trainable = False
         return model
@@ -287,10 +286,6 @@ def _quantization_config(model):
             "config": keras.saving.serialize_keras_object(
                 getattr(layer, "quantization_config", None)
             ),
-            # An int8 kernel cannot hold the matrices of LoRA: see `Dense`.
-            "lora": [layer.lora_rank, layer.lora_alpha]
-            if getattr(layer, "lora_enabled", False)
-            else None,
         }
         for path, layer in _layers(model).items()
         if layer.quantization_mode is not None
@@ -310,9 +305,6 @@ def _quantize_layers(model, quantized):
             )
         mode = check_one_of("quantization", how["mode"], _MODES)
         make_quantized(layer, mode, _quantizer(how["config"]))
-        if how["lora"] is not None:
-            rank, alpha = how["lora"]
-            layer.enable_lora(rank, lora_alpha=alpha)
 
 
 def _quantizer(config):

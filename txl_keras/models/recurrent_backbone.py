@@ -411,8 +411,8 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         All other weights of the backbone are frozen, and those of the softmax
         of a language model; the dense layer of a classifier is still trained.
         Compile the model afterwards. The files of `model.save` and
-        `save_weights` hold the merged kernels, so a loaded model has no LoRA,
-        unless its kernels are quantized.
+        `save_weights` hold the merged kernels, so a loaded model has no LoRA;
+        quantized kernels are rounded again.
 
         Args:
             rank: Integer `r`.

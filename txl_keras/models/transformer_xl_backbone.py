@@ -286,18 +286,13 @@ class TransformerXLBackbone(RecurrentBackbone):
         embeddings=None,
     ):
         inputs = self._check_inputs(token_ids, embeddings)
-        batch_size, length = ops.shape(inputs)[:2]
+        batch_size = ops.shape(inputs)[0]
         stack = self._memory_of_calls(training) if memory is None else None
         memory = memory if stack is None else stack.read(batch_size)
         episodes, reset = self._episodes(reset, inputs)
         memory = self._begin_memory(memory, batch_size, reset)
-        padding = Padding(check_mask("mask", mask, (batch_size, length)))
-        if mask is not None:
-            self.check_takes_padding()
-        if not (self.dropout or self.attention_dropout):
-            # Unused hashes of seeds would be a seventh of the operations in a
-            # small model's training step, and take seconds to compile.
-            dropout_seed = None
+        padding = self._padding(mask, inputs)
+        dropout_seed = self._used_seed(dropout_seed)
         row_seeds = self._row_seeds(dropout_seed, first_row, batch_size)
 
         # Padding is at the end until the hidden states are returned.
@@ -307,8 +302,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         common = {
             "inputs_mask": mask,
             "memory_mask": memory.mask(),
-            "attention_mask": episodes
-            and episodes.attention_mask(memory.length, padding),
+            "attention_mask": episodes.attention_mask(memory.length, padding),
             "training": training,
             "return_attention_scores": return_attention_scores,
             **self._position_arguments(x, memory, training, dropout_seed),
@@ -323,8 +317,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             states.append(x)
 
         memory = self.remember(memory, states, padding.lengths, training)
-        if episodes is not None:
-            memory = episodes.keep_last(memory, padding)
+        memory = episodes.keep_last(memory, padding)
         if stack is not None:
             stack.write(memory)
 
@@ -339,6 +332,11 @@ class TransformerXLBackbone(RecurrentBackbone):
         if return_attention_scores:
             return hidden, memory, tuple(scores)
         return hidden, memory
+
+    def _used_seed(self, dropout_seed):
+        # Unused hashes of seeds would be a seventh of the operations in a small
+        # model's training step, and take seconds to compile.
+        return dropout_seed if self.dropout or self.attention_dropout else None
 
     def _memory_of_calls(self, training):
         """Returns the `MemoryStack` of a `stateful` backbone, or `None`."""
@@ -393,9 +391,9 @@ class TransformerXLBackbone(RecurrentBackbone):
         return tuple(keys), tuple(values)
 
     def _episodes(self, reset, inputs):
-        """Splits `reset` into `Episodes` and resets of rows; one is `None`."""
+        """Splits `reset` into `Episodes` and resets of rows."""
         if reset is None or ops.ndim(reset) != 2:
-            return None, reset
+            return Episodes(None), reset
         if self.cold_start != "masked" or not self.takes_episodes:
             raise ValueError(
                 "`reset` must be of shape (B,) unless memory holds single "
@@ -405,6 +403,11 @@ class TransformerXLBackbone(RecurrentBackbone):
             )
         reset = check_mask("reset", reset, ops.shape(inputs)[:2])
         return Episodes(reset), None
+
+    def _padding(self, mask, inputs):
+        if mask is not None:
+            self.check_takes_padding()
+        return Padding(check_mask("mask", mask, ops.shape(inputs)[:2]))
 
     def _check_inputs(self, token_ids, embeddings):
         """Returns ids `(B, T)` or embeddings `(B, T, D)`."""

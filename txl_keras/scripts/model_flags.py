@@ -8,7 +8,6 @@ from txl_keras.data.statistics import token_counts
 from txl_keras.data.vocabulary import choose_cutoffs
 from txl_keras.extending import registered
 from txl_keras.layers.decoder_block import ATTENTION_TYPES
-from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
 from txl_keras.scripts import options
@@ -39,7 +38,7 @@ class Architecture(options.Options):
     preset: Preset of the model: the sizes and options that other model flags
         can change.
     backbone: Architecture of the backbone, which decides on the model flags
-        that can be given. Default: the preset's (quickstart: transformer_xl).
+        that can be given. Default: the preset's, mostly transformer_xl.
     """
 
     preset: functools.partial(
@@ -110,26 +109,9 @@ class Model(options.Options):
 def define_model_flags(has_softmax=True):
     """Defines `--preset`, `--backbone` and a flag per argument of the model."""
     Architecture.define()
-    defaults = {
-        name: parameter.default
-        for model_class in (TransformerXLCausalLM, TransformerXLBackbone)
-        for name, parameter in presets.arguments(model_class).items()
-    }
-    sizes = presets.PRESETS["quickstart"]
-    width = sizes["hidden_dim"]
-    defaults |= {
-        **sizes,
-        "head_dim": width // sizes["num_heads"],
-        "embedding_dim": width,
-        "tie_projections": "all",
-    }
-    for name in Model.names():
-        if has_softmax or not name.startswith(("tie_emb", "tie_proj")):
-            default = defaults[name]
-            text = str(default).lower() if default not in (None, ()) else "none"
-            Model.define(
-                name, note=f" Default: the preset's (quickstart: {text})."
-            )
+    of_softmax = "tie_embeddings", "tie_projections"
+    names = [x for x in Model.names() if has_softmax or x not in of_softmax]
+    Model.define(*names, note=" Default: the preset's.")
     for of_backbone in registered("model options").values():
         of_backbone.define()
 

@@ -224,11 +224,6 @@ def test_biases_from_outside_take_the_place_of_u_and_v():
     assert len(layer.weights) == 5
     biases = random(N, H, seed=7), random(N, H, seed=8)
     assert_equals(layer, *segment_and_memory(), attention_biases=biases)
-    query = random(B, T, D)
-    with pytest.raises(ValueError, match="attention_biases=None"):
-        layer(query)
-    with pytest.raises(ValueError, match="tie_attention_biases=False"):
-        attention()(query, attention_biases=biases)
 
 
 @every_kind

@@ -109,20 +109,10 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         return self._project_encoding(encoding)
 
     def _position_terms(self, positions, attention_biases):
-        if self.tie_attention_biases != (attention_biases is not None):
-            raise ValueError(
-                "`attention_biases` must be passed if and only if the layer "
-                "was made with `tie_attention_biases=True`. Received: "
-                f"tie_attention_biases={self.tie_attention_biases}, "
-                f"attention_biases={attention_biases}"
-            )
-        if attention_biases is None:
-            u, v = self.content_attention_bias, self.positional_attention_bias
-        else:
-            u, v = attention_biases
-            for bias in (u, v):
-                expected = (self.num_heads, self.key_dim)
-                check_shape("attention_biases", bias, expected)
+        u, v = attention_biases or (
+            self.content_attention_bias,
+            self.positional_attention_bias,
+        )
         # Scaled by `1 / sqrt(H)` like the queries.
         u, v = self._scaled(u), self._scaled(v)
         return {"content_bias": u, "positions": Positions(*positions, v)}

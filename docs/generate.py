@@ -63,8 +63,7 @@ _LINK = re.compile(r"\]\((?!http)")
 _TIMES = re.compile(
     r" - \d+s - \d+\w?s/(step|epoch)| \d+\w?s \d+\w?s/(step|epoch)"
     r"|, tokens/s [\d,]*\d|, [\d:]+ left"
-    r"| in [\d:]+ s including [^:]*: [\d,]+ tokens/s"
-    r"|^[\d,]+ tokens/s\.\n",
+    r"| in [\d:]+ s including [^:]*: [\d,]+ tokens/s",
     re.MULTILINE,
 )
 _TERMINAL = re.compile(r"^.*\r(?!\n)|\x1b\[[\d;]*m|\x08", re.MULTILINE)

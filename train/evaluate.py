@@ -164,7 +164,7 @@ def _evaluate(workdir, chosen, stop):
             segments, None, lambda done, _: show(done), nll
         )
     if scores is None:
-        print("Stopped; run the same command to go on.")
+        print("Stopped; run the same command again.")
         sys.exit(EXIT_CODE)
     measured = report.measure_text(tokenizer, tokens)
     scores = report.add_bits_per_byte(scores, measured)
@@ -292,11 +292,8 @@ def _segments(tokens, documents, settings):
 def _warn_of_short_rows(tokens_per_row, settings):
     """Warns if most tokens have less context than the memory would hold."""
     is_warm = settings["warmup_segments"] or settings["reset_documents"]
-    if (
-        FLAGS.batch_size > 1
-        and tokens_per_row < settings["memory_length"]
-        and not is_warm
-    ):
+    is_short = tokens_per_row < settings["memory_length"]
+    if FLAGS.batch_size > 1 and is_short and not is_warm:
         print(
             f"Each of the {FLAGS.batch_size} rows has about {tokens_per_row:,} "
             "tokens and starts with an empty memory, which holds "

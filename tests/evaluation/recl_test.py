@@ -14,22 +14,6 @@ def losses_of(*perplexities):
     return np.log(np.tile(np.array(perplexities, float)[:, None], 5))
 
 
-def test_one_model_uses_300_tokens_and_another_100():
-    far = losses_of(50, 45, 42, 41.9)  # gains 10 %, 6.7 %, 0.2 %
-    near = losses_of(48, 47.9, 47.8, 47.7)
-    results = effective_context_lengths([far, near], LENGTHS)
-    assert [r["recl"] for r in results] == [300, 100]
-    assert [r["bound"] for r in results] == [None, "upper"]
-    # Relative to the best: 48 at 100 tokens, then that of `far` itself.
-    np.testing.assert_allclose(
-        results[0]["gains"], [1 - 45 / 48, 1 - 42 / 45, 1 - 41.9 / 42]
-    )
-    # Of 0.2 % each, but above 45 from the second step on.
-    np.testing.assert_allclose(
-        results[1]["gains"], [1 - 47.9 / 48, 0, 0], atol=1e-12
-    )
-
-
 def relative_gains(short, long, top_r):
     """The gains of all models from one context length to the next."""
     losses = np.stack([short, long], axis=1)

@@ -88,14 +88,6 @@ def test_roll_reads_each_row_once_around_in_an_order_of_the_epoch(
     assert len({offset % 4 for _, offset in firsts}) == 4
 
 
-def test_rows_roll_each_by_itself():
-    layout = Stream(100_001, 50, 4, rolls=True)
-    begin = [row[0] - r * 2000 for r, row in enumerate(inputs_of(layout))]
-    assert len(set(begin)) > 40
-    other = Stream(100_001, 50, 4, 1, rolls=True).rows(0, 0).starts
-    assert (other != layout.rows(0, 0).starts).sum() > 40
-
-
 def test_shuffle_has_all_documents_once_in_an_order_of_the_epoch():
     layout = Stream(60, 2, 5, documents=DOCUMENTS)
     assert layout.steps_per_epoch == Stream(60, 2, 5).steps_per_epoch

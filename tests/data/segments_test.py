@@ -89,14 +89,6 @@ def test_rows_can_be_read_alone():
         np.testing.assert_array_equal(rest[key], whole[key][3:])
 
 
-def test_tokens_may_be_a_memory_map_and_are_not_copied(tmp_path):
-    np.arange(50, dtype=np.uint16).tofile(tmp_path / "tokens")
-    tokens = np.memmap(tmp_path / "tokens", np.uint16, "r")
-    segments = Segments(tokens, 3, 4, drop_remainder=True)
-    assert np.shares_memory(segments.tokens, tokens)
-    assert segments.batch(0)["inputs"][1].tolist() == [16, 17, 18, 19]
-
-
 def test_arrays_are_the_batches_of_an_epoch_in_order():
     segments = positions(101, 3, 4, drop_remainder=True)
     x, y = segments.arrays()

@@ -138,17 +138,3 @@ def test_order_is_kept_across_files_and_sections(tmp_path, monkeypatch):
         assert len(sections) > 2
         found = [text for s in sections for text in s]
         assert found == expected
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"data_dir": "file"}, "`data_dir` .--data_dir. must be a folder"),
-        ({"manual_dir": "none"}, "`manual_dir` must be a folder"),
-    ],
-)
-def test_folders_must_be_there(options, message, tmp_path):
-    (tmp_path / "file").write_bytes(b"")
-    paths = {name: str(tmp_path / path) for name, path in options.items()}
-    with pytest.raises((ValueError, OSError), match=message):
-        tfds_text.load("small_texts", **{"data_dir": str(tmp_path), **paths})

@@ -280,6 +280,10 @@ def test_beyond(full, guide):
     assert np.shape(names["written"]) == (8, 80, 3)
 
 
+def test_extending(guide):
+    assert set(guide("extending.md")["ids"]) == {5, 6}
+
+
 def test_troubleshooting(guide):
     assert guide("troubleshooting.md")["keras"].backend.backend() == (
         "tensorflow"

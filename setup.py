@@ -33,7 +33,7 @@ SUBWORDS = [
 # For tokenizer.json of Hugging Face.
 TOKENIZERS = "tokenizers>=0.21"
 
-# 2026.0 computes wrong numbers in bfloat16; openvino_graph.py refuses it.
+# 2026.0 computes wrong numbers in bfloat16; extensions/openvino.py refuses it.
 OPENVINO = "openvino>=2026.4,<2027"
 
 BEAM = "apache-beam>=2.70"

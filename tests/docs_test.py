@@ -292,6 +292,7 @@ def test_extending(guide, monkeypatch):
     np.testing.assert_allclose(backbone(ids)[0], x, rtol=1e-6)
     assert names["scores"]["nll"] < names["scores"]["alone"] - 0.5
     assert {"definition", "pallas"} <= {*found["attention"]}
+    assert set(names["ids"]) == {5, 6}
 
 
 def test_troubleshooting(guide):

@@ -48,7 +48,6 @@ from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
-from txl_keras.scripts.exporting import loading_note
 from txl_keras.scripts.options import FLAGS
 from txl_keras.serving import export_classifier
 from txl_keras.training.optimizers import build_optimizer
@@ -241,7 +240,7 @@ def main(_):
         {"config.json": os.path.join(workdir.model, "config.json")},
     )
     workdir.write_results(results)
-    print(_describe_results(workdir, results) + loading_note(tokenizer))
+    print(_describe_results(workdir, results))
 
 
 def _scores(model, batches, label_ids, label_names, token_ids):

@@ -31,41 +31,39 @@ from absl import flags
 from txl_keras.data import IdTokenizer
 from txl_keras.data.corpora.id_files import is_id_file
 from txl_keras.data.corpora.id_files import open_ids
-from txl_keras.models.generation.openvino_decoder import ENGINES
-from txl_keras.models.generation.openvino_decoder import WEIGHTS
+from txl_keras.extending import registered
 from txl_keras.samplers import Sampler
-from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts.options import FLAGS
 
+_ENGINES = registered("engine")
+_ENGINE_OPTIONS = {
+    name: engine.options for name, engine in _ENGINES.items() if engine.options
+}
+
 
 class Generate(options.Options):
     r"""Holds the options of this command.
 
-    prompt: Text to continue; may be repeated. Default: a newline, or a space if
-        the vocabulary lacks the newline. For a model of token ids: numbers, or
-        an .npy file, which must be given.
+    prompt: Text to continue; may be repeated. Default: a newline. For a model
+        of token ids: numbers, or an .npy file, which must be given.
     max_tokens: Most tokens to write after the prompt; --stop may end the text
         sooner.
     stop: Text at which to stop; \n is a newline. It is not printed. May be
         repeated.
     output: File for the prompts and what follows them, of a model of token ids:
-        .npy for one prompt, or .npz. Default: none.
+        .npy, or .npz, which also has where each begins. Default: none.
     temperature: Softmax temperature of sampling; 0 always takes the most likely
         token.
     top_k: Sample from the k most likely tokens only. Default: no limit.
     top_p: Sample from the most likely tokens whose probabilities add up to p
         (nucleus sampling). Default: no limit.
-    typical_p: Sample from the most typical tokens whose probabilities add up to
-        p (locally typical sampling). Default: no limit.
     repetition_penalty: Factor for the log-probabilities of tokens that occurred
         before; above 1 makes repetition less likely. Default: 1.
-    engine: What decodes token by token: TensorFlow, or OpenVINO, which is
-        faster on CPUs and needs the package openvino.
-    weights: Dtype of the weights of --engine=openvino: fewer bytes are faster
-        and change the log-probabilities slightly.
+    engine: What decodes token by token: TensorFlow, or the engine of an
+        extension.
 
     Optimization options:
     seed: Seed of sampling; the same seed writes the same text.
@@ -78,30 +76,28 @@ class Generate(options.Options):
     temperature: float = 1.0
     top_k: int = None
     top_p: float = None
-    typical_p: float = None
     repetition_penalty: float = None
-    engine: options.one_of(ENGINES) = "tensorflow"
-    weights: options.one_of(WEIGHTS) = "float32"
+    engine: options.one_of(["tensorflow", *_ENGINES]) = "tensorflow"
     seed: options.integer(0) = 0
 
 
-Generate.define()
+for extra in (Generate, *_ENGINE_OPTIONS.values()):
+    extra.define()
 trained_model.TrainedModel.define()
 trained_model.define_memory_flag()
 
 
 def main(_):
+    for engine, extra in _ENGINE_OPTIONS.items():
+        options.check_used("engine", dict.fromkeys(extra.names(), (engine,)))
+    engine_options = _ENGINE_OPTIONS.get(FLAGS.engine, options.Options).values()
     sampler = Sampler(
-        FLAGS.temperature,
-        FLAGS.top_k,
-        FLAGS.top_p,
-        FLAGS.typical_p,
-        FLAGS.repetition_penalty,
+        FLAGS.temperature, FLAGS.top_k, FLAGS.top_p, FLAGS.repetition_penalty
     )
     model, memory_length, _ = trained_model.load_trained_model()
     tokenizer = model.tokenizer
     _check_kind(tokenizer)
-    prompts = FLAGS.prompt or [_first_prompt(tokenizer)]
+    prompts = FLAGS.prompt or ["\n"]
     is_text = not isinstance(tokenizer, IdTokenizer)
     if not is_text:
         prompts = [_read_ids(tokenizer, prompt) for prompt in prompts]
@@ -113,7 +109,7 @@ def main(_):
         seed=FLAGS.seed,
         memory_length=memory_length,
         engine=FLAGS.engine,
-        weights=FLAGS.weights,
+        **engine_options,
     )
     if is_text and len(prompts) == 1:
         parts = generate(prompts[0], stream=True)
@@ -132,39 +128,27 @@ def main(_):
 
 def _check_kind(tokenizer):
     """Checks the flags that only suit models of text, or of token ids."""
-    if not isinstance(tokenizer, IdTokenizer):
-        options.refuse(
-            FLAGS.output is not None,
-            "`output` can only be given for a model of token ids: text is "
-            "printed.",
-        )
-        return
+    is_of_ids, output = isinstance(tokenizer, IdTokenizer), FLAGS.output
     options.refuse(
-        not FLAGS.prompt or FLAGS.stop,
+        output is not None and not is_of_ids,
+        "`output` can only be given for a model of token ids: text is printed.",
+    )
+    options.refuse(
+        is_of_ids and (not FLAGS.prompt or FLAGS.stop),
         "`prompt` must be given for a model of token ids, and `stop` must not, "
         "which is text.",
     )
-    if FLAGS.output is not None:
-        endings = (".npz",) if len(FLAGS.prompt) > 1 else (".npy", ".npz")
-        options.refuse(
-            not FLAGS.output.endswith(endings),
-            f"`output` must end with {' or '.join(endings)} for "
-            f"{len(FLAGS.prompt)} prompts.",
-        )
-        data_flags.check_writable("output", FLAGS.output)
+    options.refuse(
+        output is not None and not output.endswith((".npy", ".npz")),
+        "`output` must end with .npy or .npz.",
+    )
 
 
 def _read_ids(tokenizer, prompt):
     """Returns the ids of a prompt: numbers, or the name of a file of ids."""
-    try:
-        if is_id_file(prompt):
-            prompt, _ = open_ids(os.path.expanduser(prompt))
-        return tokenizer.encode(prompt)
-    except ValueError as error:
-        raise ValueError(
-            "`prompt` must hold token ids of the model's vocabulary, or name a "
-            f"file of them. Received: prompt={prompt!r}. {error}"
-        ) from error
+    if is_id_file(prompt):
+        prompt = open_ids(os.path.expanduser(prompt))[0]
+    return tokenizer.encode(prompt)
 
 
 def _write(rows):
@@ -179,15 +163,6 @@ def _write(rows):
     with tf.io.gfile.GFile(FLAGS.output, "wb") as file:
         file.write(buffer.getvalue())
     print(f"Written to {FLAGS.output}", file=sys.stderr)
-
-
-def _first_prompt(tokenizer):
-    """Returns a newline, or a space if the vocabulary lacks the newline."""
-    try:
-        has_newline = len(tokenizer.encode("\n")) > 0
-    except ValueError:
-        has_newline = False
-    return "\n" if has_newline else " "
 
 
 if __name__ == "__main__":

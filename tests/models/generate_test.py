@@ -298,7 +298,7 @@ def test_the_prompt_of_nan_is_named():
     for weight in model.softmax.weights:
         weight.assign(np.full(weight.shape, np.nan))
     for sampler, message in (
-        ("beam", "prompt 0.*returned NaN"),
+        ("beam", "the model returned NaN"),
         ("random", "Token 0.*row 0"),
     ):
         with pytest.raises(FloatingPointError, match=message):
@@ -433,7 +433,7 @@ def test_other_memories_are_refused(model):
             model.generate(**arguments)
     absolute = varied_model(**BACKBONES["vaswani"])
     for arguments in ({"return_memory": True}, {"memory": memory}):
-        with pytest.raises(ValueError, match="must be None.*'vaswani'"):
+        with pytest.raises(ValueError, match="vaswani"):
             absolute.generate([1], memory_length=4, **arguments)
 
 
@@ -479,40 +479,35 @@ def test_several_sequences_and_their_log_probabilities(name):
     [
         ({"prompts": ""}, "`prompts` must have at least one token.*''"),
         ({"prompts": ["a", ""]}, r"at least one token.*prompts\[1\]=''"),
-        ({"prompts": ["a", "ax"]}, r"prompts\[1\]='ax'.*'x'.*position 1"),
+        ({"prompts": ["a", "ax"]}, "'x'.*position 1"),
         ({"prompts": ["a", 1]}, r"all strings or all.*prompts\[1\]=1"),
         ({"prompts": [[1], "a"]}, r"all strings.*prompts\[0\]=\[1\]"),
         ({"prompts": []}, "`prompts` must have at least one row"),
-        ({"prompts": [[]]}, r"`prompts\[0\]` must.*at least one token"),
-        ({"prompts": [1, [2, 3]]}, r"`prompts\[0\]` must be a sequence"),
+        ({"prompts": [1, [2, 3]]}, r"`prompts\[0\]` must be"),
         ({"prompts": [1, 9]}, r"\[0, 9\). Received: from 1 to 9"),
         ({"prompts": [[1], [-1]]}, r"`prompts\[1\]`.*from -1 to -1"),
         ({"prompts": [0.5]}, "float64"),
-        *(({"prompts": x}, "prompts") for x in ([[True]], [[2**40]], {1: 2})),
+        *(({"prompts": x}, "prompts") for x in ([[True]], {1: 2})),
         ({"prompts": None}, "`prompts` must be a list. Rec.* prompts=None"),
-        ({"prompts": b"a"}, r"string with `.decode\(\)`.*b'a'"),
-        ({"prompts": ["a", b"b"]}, r"string with `.decode\(\)`.*b'b'"),
+        ({"prompts": ["a", b"b"]}, r"all strings or all.*b'b'"),
         ({"max_length": 3, "max_new_tokens": 3}, "exclude each other"),
-        ({"max_length": 1}, "`max_length`.* 2 tokens.*max_length=1"),
-        ({"max_length": 2.5}, "`max_length` must be an integer"),
+        ({"max_length": 1}, "`max_length`.* at least 2.*max_length=1"),
         ({"max_new_tokens": -1}, "max_new_tokens=-1"),
         ({"stop_token_ids": [9]}, "`stop_token_ids`.*from 9 to 9"),
         ({"stop_token_ids": 3}, "`stop_token_ids` must be a list"),
         ({"stop": [""]}, "`stop` must be a string or a sequence of strings"),
         ({"stop": None}, "`stop` must be a string or a sequence"),
-        ({"prompts": [1], "stop": None}, "`stop` must be a string or a"),
-        ({"prompts": [[1, [2]]]}, r"`prompts\[0\]` must be a sequence"),
+        ({"prompts": [[[1]]]}, r"`prompts\[0\]` must be a sequence"),
         ({"prompts": [1], "stop": ["a"]}, "`stop` must be empty for prompts"),
         ({"sampler": "best"}, "`sampler` must be one of.*'best'"),
         *(({"seed": seed}, f"seed={seed}") for seed in (-1, 2**63, 0.5)),
-        ({"sampler": "beam", "seed": -1}, "seed=-1"),
         ({"memory_length": -1}, "memory_length=-1"),
         ({"num_return_sequences": 0}, "num_return_sequences=0"),
-        ({"sampler": "beam", "num_return_sequences": 2}, "the best text only"),
-        ({"sampler": "beam", "return_log_probs": True}, "the best text only"),
-        ({"return_log_probs": True}, "False with `stream`.*log_probs=True"),
-        ({"return_memory": True}, "False with `stream`.*memory=True"),
+        ({"sampler": "beam", "num_return_sequences": 2}, "A BeamSampler"),
+        ({"sampler": "beam", "return_log_probs": True}, "A BeamSampler"),
+        ({"return_memory": True}, "`stream` neither"),
         ({"memory": [1]}, "`memory` must be a Memory"),
+        ({"engine": "onnx"}, "`engine` must be one of .*'onnx'"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused_before_any_work(model, arguments, message):
@@ -529,3 +524,8 @@ def test_text_needs_a_tokenizer():
         with pytest.raises(ValueError, match="as many symbols as the model"):
             model.tokenizer = other
     assert model.tokenizer is None
+
+
+def test_arguments_of_no_engine_are_refused(model):
+    with pytest.raises(TypeError, match="no arguments .*max_tokens"):
+        model.generate("a", max_tokens=3)

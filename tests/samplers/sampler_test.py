@@ -23,10 +23,9 @@ PARAMETERS = [
     {"temperature": 1.6},
     {"top_k": 7},
     {"top_p": 0.8},
-    {"typical_p": 0.6},
     {"repetition_penalty": 1.4},
     {"temperature": 0.0, "repetition_penalty": 3.0},
-    {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "typical_p": 0.9},
+    {"temperature": 0.8, "top_k": 9, "top_p": 0.9},
     {"temperature": 1.3, "top_p": 0.9, "repetition_penalty": 1.2},
 ]
 
@@ -76,13 +75,11 @@ GREEDY = [1, 0, 0, 0, 0]
         ({"top_p": 0.4}, GREEDY),
         ({"top_p": 0.6}, [0.5, 0, 0.25, 0, 0]),
         ({"top_p": 1.0}, PROBABILITIES),
-        ({"typical_p": 0.2}, [0, 0, 0.25, 0, 0]),
         # After temperature, and a part of what `top_k` left: 0.5 of 0.75 is
         # less than 0.7, 0.5 of 0.5 is not.
         ({"temperature": 0.5, "top_k": 3, "top_p": 0.7}, GREEDY),
         ({"top_k": 2, "top_p": 0.65}, GREEDY),
         ({"top_k": 2, "top_p": 0.7}, [0.5, 0, 0.25, 0, 0]),
-        ({"top_k": 2, "typical_p": 0.6}, GREEDY),
     ],
     ids=str,
 )
@@ -134,29 +131,6 @@ def test_top_p_keeps_what_sorting_does(jit_compile):
         np.testing.assert_array_equal(kept, expected)
 
 
-def typical(probabilities, p):
-    """Probabilities of what typical sampling keeps, from the paper."""
-    kept = np.zeros_like(probabilities)
-    positive = probabilities[probabilities > 0]
-    entropy = -(positive * np.log(positive)).sum()
-    with np.errstate(divide="ignore"):
-        order = np.argsort(np.abs(entropy + np.log(probabilities)))
-    for i in order:
-        if kept.sum() >= p:
-            break
-        kept[i] = probabilities[i]
-    return kept
-
-
-@pytest.mark.parametrize("p", [0.2, 0.4, 0.7, 0.9, 0.95, 1.0])
-def test_typical_keeps_what_is_near_the_entropy(p):
-    probabilities = np.array([0.5, 0.3, 0.12, 0.05, 0.03, 0.0], "float32")
-    expected = typical(probabilities, p)
-    assert_close(frequencies(Sampler(typical_p=p), probabilities), expected)
-    # The most likely is not the most typical: top-p it is not.
-    assert (expected[0] == 0) == (p == 0.2)
-
-
 def test_a_penalty_is_a_power_of_the_probability_of_what_was_seen():
     seen = np.array([True, False, False, True, False])
     expected = np.where(seen, PROBABILITIES**1.7, PROBABILITIES)
@@ -165,16 +139,6 @@ def test_a_penalty_is_a_power_of_the_probability_of_what_was_seen():
     # First of all the steps, so greedy sees it too: 0.5 ** 2.5 < 0.25.
     greedy = Sampler(temperature=0, repetition_penalty=2.5)
     assert_close(frequencies(greedy, seen=seen), [0, 0, 1, 0, 0])
-
-
-def test_a_penalty_needs_to_know_what_was_seen():
-    log_probs, seeds, seen = some_log_probs()
-    with pytest.raises(ValueError, match="`seen` must .* seen=None"):
-        Sampler(repetition_penalty=1.2)(log_probs, seeds)
-    np.testing.assert_array_equal(
-        Sampler(top_k=9)(log_probs, seeds, seen),
-        Sampler(top_k=9)(log_probs, seeds),
-    )
 
 
 @pytest.mark.parametrize("temperature", [0, tf.constant(0.0)])
@@ -249,7 +213,6 @@ WRONG = [
     *(("temperature", x, "at least 0") for x in (-1.0, NAN, INFINITY)),
     ("top_k", -1, "at least"),
     *(("top_p", x, "above 0 and at most 1") for x in (0.0, 1.5, NAN)),
-    ("typical_p", -0.5, "above 0 and at most 1"),
     *(("repetition_penalty", x, "at least 1") for x in (0.9, NAN)),
 ]
 
@@ -311,7 +274,6 @@ TAILS = np.array([0.15, 0.1, 0.05], "float32")
         ({"top_k": 3}, [True, True, False]),
         ({"top_k": 4}, [True, True, True]),
         ({"top_k": 2, "temperature": 1.5, "top_p": 0.9}, [False] * 3),
-        ({"top_k": 3, "typical_p": 0.5}, [True, True, False]),
         ({"top_p": 0.2}, [True, True, True]),
     ],
     ids=str,
@@ -348,7 +310,7 @@ def test_names_are_those_of_keras_hub():
     assert samplers.get("top_k") == Sampler(top_k=5)
     assert samplers.get("top_p") == Sampler(top_p=0.1)
     assert samplers.get("beam") == BeamSampler(num_beams=5)
-    sampler = Sampler(typical_p=0.5)
+    sampler = Sampler(top_p=0.5)
     assert samplers.get(sampler) is sampler
 
 
@@ -406,8 +368,8 @@ def test_what_is_no_sampler_is_refused(sampler):
 @pytest.mark.parametrize(
     "sampler",
     [
-        Sampler(np.float32(0.5), np.int64(3), 0.9, None, 1.5),
-        Sampler(temperature=0, typical_p=1),
+        Sampler(np.float32(0.5), np.int64(3), None, 1.5),
+        Sampler(temperature=0, top_p=1),
         BeamSampler(np.int32(3)),
     ],
 )

@@ -91,10 +91,6 @@ def test_settings_lie_beside(path):
 def test_bad_arguments_are_errors(model, tmp_path):
     path = str(tmp_path / "1")
     other = WordTokenizer(WORDS[:2], line_end=None)
-    with pytest.raises(ValueError, match="`settings` must not contain"):
-        export_classifier(
-            model, TOKENIZER, LABELS, path, settings={"labels": []}
-        )
     with pytest.raises(ValueError, match="max_batch_size=0"):
         export_classifier(model, TOKENIZER, LABELS, path, max_batch_size=0)
     for arguments, message in (

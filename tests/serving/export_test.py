@@ -1,6 +1,5 @@
 import concurrent.futures
 import json
-import os
 
 import numpy as np
 import pytest
@@ -15,8 +14,6 @@ from factories import small_backbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
-from txl_keras.serving.export_folders import check_path
-from txl_keras.serving.export_folders import export_folder
 from txl_keras.serving.graph_checks import traced
 from txl_keras.serving.served_model import SAMPLING
 from txl_keras.serving.served_model import ServedModel
@@ -177,11 +174,6 @@ def test_answers_are_those_of_the_model(settings, model, served):
         )
 
 
-def test_models_of_absolute_positions_do_not_write():
-    model = make_model(attention_type="vaswani", memory_length=0)
-    assert "generate" not in ServedModel(model).endpoints()
-
-
 # === Generation ===
 
 
@@ -217,7 +209,6 @@ def test_what_is_written_is_the_most_likely_after_all_that_was_read(
         {},
         pytest.param({"temperature": 0.7, "top_k": 3}, marks=pytest.mark.large),
         {"top_p": 0.8, "repetition_penalty": 1.5},
-        pytest.param({"typical_p": 0.7}, marks=pytest.mark.large),
     ],
     ids=lambda sampling: "-".join(sampling),
 )
@@ -323,27 +314,6 @@ def test_calls_inside_of_a_function_happen_in_order(served):
     assert_close(read(ids), expected[:, 0])
 
 
-def test_slots_without_memory_read_each_segment_alone():
-    signatures = signatures_of(make_model(num_layers=1), 0, num_slots=2)
-    ids = random_ids(2, 4)
-    first = step(signatures, ids, [1, 0])
-    signatures["reset"](slots=tf.constant([1]))
-    assert_close(step(signatures, ids, [1, 0]), first, 1e-6)
-
-
-def test_the_only_slot_leaves_the_initial_memory_as_it_is():
-    signatures = signatures_of(make_model(num_layers=1), num_slots=1)
-    ids = random_ids(1, 4)
-    before = start(signatures, 1)
-    first = step(signatures, ids, [0])
-    for _ in range(3):
-        step(signatures, ids, [0])
-    for name, value in start(signatures, 1).items():
-        np.testing.assert_array_equal(value, before[name])
-    signatures["reset"](slots=tf.constant([0]))
-    np.testing.assert_array_equal(step(signatures, ids, [0]), first)
-
-
 def test_each_loaded_model_has_slots_of_its_own(path, served):
     assert size_of(path) < 16 * L * 2 * N * M * H * 4  # it has no slots
     ids = random_ids(1, 4)
@@ -393,12 +363,9 @@ def memory_with(number):
 
 BAD_MEMORY = [
     ({"memory": np.zeros((1, L, 2, N, M + 1, H), "f")}, "`memory` must have"),
-    ({"memory": np.zeros((1, L, 2, M, N, H), "f")}, "`memory` must have"),
     ({"memory": np.zeros((2, L, 2, N, M, H), "f")}, "`memory` must have"),
     ({"memory": memory_with(np.nan)}, "`memory` must be finite"),
-    ({"memory": memory_with(-np.inf)}, "`memory` must be finite"),
     ({"valid_length": [M + 1]}, "`valid_length` must hold integers"),
-    ({"valid_length": [-1]}, "`valid_length` must hold integers"),
     ({"valid_length": [1, 1]}, "`valid_length` must have the shape"),
 ]
 BAD_SEGMENTS = [
@@ -416,13 +383,6 @@ BAD_TARGETS = [
 BAD_PROMPTS = [
     *BAD_MEMORY,
     ({"prompt_ids": np.zeros((1, 0), "int32")}, "`prompt_ids` must have"),
-    (
-        {
-            "prompt_ids": np.zeros((0, 2), "int32"),
-            "prompt_length": np.zeros(0, "int32"),
-        },
-        "`prompt_ids` must have",
-    ),
     ({"prompt_ids": [[3, V]]}, "`prompt_ids` must hold integers"),
     ({"prompt_length": [0]}, "`prompt_length` must hold integers"),
     ({"prompt_length": [3]}, "`prompt_length` must hold integers"),
@@ -437,9 +397,7 @@ BAD_PROMPTS = [
     ),
     ({"length": -1}, "`length` must .*, 16"),
     ({"length": MAX_W + 1}, "`length` must .*, 16"),
-    ({"length": 10**9}, "`length` must .*, 16"),
     ({"top_p": 0.0}, "`top_p`"),
-    ({"typical_p": 1.5}, "`typical_p`"),
     ({"top_k": -1}, "`top_k`"),
     ({"temperature": -0.5}, "`temperature`"),
     ({"repetition_penalty": 0.5}, "`repetition_penalty`"),
@@ -576,18 +534,6 @@ def test_settings_and_other_files_lie_beside(model, tmp_path):
         assert file.read() == "abc"
 
 
-def test_a_path_may_be_an_object(tmp_path):
-    path = tmp_path / "1"
-    assert check_path(path) == str(path)
-    assert check_path("~/a") == os.path.expanduser("~/a")
-    with export_folder(path, {"num_slots": 0}, None, None):
-        pass
-    assert json.loads((path / "assets/settings.json").read_text())
-    for wrong in (None, ""):
-        with pytest.raises(ValueError, match="`path` must be a path"):
-            check_path(wrong)
-
-
 @pytest.mark.large
 def test_only_an_older_savedmodel_is_replaced(model, tmp_path, monkeypatch):
     path = tmp_path / "1"
@@ -627,33 +573,26 @@ def test_other_file_systems_are_written_to(model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"memory_length": -1}, "memory_length=-1"),
         ({"max_segment_length": 0}, "max_segment_length=0"),
         ({"max_segment_length": 10**9}, "at most 65536.*=1000000000"),
         ({"num_slots": -1}, "num_slots=-1"),
         ({"max_batch_size": 0}, "max_batch_size=0"),
         ({"max_generate_length": 2**31}, "max_generate_length=2147483648"),
-        ({"settings": {"memory_length": 5, "step": 7}}, r"\['memory_length'\]"),
-        ({"settings": {"num_slots": 1}}, "`settings` must not contain"),
-        ({"settings": {"step": {7}}}, "`settings` .* JSON .*set"),
-        ({"assets": {"settings.json": __file__}}, "`assets` .*settings.json"),
-        ({"assets": {"../a": __file__}}, "`assets` .*../a"),
-        ({"assets": {"a": "no/such/file"}}, "`assets` .*no/such/file"),
+        ({"path": ""}, "`path` must be a path"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(
     model, tmp_path, arguments, message
 ):
     with pytest.raises(ValueError, match=message):
-        export(model, str(tmp_path / "1"), **arguments)
+        export(model, **{"path": str(tmp_path / "1"), **arguments})
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("limit", ["memory_length=4", "max_segment_length=31"])
-def test_absolute_positions_have_no_memory_and_a_longest_segment(limit):
+def test_absolute_positions_have_a_longest_segment():
     model = make_model(
         attention_type="al_rfou", memory_length=0, max_positions=30
     )
-    name, value = limit.split("=")
-    with pytest.raises(ValueError, match=limit):
-        ServedModel(model, **{name: int(value)})
+    assert "generate" not in ServedModel(model).endpoints()
+    with pytest.raises(ValueError, match="max_segment_length=31"):
+        ServedModel(model, max_segment_length=31)

@@ -398,8 +398,7 @@ def test_subwords_are_trained_and_scored_by_the_byte(
     written = succeed("generate.py", f"--workdir={tmp_path}", "--prompt=é")
     assert written.startswith("é")
     flags = (f"--workdir={tmp_path}", "--raw_text", "--max_batch_size=3")
-    printed = succeed("export.py", *flags)
-    assert "`import tensorflow_text` before it is loaded" in printed
+    succeed("export.py", *flags)
     served = tmp_path / "export_text" / "10"
     settings = json.loads((served / "assets" / "settings.json").read_text())
     assert settings["max_batch_size"] == 3

@@ -72,11 +72,10 @@ def test_a_run_of_ids_is_scored_generated_and_exported(
     for given, messages in (
         ([], ["`prompt` must be given for a model of token ids"]),
         (["--prompt=5", "--stop=6"], ["`stop` must not"]),
-        (["--prompt=5 six"], ["`prompt` must", "numbers", "six"]),
-        (["--prompt=5 90"], ["`prompt` must", "90 at position 1"]),
+        (["--prompt=5 six"], ["numbers", "six"]),
+        (["--prompt=5 90"], ["90"]),
         (["--prompt=,"], ["at least one token"]),
         (["--prompt=5", "--output=x.txt"], ["`output` must end with .npy"]),
-        (["--prompt=5", "--prompt=6", output], ["`output` must end with .npz"]),
         ([f"--prompt={tmp_path}/no.npy"], ["no.npy"]),
     ):
         fail("generate.py", workdir, *given, messages=messages)

@@ -4,7 +4,9 @@ Letters: `B` texts of a batch, `T` segment, `M` memory, `D` hidden size, `P`
 tokens of one text.
 """
 
-import types
+import copy
+import functools
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +14,19 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras import samplers
+from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_one_of
+from txl_keras.checks import check_token_ids
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.models.fit_data import as_data
 from txl_keras.models.generation.beam_search import BeamSearch
 from txl_keras.models.generation.generator import Generator
-from txl_keras.models.generation.request import Request
-from txl_keras.models.generation.request import encode_texts
+from txl_keras.models.generation.prompts import Continuation
+from txl_keras.models.generation.prompts import encode_texts
+from txl_keras.models.generation.prompts import num_new_tokens
+from txl_keras.models.generation.prompts import read_prompts
+from txl_keras.models.generation.text_stream import TextStream
 from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.models.segment_reader import compile_segments
 from txl_keras.models.segment_reader import padded_segment
@@ -34,7 +41,7 @@ class TextMethods:
     """
 
     sampler = samplers.Sampler()
-    _kept = None
+    _made = None
 
     def generate(
         self,
@@ -49,24 +56,21 @@ class TextMethods:
         stream: bool = False,
         memory_length: int | None = None,
         engine: str = "tensorflow",
-        weights: str = "float32",
         memory: Memory | None = None,
         num_return_sequences: int = 1,
         return_log_probs: bool = False,
         return_memory: bool = False,
+        **engine_options: Any,
     ) -> Any:
         """Continues prompts of text or token ids.
 
-        Keys, values and positions are projected once per token and cached, so
-        time and space per token are constant. Prompts may be longer than
-        memory; they are read in segments of 128 tokens. A model with absolute
-        positions (see `attention_type`) has no memory: for every new token it
-        reads the last M tokens again.
+        Time and space per token are constant: keys, values and positions are
+        cached. A model with absolute positions reads the last M tokens again
+        for each token. Prompts may be longer than memory.
 
         The rows of a batch do not affect each other. What is compiled is kept
-        for the next call with as many rows, an equal sampler, and the same
-        memory length, engine and dtype of weights. The weights of a call are
-        those at its start; finish a stream before they change.
+        for calls with as many rows, an equal sampler, and the same memory
+        length and engine. Finish a stream before weights change.
 
         Args:
             prompts: String, or a list, a tensor or a dataset of strings, for a
@@ -92,13 +96,8 @@ class TextMethods:
             memory_length: Optional integer `M`; by default the model's own, or
                 its number of positions, which M must not exceed. A model with
                 neither needs it: pass the segment length of training.
-            engine: String, what decodes token by token: `"tensorflow"`, or
-                `"openvino"`, which is faster on CPUs. It needs the package
-                openvino and a model with relative attention. TensorFlow reads
-                the prompts and samples in either case. A `BeamSampler` needs
-                TensorFlow.
-            weights: String, the dtype of the weights of OpenVINO: `"float32"`,
-                `"bfloat16"`, or `"int8"`, rounded with one scale per output.
+            engine: String, what decodes token by token: `"tensorflow"`, or the
+                name of an extension's engine.
             memory: Optional `Memory` of M entries and one row per prompt,
                 which the prompts continue: that of `return_memory`, or of
                 `score` and `log_probs`. Text then continues a line. A
@@ -109,9 +108,9 @@ class TextMethods:
             return_log_probs: Boolean. Also returns the log-probability of
                 every generated token, before the sampler changes them. Not for
                 `BeamSampler` and `stream`.
-            return_memory: Boolean. Also returns the `Memory` after the texts
-                that are returned, their last tokens included. They are read
-                once more for it. Not for `stream`.
+            return_memory: Boolean. Also returns the `Memory` after the texts,
+                which are read once more for it. Not for `stream`.
+            **engine_options: Arguments of the engine.
 
         Returns:
             A string, or an int32 array, of prompt and continuation; for a batch
@@ -125,7 +124,6 @@ class TextMethods:
             ended it but with those of `stop`, then a `Memory`.
 
         Raises:
-            ImportError: If `engine` is not installed.
             FloatingPointError: If the model returns NaN.
 
         Example:
@@ -141,10 +139,6 @@ class TextMethods:
             print(part, end="")
         ids = model.generate([[5, 6, 7], [8]], max_length=9, sampler="greedy")
 
-        several, log_probs = model.generate(
-            "class A", max_new_tokens=4, num_return_sequences=3,
-            return_log_probs=True,
-        )
         text, memory = model.generate(
             "Hello", max_new_tokens=4, return_memory=True
         )
@@ -152,64 +146,73 @@ class TextMethods:
         ```
         """
         sampler = samplers.get(self.sampler if sampler is None else sampler)
-        request = Request(
-            self,
-            as_data(prompts),
-            max_length,
-            max_new_tokens,
-            stop_token_ids,
-            stop,
-            seed,
-            num_return_sequences,
-            begins_line=memory is None,
+        prompts, ids, is_single = read_prompts(
+            self, as_data(prompts), begins_line=memory is None
         )
+        lengths = num_new_tokens(ids, max_length, max_new_tokens)
+        count = check_integer("num_return_sequences", num_return_sequences, 1)
+        check_list("stop_token_ids", stop_token_ids)
+        if len(stop_token_ids):
+            vocabulary_size = self.backbone.vocabulary_size
+            check_token_ids("stop_token_ids", stop_token_ids, vocabulary_size)
+        is_text, text_stream = prompts is not ids, None
+        if is_text:
+            text_stream = TextStream(self.tokenizer.decode_bytes, stop)
+        elif stop:
+            raise ValueError(
+                "`stop` must be empty for prompts of token ids. Use "
+                f"`stop_token_ids`, or prompts of text. Received: stop={stop!r}"
+            )
+        limit = np.iinfo(np.int32).max - len(ids) * count
+        seed = random.randrange(limit) if seed is None else seed
+        check_integer("seed", seed, 0, limit)
         is_beam = isinstance(sampler, samplers.BeamSampler)
-        if is_beam and (engine, weights) != ("tensorflow", "float32"):
+        is_wrong = (is_beam or stream) and return_log_probs
+        if is_wrong or is_beam and count > 1 or stream and return_memory:
             raise ValueError(
-                "`engine` must be 'tensorflow' and `weights` 'float32' with a "
-                "BeamSampler, which reorders the memory. Received: "
-                f"engine={engine!r}, weights={weights!r}"
-            )
-        if is_beam and (num_return_sequences > 1 or return_log_probs):
-            raise ValueError(
-                "`num_return_sequences` must be 1 and `return_log_probs` False "
-                "with a BeamSampler, which returns the best text only. "
-                f"Received: num_return_sequences={num_return_sequences}, "
-                f"return_log_probs={return_log_probs}"
-            )
-        if stream and (return_memory or return_log_probs):
-            raise ValueError(
-                "`return_memory` and `return_log_probs` must be False with "
-                "`stream`, which returns parts of the text only. Received: "
-                f"return_memory={return_memory}, "
-                f"return_log_probs={return_log_probs}"
+                "A BeamSampler has neither `num_return_sequences` above 1 nor "
+                "`return_log_probs`, and `stream` neither `return_log_probs` "
+                "nor `return_memory`."
             )
         generator = self._keep(
             BeamSearch if is_beam else Generator,
             sampler,
             memory_length,
+            bool(return_log_probs),
             engine,
-            weights,
+            tuple(sorted(engine_options.items())),
         )
         if memory is not None or return_memory:
-            memory = generator.initial_memory(memory, len(request.ids))
+            memory = generator.initial_memory(memory, len(ids))
             memory = tf.nest.map_structure(
-                lambda state: tf.repeat(state, num_return_sequences, axis=0),
-                memory,
+                lambda state: tf.repeat(state, count, axis=0), memory
             )
-        rows = request.continuations()  # which the steps fill
-        steps = generator(rows, request.seed, memory, bool(return_log_probs))
+        rows = [
+            Continuation(prompt, most, stop_token_ids, copy.copy(text_stream))
+            for prompt, most in zip(ids, lengths, strict=True)
+            for _ in range(count)
+        ]
+        steps = generator(rows, seed, memory)
+
+        def as_given(values):
+            return values[0] if is_single and count == 1 else values
+
         if stream:
-            return request.parts(rows, steps)
+            return (as_given(parts) for parts in steps if any(map(len, parts)))
         for _ in steps:
             pass
-        results = [request.result(rows, strip_prompt)]
+        texts = [row.result() for row in rows]
+        if not strip_prompt:
+            before = [prompt for prompt in prompts for _ in range(count)]
+            join = str.__add__ if is_text else np.append
+            texts = list(map(join, before, texts))
+        results = [as_given(texts)]
         if return_log_probs:
             found = [np.array(row.log_probs, np.float32) for row in rows]
-            results.append(request.as_given(found))
+            results.append(as_given(found))
         if return_memory:
-            texts = [row.tokens(self.tokenizer) for row in rows]
-            results.append(generator.memory_after(texts, memory))
+            read = [row.tokens(self.tokenizer) for row in rows]
+            results.append(generator.memory_after(read, memory))
         return results[0] if len(results) == 1 else tuple(results)
 
     def score_texts(
@@ -316,11 +319,9 @@ class TextMethods:
         states = scorer.read(scorer.hidden, [(text,) for text in ids])
         if pooling is None:
             return states
-        vectors = [
-            x.mean(axis=0) if pooling == "mean" else x[-1] for x in states
-        ]
-        vectors = np.array(vectors, np.float32)
-        return vectors.reshape(len(texts), self.backbone.hidden_dim)
+        pool = {"mean": lambda x: x.mean(axis=0), "last": lambda x: x[-1]}
+        vectors = [*map(pool[pooling], states)]
+        return np.reshape(vectors, (len(texts), self.backbone.hidden_dim))
 
     def _scorer(self, texts, batch_size, segment_length, memory_length):
         if batch_size is None:
@@ -328,7 +329,7 @@ class TextMethods:
         return self._keep(TextScorer, batch_size, segment_length, memory_length)
 
     def _keep(self, make, *settings):
-        """Returns `make(self, *settings)`, the last one if it is the same."""
+        """Returns `make(self, *settings)`, maybe that of a call before."""
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if replicas > 1:
             raise RuntimeError(
@@ -336,18 +337,13 @@ class TextMethods:
                 "outside of `strategy.scope()`. Received: a strategy of "
                 f"{replicas} replicas"
             )
-        if self._kept is None:
-            # In a dictionary of the model Keras would track its variables.
-            self._kept = types.SimpleNamespace(made={})
+        if self._made is None:
+            self._made = functools.lru_cache(maxsize=4)(
+                lambda variables, make, *settings: make(self, *settings)
+            )
         # A model with other variables, as after `quantize`, needs a new one.
-        variables = self.weights
-        ids = [id(variable) for variable in variables]
-        before, _, found = self._kept.made.get(make, (None,) * 3)
-        if before != (settings, ids):
-            found = make(self, *settings)
-            # The variables, too, so that no new one gets their id.
-            self._kept.made[make] = (settings, ids), variables, found
-        return found
+        variables = tuple(weight.value.ref() for weight in self.weights)
+        return self._made(variables, make, *settings)
 
 
 class TextScorer:
@@ -371,15 +367,14 @@ class TextScorer:
     def read(self, read, texts):
         """Applies `nll` or `hidden` to tuples of ids `(n,)`, text by text."""
         self._reader.begin()
-        found = [None] * len(texts)
+        found = {}
         # Batches of similar lengths need little padding.
         order = sorted(range(len(texts)), key=lambda i: len(texts[i][0]))
         for start in range(0, len(order), self._batch_size):
             rows = order[start : start + self._batch_size]
             batch = self._read_batch(read, [texts[i] for i in rows])
-            for i, outputs in zip(rows, batch, strict=True):
-                found[i] = outputs
-        return found
+            found |= zip(rows, batch, strict=True)
+        return [found[i] for i in range(len(texts))]
 
     def _read_batch(self, read, rows):
         self._reader.reset_rows(tf.fill((self._batch_size,), True))

@@ -33,7 +33,7 @@ from txl_keras.models.fit_data import of_arrays
 from txl_keras.models.fit_data import split
 from txl_keras.models.fit_data import text_segments
 from txl_keras.models.fit_steps import FitSteps
-from txl_keras.models.generation.request import encode_texts
+from txl_keras.models.generation.prompts import encode_texts
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.text_methods import TextMethods

@@ -3,7 +3,6 @@
 Letters: `M` memory.
 """
 
-import functools
 import itertools
 import threading
 import warnings
@@ -13,9 +12,7 @@ from absl import logging
 
 from txl_keras.checks import check_integer
 from txl_keras.json_files import check_fields
-from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.generator import generation_memory_length
-from txl_keras.models.generation.request import Request
 from txl_keras.pages.surprise import SurpriseReader
 from txl_keras.samplers.sampler import NO_EFFECT
 from txl_keras.samplers.sampler import Sampler
@@ -67,10 +64,7 @@ class Playground:
             for name, value in NO_EFFECT.items()
             if name in _WRITE_FIELDS
         }
-        sampler = Sampler(**self._settings)
-        self._generator = functools.cache(
-            functools.partial(Generator, model, sampler)
-        )
+        self._sampler = Sampler(**self._settings)
         self._turn = threading.Lock()
 
     def describe(self):
@@ -127,15 +121,20 @@ class Playground:
         lengths = [self._memory_length] + [other] * (other is not None)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            request = Request(
-                self._model,
-                question["prompt"],
-                max_new_tokens=num_new,
-                seed=question["seed"],
-            )
+            streams = [
+                self._model.generate(
+                    question["prompt"],
+                    max_new_tokens=num_new,
+                    sampler=self._sampler,
+                    seed=question["seed"],
+                    stream=True,
+                    memory_length=length,
+                )
+                for length in lengths
+            ]
         for note in dict.fromkeys(str(warning.message) for warning in caught):
             yield {"note": note}
-        received = len(request.ids[0])
+        received = len(self._reader.tokenizer.encode(question["prompt"]))
         if received > MAX_PROMPT_TOKENS:
             raise ValueError(
                 f"`prompt` must have at most {MAX_PROMPT_TOKENS:,} tokens. "
@@ -144,11 +143,6 @@ class Playground:
         for name, variable in self._settings.items():
             value = numbers[name]
             variable.assign(NO_EFFECT[name] if value is None else value)
-        streams = []
-        for length in lengths:
-            rows = request.continuations()
-            steps = self._generator(length)(rows, request.seed)
-            streams.append(request.parts(rows, steps))
         for parts in itertools.zip_longest(*streams, fillvalue=""):
             yield {"texts": list(parts)}
 

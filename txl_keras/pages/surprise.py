@@ -17,7 +17,7 @@ from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import check_vocabulary
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
-from txl_keras.models.generation.request import check_has_tokenizer
+from txl_keras.models.generation.prompts import check_has_tokenizer
 from txl_keras.models.generation.text_stream import TextStream
 
 _TEMPLATE = pathlib.Path(__file__).with_name("surprise.html")

@@ -22,7 +22,6 @@ NO_EFFECT = {
     "temperature": 1.0,
     "top_k": 0,
     "top_p": 1.0,
-    "typical_p": 1.0,
     "repetition_penalty": 1.0,
 }
 _INFINITY = float("inf")
@@ -32,7 +31,6 @@ _LIMITS = {
     "temperature": (0, _FLOAT32.max, False),
     "top_k": (0, np.iinfo(np.int32).max, False),
     "top_p": (0, 1, True),
-    "typical_p": (0, 1, True),
     "repetition_penalty": (1, _FLOAT32.max, False),
 }
 
@@ -43,8 +41,8 @@ class Sampler:
     """Draws the next token from its distribution, with optional filters.
 
     The parameters are applied in this order: repetition penalty, top-k,
-    temperature, top-p, typical sampling. The remaining probabilities are
-    normalized before each of the last two.
+    temperature, top-p. The remaining probabilities are normalized before the
+    last one.
 
     Each parameter is a number, or a scalar tensor if its value is known only
     at run time, such as an input of a SavedModel. A number out of range raises
@@ -62,11 +60,6 @@ class Sampler:
             whose probabilities sum to at least `top_p`, and ties with the last
             of them (nucleus sampling; Holtzman et al., 2020,
             https://arxiv.org/abs/1904.09751). 1 keeps all tokens.
-        typical_p: Optional float in `(0, 1]`. Like `top_p`, but in ascending
-            order of the distance between the information of a token,
-            `-log p`, and the entropy, so that tokens may also be too likely
-            (locally typical sampling; Meister et al., 2023,
-            https://arxiv.org/abs/2202.00666). 1 keeps all tokens.
         repetition_penalty: Optional float, at least 1. Multiplies the
             log-probabilities of the tokens in `seen`, so that `p` becomes `p`
             to this power. Unlike the penalty of Keskar et al., 2019
@@ -102,7 +95,6 @@ class Sampler:
     temperature: float | tf.Tensor = 1.0
     top_k: int | tf.Tensor | None = None
     top_p: float | tf.Tensor | None = None
-    typical_p: float | tf.Tensor | None = None
     repetition_penalty: float | tf.Tensor | None = None
 
     def __post_init__(self):
@@ -128,8 +120,19 @@ class Sampler:
     def __call__(self, log_probs, seeds, seen=None):
         token_ids = tf.range(tf.shape(log_probs)[-1])
         log_probs = self._penalized(tf.cast(log_probs, tf.float32), seen)
-        temperature = self._value("temperature")
-        scores = self._filtered(log_probs) + gumbel(seeds, token_ids)
+        temperature, top_k, top_p = map(
+            self._value, ("temperature", "top_k", "top_p")
+        )
+        logits = log_probs
+        # Temperature does not change the order. Top-k comes first, because the
+        # division may round different numbers to equal ones.
+        if top_k is not None:
+            logits = keep_top_k(logits, top_k)
+        if temperature is not None:
+            logits = _divide(logits, temperature)
+        if top_p is not None:
+            logits = keep_top_p(logits, top_p)
+        scores = logits + gumbel(seeds, token_ids)
         if temperature is not None:
             scores = tf.where(temperature == 0, log_probs, scores)
         return _best(scores, token_ids)
@@ -165,18 +168,7 @@ class Sampler:
 
     @staticmethod
     def draw(log_probs: Tensor, seeds: Tensor, token_ids: Tensor) -> Tensor:
-        """Draws from unchanged probabilities, without any parameter.
-
-        Args:
-            log_probs: Float32 tensor of shape `(B, N)`. It need not be
-                normalized and may hold logits.
-            seeds: See the call arguments of the class.
-            token_ids: int32 tensor of shape `(N,)`, the candidates. The noise
-                of a candidate depends on its id and the seed.
-
-        Returns:
-            int32 tensor of shape `(B,)`: ids, or -1 as in a call.
-        """
+        """Draws one of some candidates, ids `(N,)`, by logits `(B, N)`."""
         return _best(log_probs + gumbel(seeds, token_ids), token_ids)
 
     @property
@@ -194,24 +186,10 @@ class Sampler:
     def needed_tails(
         self, words: Tensor, tails: Tensor, seen: Tensor | None = None
     ) -> Tensor:
-        """Returns which tail clusters may contain a token that can be drawn.
-
-        The log-probabilities of the other clusters need not be computed: a
-        call returns the same ids if they are negative infinity. No word is
-        more likely than its whole cluster. A cluster is therefore not needed
-        if at least `top_k` words of the first cluster, or one if the
-        temperature is 0, are more likely than it.
-
-        Args:
-            words: Float32 tensor of shape `(B, N)`, log-probabilities of the
-                first cluster.
-            tails: Float32 tensor of shape `(B, C)`, log-probabilities of whole
-                tail clusters.
-            seen: See the call arguments of the class.
-
-        Returns:
-            Boolean tensor of shape `(C,)`: True if any row needs the cluster.
-        """
+        """Returns whether a token of each tail cluster may be drawn, `(C,)`."""
+        # `words` (B, N) are log-probabilities of the first cluster, `tails`
+        # (B, C) of whole clusters. No word is more likely than its cluster, so
+        # none of it is kept if `num_kept` words are more likely than that.
         num_kept = self._num_kept()
         if num_kept is None:
             return tf.ones(tf.shape(tails)[1], tf.bool)
@@ -242,31 +220,7 @@ class Sampler:
         penalty = self._value("repetition_penalty")
         if penalty is None:
             return log_probs
-        if seen is None:
-            raise ValueError(
-                "`seen` must be a boolean tensor of shape (B, V) with "
-                "`repetition_penalty`. Received: seen=None"
-            )
         return tf.where(seen, log_probs * penalty, log_probs)
-
-    def _filtered(self, log_probs):
-        """Returns logits, with negative infinity for removed tokens."""
-        logits = log_probs
-        # Temperature does not change the order. Top-k comes first, because the
-        # division may round different numbers to equal ones.
-        top_k = self._value("top_k")
-        if top_k is not None:
-            logits = keep_top_k(logits, top_k)
-        temperature = self._value("temperature")
-        if temperature is not None:
-            logits = _divide(logits, temperature)
-        top_p = self._value("top_p")
-        if top_p is not None:
-            logits = keep_top_p(logits, top_p)
-        typical_p = self._value("typical_p")
-        if typical_p is not None:
-            logits = _keep_typical(logits, typical_p)
-        return logits
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -320,8 +274,8 @@ def get(sampler: Any) -> Any:
     - `"beam"`: `BeamSampler(num_beams=5)`
 
     A `GreedySampler`, `RandomSampler`, `TopKSampler`, `TopPSampler` or
-    `BeamSampler` of KerasHub becomes one with the same parameters. With both
-    `k` and `p`, probabilities are normalized between the two filters.
+    `BeamSampler` of KerasHub becomes one with the same parameters, without its
+    seed.
 
     Args:
         sampler: One of these names; one of these objects of KerasHub; or a
@@ -370,7 +324,7 @@ def _from_keras_hub(sampler):
 
 def keep_top_k(logits, k):
     """Sets all but the k largest logits `(B, N)` to minus infinity."""
-    return _keep_first(logits, logits, 1.0, k, k == 0)
+    return _keep_first(logits, 1.0, k, k == 0)
 
 
 def _divide(logits, temperature):
@@ -384,22 +338,12 @@ def _divide(logits, temperature):
 
 def keep_top_p(logits, p):
     """Keeps the fewest logits `(B, N)` whose probabilities sum to `p`."""
-    return _keep_first(logits, logits, tf.nn.softmax(logits), p, p == 1)
+    return _keep_first(logits, tf.nn.softmax(logits), p, p == 1)
 
 
-def _keep_typical(logits, p):
-    log_probs = tf.nn.log_softmax(logits)
-    probs = tf.exp(log_probs)
-    # With 0 log 0 = 0.
-    entropy = -tf.reduce_sum(
-        tf.math.multiply_no_nan(log_probs, probs), axis=-1, keepdims=True
-    )
-    return _keep_first(logits, -tf.abs(log_probs + entropy), probs, p, p == 1)
-
-
-def _keep_first(logits, order, weights, enough, is_off):
+def _keep_first(logits, weights, enough, is_off):
     """Keeps the first logits whose weights sum to `enough`, with ties."""
-    keys = _with_order_of_integers(tf.bitcast(order, tf.int32))
+    keys = _with_order_of_integers(tf.bitcast(logits, tf.int32))
     enough = tf.cast(enough, tf.float32)
 
     # Finds the largest threshold that keeps enough, bit by bit. For 4 rows of
@@ -411,11 +355,11 @@ def _keep_first(logits, order, weights, enough, is_off):
         )
         return i + 1, tf.where(weight >= enough, higher, least)
 
-    lowest = tf.fill((tf.shape(order)[0], 1), tf.int32.min)
+    lowest = tf.fill((tf.shape(logits)[0], 1), tf.int32.min)
     _, least = tf.while_loop(lambda i, _: i < 32, next_bit, (0, lowest))
     # Floats are compared, so that NaN is kept; the lowest key is NaN, too.
     least = tf.bitcast(_with_order_of_integers(least), tf.float32)
-    is_cut = (order < least) & tf.logical_not(is_off)
+    is_cut = (logits < least) & tf.logical_not(is_off)
     return tf.where(is_cut, -_INFINITY, logits)
 
 

@@ -4,12 +4,5 @@ from txl_keras.models.generation.text_stream import TextStream
 from txl_keras.samplers.sampler import Sampler
 from txl_keras.serving.export import export
 from txl_keras.serving.export_classifier import export_classifier
-from txl_keras.serving.export_openvino import export_openvino
 
-__all__ = [
-    "Sampler",
-    "TextStream",
-    "export",
-    "export_classifier",
-    "export_openvino",
-]
+__all__ = ["Sampler", "TextStream", "export", "export_classifier"]

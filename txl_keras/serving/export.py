@@ -57,30 +57,20 @@ def export(
     | `score` | `ids`, `targets` `(B, T)`, ... | `nll` `(B, T)`, ... |
     | `hidden_states` | `ids`, ... | `hidden_states` `(B, T, D)`, ... |
     | `generate` | `prompt_ids` `(B, P)`, `prompt_length` `(B,)`, ..., \
-`length` W, `seed`, `temperature`, `top_k`, `top_p`, `typical_p`, \
+`length` W, `seed`, `temperature`, `top_k`, `top_p`, \
 `repetition_penalty` | `ids` `(B, W)`, ... |
     | `step` | `ids` `(B, T)`, `slots` `(B,)` | `log_probs` `(B, V)` |
     | `reset` | `slots` `(B,)` | `slots` |
 
     Other integers are int32; all other tensors are float32. TensorFlow keeps
     only the lowest 32 bits of larger Python integers before the model receives
-    them.
-
-    - `generate` takes prompts padded on the right. Rows do not affect each
-      other. The returned memory does not include the last generated token; to
-      continue, pass that token as the next prompt. The sampling parameters are
-      those of `Sampler`; `top_k` 0 keeps all tokens. On a server and in
-      `tf.saved_model.load(path).generate`, the parameters after `length` have
-      defaults. Entries of `.signatures` need every parameter by name.
-    - `step` and `reset` keep memory in numbered slots inside the server, which
-      loses it when it ends. `step` returns log-probabilities of the token
-      after the last one. Concurrent calls must use different slots. All slots
-      start with the initial memory. A call is fastest if its slots are
-      adjacent and in ascending order.
-
-    Invalid inputs raise `InvalidArgument` before any slot changes. Models with
-    absolute positions have M = 0, no `generate` and no slots. Build the model
-    outside of any `tf.distribute` strategy.
+    them. `generate` takes prompts padded on the right, and does not read its
+    last token: pass it as the next prompt. Its sampling parameters are those of
+    `Sampler`; in `tf.saved_model.load(path).generate` and on a server they have
+    defaults. `step` and `reset` keep memory in numbered slots of the server;
+    concurrent calls must use different slots. Invalid inputs raise
+    `InvalidArgument` before any slot changes. Models with absolute positions
+    have M = 0, no `generate` and no slots.
 
     With a `tokenizer`, the signatures take raw text instead. `serving_default`
     is `score_text`.
@@ -92,16 +82,10 @@ def export(
     | `generate_text` | `prompt` `(B,)`, `length` W, `seed` and the \
 parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
 
-    - Each text starts from the initial memory and does not affect the others.
-      Texts and prompts may have any length: texts are read in segments of
-      `max_segment_length` tokens, prompts in segments of at most 128.
-    - `token_nll` of the first token is 0, because it has no context; `nll` is
-      the sum over the others, in nats. The `text` that `generate_text` returns
-      does not include the prompt.
-    - The SavedModel contains the tokenizer. Byte, character and word tokenizers
-      need only TensorFlow. Subword tokenizers need `import tensorflow_text`
-      before the model is loaded; otherwise TensorFlow raises `Op type not
-      registered 'SentencepieceOp'`.
+    Each text starts from the initial memory and may have any length. The first
+    token has no context, so its `token_nll` is 0. The `text` of `generate_text`
+    does not include the prompt. Subword tokenizers need `import
+    tensorflow_text` before the model is loaded.
 
     The folder `assets/` holds files for clients.
 
@@ -114,20 +98,16 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
         memory_length: Optional integer `M`; by default the model's own.
         max_segment_length: Optional integer, the longest T, up to 65,536; by
             default 512, or as many as the model has absolute positions.
-            Relative ones are projected for M + T distances (no more than
-            `clamp_length` needs).
         num_slots: Integer; 0 omits `step` and `reset`, and so does a
             `tokenizer`.
         settings: Optional dictionary of JSON values, added to the description
-            of the model in `assets/settings.json`. It must not contain a key
-            that the export writes itself.
+            of the model in `assets/settings.json`.
         assets: Optional dictionary from file names to paths of files that are
             copied to `assets/`, such as the tokenizer.
-        max_batch_size: Integer, the largest B of a request. It limits the
-            memory that one request can use: `log_probs` has `B * T * V`
-            numbers.
-        max_generate_length: Integer, the largest W of a request. It limits
-            the time of one request.
+        max_batch_size: Integer, the largest B of a request, which limits its
+            memory: `log_probs` has `B * T * V` numbers.
+        max_generate_length: Integer, the largest W of a request, which limits
+            its time.
 
     Example:
 

@@ -6,7 +6,6 @@ Letters: `B` batch, `W` tokens of the longest text, `C` classes.
 from collections.abc import Sequence
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
@@ -38,11 +37,9 @@ def export_classifier(
 `labels` `(B, C)` |
 
     `serving_default` is the same signature. `probabilities` are float32 and
-    sum to 1, `labels` are the names of the classes in the same order, and
-    `label` is the most probable one. Texts may have any length and do not
-    affect each other. A text without a token raises `InvalidArgument`.
-
-    The SavedModel contains the tokenizer, see `export`.
+    sum to 1, `labels` are the names of the classes in the same order. Texts may
+    have any length. A text without a token raises `InvalidArgument`. The
+    SavedModel contains the tokenizer, see `export`.
 
     Args:
         model: `TransformerXLTextClassifier`.
@@ -74,11 +71,10 @@ def export_classifier(
     ```
     """
     path = check_path(path)
-    largest = np.iinfo(np.int32).max
-    check_integer("max_batch_size", max_batch_size, 1, largest)
+    check_integer("max_batch_size", max_batch_size, 1)
     check_vocabulary(tokenizer, model.backbone.vocabulary_size)
     if max_tokens is not None:
-        check_integer("max_tokens", max_tokens, 1, largest)
+        check_integer("max_tokens", max_tokens, 1)
     if len(label_names) != model.num_classes:
         raise ValueError(
             f"`label_names` must be a list of {model.num_classes} strings, "

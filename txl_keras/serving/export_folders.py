@@ -7,28 +7,23 @@ import os
 import tensorflow as tf
 
 from txl_keras import checks
-from txl_keras.data.corpora.files import is_file
 from txl_keras.output_folders import check_replaceable
 from txl_keras.output_folders import replaced_when_complete
 from txl_keras.serving.graph_checks import traced
 
-_SETTINGS = "settings.json"
-# The files that servers look for: of a SavedModel, and of OpenVINO.
-_MODEL_FILES = ("saved_model.pb", "model.xml")
+_SETTINGS = os.path.join("assets", "settings.json")
 
 
 def check_path(path):
     """Returns a path with `~` expanded, unless no export may be written."""
     path = checks.check_path("path", path)
-
-    def is_export(names):
-        settings = os.path.join(path, "assets", _SETTINGS)
-        # Other programs write SavedModels and model.xml, too.
-        return tf.io.gfile.exists(settings) and not {*names}.isdisjoint(
-            _MODEL_FILES
-        )
-
-    check_replaceable("path", path, "an earlier export", is_export)
+    settings = os.path.join(path, _SETTINGS)
+    check_replaceable(
+        "path",
+        path,
+        "an earlier export",
+        lambda _: tf.io.gfile.exists(settings),
+    )
     return path
 
 
@@ -57,32 +52,14 @@ def write_saved_model(
 @contextlib.contextmanager
 def export_folder(path, settings, more_settings, assets):
     """Yields a folder to write to, which gets the assets and becomes `path`."""
-    assets, more_settings = assets or {}, more_settings or {}
-    reserved = sorted({*settings} & {*more_settings})
-    if reserved:
-        raise ValueError(
-            "`settings` must not contain keys that the export writes itself: "
-            f"{sorted(settings)}. Received: {reserved}"
-        )
-    try:
-        description = json.dumps({**settings, **more_settings}, indent=1)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"`settings` must be a dictionary of JSON values: {error}"
-        ) from error
-    for name, source in assets.items():
-        is_name = name != _SETTINGS and os.path.basename(name) == name
-        if not is_name or not is_file(source):
-            raise ValueError(
-                "`assets` must map file names without a folder, other than "
-                f"{_SETTINGS}, to paths of existing files. Received: "
-                f"{checks.shown(name)}: {checks.shown(source)}"
-            )
-    with replaced_when_complete(path, last=_MODEL_FILES) as unfinished:
+    description = json.dumps({**(more_settings or {}), **settings}, indent=1)
+    # Servers look for `saved_model.pb`.
+    with replaced_when_complete(path, last=("saved_model.pb",)) as unfinished:
         yield unfinished
-        folder = os.path.join(unfinished, "assets")
-        tf.io.gfile.makedirs(folder)
-        with tf.io.gfile.GFile(os.path.join(folder, _SETTINGS), "w") as file:
+        tf.io.gfile.makedirs(os.path.join(unfinished, "assets"))
+        for name, source in (assets or {}).items():
+            tf.io.gfile.copy(source, os.path.join(unfinished, "assets", name))
+        with tf.io.gfile.GFile(
+            os.path.join(unfinished, _SETTINGS), "w"
+        ) as file:
             file.write(description + "\n")
-        for name, source in assets.items():
-            tf.io.gfile.copy(source, os.path.join(folder, name))

@@ -21,16 +21,14 @@ class GraphTokenizer(tf.Module):
 
     def __init__(self, tokenizer):
         super().__init__()
-        # A subclass with another `encode` would have other ids in the graph.
-        kind = type(tokenizer)
-        owners = {_owner(kind, name) for name in ("encode", "encode_in_graph")}
-        if not isinstance(tokenizer, Tokenizer) or len(owners) > 1:
+        in_graph = getattr(type(tokenizer), "encode_in_graph", None)
+        if in_graph in (None, Tokenizer.encode_in_graph):
             raise ValueError(
-                "`tokenizer` must define `encode_in_graph` where it defines "
-                "`encode`, to be part of a SavedModel that takes text: those "
-                "of bytes, characters, words and SentencePiece do. With "
-                "another one export the model without `tokenizer`, and pass "
-                f"ids to the SavedModel. Received: {kind.__name__}"
+                "`tokenizer` must define `encode_in_graph` to be part of a "
+                "SavedModel that takes text, as tokenizers of bytes, "
+                "characters, words and SentencePiece do. With another one "
+                "export the model without `tokenizer`, and pass ids to the "
+                f"SavedModel. Received: {type(tokenizer).__name__}"
             )
         self._tokenizer = tokenizer
         # The bytes of every id; a text is their concatenation.
@@ -59,8 +57,3 @@ class GraphTokenizer(tf.Module):
         """Converts ids `(B, T)` into bytes, maybe ending within a character."""
         with tf.device(_CPU):
             return tf.strings.reduce_join(tf.gather(self._texts, ids), axis=1)
-
-
-def _owner(kind, name):
-    """Returns the class from which a class has a method, or None."""
-    return next((base for base in kind.__mro__ if name in vars(base)), None)

@@ -58,7 +58,8 @@ def write_tokens(
             tf.gather(prompt_ids, prompt_length - 1, batch_dims=1),
             tf.zeros((length, batch_size), tf.int32),
             seen,
-            _copy(memory),
+            # A copy, which `write_in_place` may overwrite.
+            tf.nest.map_structure(lambda x: tf.raw_ops.DeepCopy(x=x), memory),
         ),
     )
     ids = checked(
@@ -100,32 +101,14 @@ def _mark(seen, rows, ids):
     return tf.tensor_scatter_nd_update(seen, indices, tf.ones_like(ids, "bool"))
 
 
-def _copy(memory):
-    """Copies memory, so that `write_in_place` may overwrite it."""
-
-    def copied(x):
-        return tf.bitcast(tf.raw_ops.DeepCopy(x=_half_if_short(x)), x.dtype)
-
-    return tf.nest.map_structure(copied, memory)
-
-
 def write_in_place(state, flat_indices, entries):
     """Overwrites entries of a tensor in place, after all reads of old ones."""
     # Without XLA, `tf.tensor_scatter_nd_update` would copy the whole tensor on
     # a CPU.
     size = state.shape[-1]
     updated = tf.raw_ops.InplaceUpdate(
-        x=_half_if_short(tf.reshape(state, (-1, size))),
+        x=tf.reshape(state, (-1, size)),
         i=flat_indices,
-        v=_half_if_short(tf.reshape(entries, (-1, size))),
+        v=tf.reshape(entries, (-1, size)),
     )
-    updated = tf.bitcast(updated, state.dtype)
     return tf.reshape(updated, (-1, *state.shape[1:]))
-
-
-def _half_if_short(x):
-    """Returns the bits of a bfloat16 tensor as float16, and others as they are.
-
-    These operations have no bfloat16 on GPUs.
-    """
-    return tf.bitcast(x, tf.float16) if x.dtype == tf.bfloat16 else x

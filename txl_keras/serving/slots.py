@@ -20,11 +20,9 @@ class Slots(tf.saved_model.experimental.TrackableResource):
     """Holds the signatures with memory in numbered slots; see `export`.
 
     Each slot is a ring buffer, one row of the variables. A call reads rows
-    where they are if its slots are adjacent and in order, such as a single one,
-    and otherwise copies them. New entries are written in place, into rows that
-    only this call uses, so calls for different slots may run concurrently. Keys
-    and values are therefore never scattered, which would lock the variable and
-    make each later read copy it.
+    where they are if its slots are adjacent and in order, and otherwise copies
+    them. New entries are written in place, into rows that only this call uses.
+    Scattering them would lock the variable and make each later read copy it.
 
     The variables are stored with no rows, because the memory of eight slots is
     often larger than the weights. A resource is initialized when the SavedModel

@@ -454,7 +454,7 @@ def break_tails(softmax, *tails):
 SAMPLERS = [
     {"temperature": 0},
     {"top_k": 2},
-    {"top_k": 3, "temperature": 1.4, "top_p": 0.8, "typical_p": 0.9},
+    {"top_k": 3, "temperature": 1.4, "top_p": 0.8},
     {"top_k": 3, "repetition_penalty": 1.3},
     {"temperature": 0, "repetition_penalty": 1.3},
     # Those that need all.
@@ -462,7 +462,6 @@ SAMPLERS = [
     {"top_k": 30},
     {"temperature": 0.9, "top_p": 0.5},
     {"top_p": 0.5, "repetition_penalty": 1.3},
-    {"typical_p": 0.5},
 ]
 
 

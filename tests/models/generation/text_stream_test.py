@@ -1,6 +1,5 @@
 import random
 
-import numpy as np
 import pytest
 
 from txl_keras.data import ByteTokenizer
@@ -142,17 +141,3 @@ def test_any_stop_strings_in_any_text():
         )
         stopped += expected != text
     assert 500 < stopped < 1900
-
-
-def test_time_does_not_grow_with_the_text():
-    tokenizer = ByteTokenizer()
-    lengths = []
-
-    def decode_bytes(ids):
-        lengths.append(np.size(ids))
-        return tokenizer.decode_bytes(ids)
-
-    stream = TextStream(decode_bytes, ["a" * 50])
-    text = "".join(stream.add(98) for _ in range(20_000))
-    assert text == "b" * 20_000
-    assert set(lengths) == {1}

@@ -1,6 +1,6 @@
 """Beam search.
 
-Letters: `B` prompts, `K` beams of each, `D` hidden size, `V` vocabulary.
+Letters: `B` prompts, `K` beams of each, `V` vocabulary.
 """
 
 import numpy as np
@@ -13,11 +13,12 @@ class BeamSearch(Generator):
     """Continues prompts with likely texts, K beams at a time."""
 
     # Every beam is a row with its own memory, which is copied where a beam
-    # splits. See `BeamSampler` for the score. Nothing is drawn, so neither a
-    # seed nor the log-probabilities of what was drawn are needed.
+    # splits. See `BeamSampler` for the score. Nothing is drawn.
 
-    def __call__(self, rows, seed=0, memory=None, with_log_probs=False):
-        """Yields once, when each `Continuation` is the best one found."""
+    _answer = None  # its readers return log-probabilities, as engines do
+
+    def __call__(self, rows, seed=0, memory=None):
+        """Yields once: the best text or ids that were found for each row."""
         count = self._sampler.num_beams
         beams = [row.copy() for row in rows for _ in range(count)]
         prompts = [beam.prompt for beam in beams]
@@ -42,23 +43,19 @@ class BeamSearch(Generator):
                     part.numpy()
                     for part in self._rank(log_probs, scores, ended)
                 )
-                if tokens.min() < 0:
+                if not (scores < np.inf).all():
                     raise FloatingPointError(
-                        f"The text after prompt {tokens.min(axis=1).argmin()} "
-                        "cannot be continued, because the model returned NaN. "
-                        "Check that its weights are finite."
+                        "The text cannot be continued, because the model "
+                        "returned NaN. Check that its weights are finite."
                     )
                 parents = (first + parents).ravel()
                 if (parents != np.arange(len(beams))).any():
-                    reader.reorder(tf.constant(parents, tf.int32))
+                    reader.reorder(parents)
                 beams = [beams[parent].copy() for parent in parents]
                 for beam, token in zip(beams, tokens.ravel(), strict=True):
                     beam.add(token)
         rows[:] = beams[::count]
-        yield
-
-    def _answer(self, hidden):
-        return self._model.softmax.log_probs(hidden)
+        yield [row.result() for row in rows]
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _rank(self, log_probs, scores, ended):
@@ -66,15 +63,13 @@ class BeamSearch(Generator):
         count = self._sampler.num_beams
         vocabulary_size = log_probs.shape[1]
         log_probs = tf.reshape(log_probs, (-1, count, vocabulary_size))
-        are_numbers = tf.reduce_all(log_probs < float("inf"), axis=-1)
         # An ended text has one continuation, itself; its token is ignored.
         itself = tf.one_hot(0, vocabulary_size, 0.0, -float("inf"))
         log_probs = tf.where(ended[..., None], itself, log_probs)
         sums = tf.reshape(
             scores[..., None] + log_probs, (-1, count * vocabulary_size)
         )
+        # NaN comes first.
+        sums = tf.where(sums < float("inf"), sums, float("inf"))
         scores, places = tf.math.top_k(sums, count)
-        tokens = places % vocabulary_size
-        is_right = tf.reduce_all(are_numbers, axis=1, keepdims=True)
-        tokens = tf.where(is_right, tokens, -1)  # -1 for NaN
-        return places // vocabulary_size, tokens, scores
+        return places // vocabulary_size, places % vocabulary_size, scores

@@ -4,14 +4,15 @@ Letters: `B` rows, `M` memory, `D` hidden size, `V` vocabulary.
 """
 
 import contextlib
+import itertools
 
 import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_one_of
+from txl_keras.extending import registered
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.models.generation.openvino_decoder import OpenVinoReader
-from txl_keras.models.generation.openvino_decoder import check_engine
 from txl_keras.models.generation.token_reader import PROMPT_SEGMENT
 from txl_keras.models.generation.token_reader import TokenReader
 from txl_keras.models.generation.token_reader import WindowReader
@@ -27,37 +28,46 @@ class Generator:
         model,
         sampler,
         memory_length=None,
+        with_log_probs=False,
         engine="tensorflow",
-        weights="float32",
+        engine_options=(),
     ):
         self._model = model
         self._sampler = sampler
         self._memory_length = generation_memory_length(
             model.backbone, memory_length
         )
-        check_engine(engine, weights, model, self._memory_length)
-        self._weights = None if engine == "tensorflow" else weights
+        self._with_log_probs = with_log_probs
+        engines = registered("engine")
+        check_one_of("engine", engine, ("tensorflow", *engines))
+        if engine not in engines and engine_options:
+            raise TypeError(
+                f"generate() has no arguments {dict(engine_options)} with "
+                f"engine={engine!r}"
+            )
+        self._engine = engines.get(engine)
+        self._engine_options = dict(engine_options)
         self._reader = None
-        self._next_memory = tf.function(
-            lambda ids, memory: model.backbone(ids, memory=memory)[1],
-            reduce_retracing=True,
-            autograph=False,
+        self._draw = tf.function(
+            self._draw_from, jit_compile=True, autograph=False
         )
 
-    def __call__(self, rows, seed=0, memory=None, with_log_probs=False):
-        """Adds tokens to each `Continuation`, and yields after each of them."""
+    def __call__(self, rows, seed=0, memory=None):
+        """Adds tokens to each `Continuation`, and yields what each returns."""
         prompts = [row.prompt for row in rows]
         seeds, seen = row_seeds(seed, len(rows)), self._seen(prompts)
         # The first step reads the last token of each prompt.
         token = tf.constant([prompt[-1] for prompt in prompts])
         with self._reading(prompts, memory) as reader:
-            position = 0
-            while not all(row.is_ended for row in rows):
-                draw = [seeds, tf.constant(position), seen]
-                if with_log_probs:
-                    # Left out otherwise: tf.function takes 0.3 ms for it.
-                    draw.append(True)
-                token, log_probs = reader(token, *draw)
+            for position in itertools.count():
+                if all(row.is_ended for row in rows):
+                    return
+                draw = seeds, tf.constant(position), seen
+                if self._engine is None:
+                    # Sampled by the program that reads.
+                    token, log_probs = reader(token, *draw)
+                else:
+                    token, log_probs = self._draw(reader(token), *draw)
                 if seen is not None:
                     seen |= tf.one_hot(token, seen.shape[1], True, False)
                 found = token.numpy()
@@ -67,37 +77,28 @@ class Generator:
                         f"{found.argmin()} cannot be drawn, because the model "
                         "returned NaN. Check that its weights are finite."
                     )
-                values = (
-                    log_probs.numpy() if with_log_probs else [0.0] * len(rows)
-                )
-                for row, *new in zip(rows, found, values, strict=True):
+                values = itertools.repeat(0.0)
+                if self._with_log_probs:
+                    values = log_probs.numpy()
+                yield [
                     row.add(*new)
-                position += 1
-                yield
+                    for row, *new in zip(rows, found, values, strict=False)
+                ]
 
-    def replica_step(self, num_rows=1):
+    def replica_step(self):
         """Returns the function of a step, and example arguments, to lower."""
-        rows = np.zeros((num_rows, 1), "int32")
-        reader = self._make_reader(num_rows)
-        draw = row_seeds(0, num_rows), tf.constant(0), self._seen(rows)
-        if not self._model.backbone.remembers:
-            window = tf.repeat(rows, reader.length, axis=1)
-            return reader.read, (window, *draw)
+        rows = np.zeros((1, 1), "int32")
+        reader = self._make_reader(1)
+        draw = row_seeds(0, 1), tf.constant(0), self._seen(rows)
         return reader, (tf.constant(rows[:, 0]), *draw)
 
     def initial_memory(self, memory, num_rows):
         """Returns the `Memory` to begin with, after checks of a given one."""
         backbone, length = self._model.backbone, self._memory_length
-        if not backbone.remembers:
-            raise ValueError(
-                "`memory` must be None and `return_memory` False for a model "
-                "with absolute positions, which has no memory. Received: "
-                f"attention_type={backbone.attention_type!r}"
-            )
+        expected = backbone.past_length(length)
         if memory is None:
             return backbone.initial_memory(num_rows, length)
         memory = backbone.check_memory(memory, num_rows)
-        expected = backbone.past_length(length)
         if memory.length != expected:
             raise ValueError(
                 f"`memory` must have {expected} entries per row with "
@@ -114,7 +115,7 @@ class Generator:
             row = tf.nest.map_structure(lambda x, i=i: x[i : i + 1], memory)
             for start in range(0, len(ids), PROMPT_SEGMENT):
                 part = ids[start : start + PROMPT_SEGMENT]
-                row = self._next_memory(tf.constant(part[None]), row)
+                _, row = self._model.backbone(part[None], memory=row)
             found.append(row)
         return tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), *found)
 
@@ -134,27 +135,25 @@ class Generator:
 
     def _make_reader(self, num_rows):
         settings = self._model, num_rows, self._memory_length
-        if self._weights is not None:
-            return OpenVinoReader(*settings, self._draw_from, self._weights)
-        remembers = self._model.backbone.remembers
-        reader = TokenReader if remembers else WindowReader
-        return reader(*settings, self._answer)
+        if self._engine is not None:
+            return self._engine(*settings, **self._engine_options)
+        if self._model.backbone.remembers:
+            return TokenReader(*settings, self._answer)
+        return WindowReader(*settings, self._answer)
 
-    def _answer(self, hidden, seeds, position, seen, with_log_probs=False):
-        """Returns the next tokens `(B,)` and their log-probabilities."""
+    def _answer(self, hidden, seeds, position, seen):
+        """Returns the next tokens `(B,)` and any log-probabilities of them."""
         softmax = self._model.softmax
         token = softmax.sample(
             hidden, self._sampler, fold_in(seeds, position), seen
         )
-        if not with_log_probs:
+        if not self._with_log_probs:
             return token, None
         return token, _values_at(token, softmax.log_probs(hidden))
 
-    def _draw_from(
-        self, log_probs, seeds, position, seen, with_log_probs=False
-    ):
+    def _draw_from(self, log_probs, seeds, position, seen):
         token = self._sampler(log_probs, fold_in(seeds, position), seen)
-        return token, _values_at(token, log_probs) if with_log_probs else None
+        return token, _values_at(token, log_probs)
 
     def _seen(self, texts):
         """Returns the tokens to penalize `(B, V)`, or None if none are."""

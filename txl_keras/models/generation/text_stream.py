@@ -15,14 +15,12 @@ class TextStream:
     stop string. They do not depend on how the ids are divided among the calls,
     and the time of a call does not grow with the preceding text.
 
-    `decode_bytes` of a word tokenizer puts a space before every word, also
-    before the first word of a line, where `decode` removes it. A stop string
-    with a newline must therefore contain this space, as in `"\\n The"`.
+    `decode_bytes` of a word tokenizer puts a space before every word, also at
+    the start of a line, so a stop string has it, too, as in `"\\n The"`.
 
     Args:
-        decode_bytes: Function of an integer array of shape `(n,)` that returns
-            `bytes`, such as a tokenizer's `decode_bytes`. The concatenated
-            results of several calls must be the bytes of all ids.
+        decode_bytes: Function of integers `(n,)` that returns `bytes`, such as
+            a tokenizer's `decode_bytes`.
         stop: String or strings that end the text. The one that is completed
             first counts; the longest, if several end at the same character.
 
@@ -44,7 +42,13 @@ class TextStream:
     """
 
     def __init__(self, decode_bytes: Callable, stop: str | Sequence[str] = ()):
-        self._stop = check_stop(stop)
+        stop = (stop,) if isinstance(stop, str) else stop
+        self._stop = tuple(stop) if hasattr(stop, "__iter__") else (None,)
+        if not all(isinstance(text, str) and text for text in self._stop):
+            raise ValueError(
+                "`stop` must be a string or a sequence of strings, none of "
+                f"them empty. Received: stop={stop!r}"
+            )
         self._decode_bytes = decode_bytes
         self._bytes = b""  # of a character that is not complete yet
         self._held = ""
@@ -103,15 +107,3 @@ class TextStream:
             if any(stop.startswith(end) for stop in self._stop):
                 return length
         return 0
-
-
-def check_stop(stop):
-    """Returns one or several stop strings as a tuple, after a check."""
-    strings = (stop,) if isinstance(stop, str) else stop
-    strings = tuple(strings) if hasattr(strings, "__iter__") else (None,)
-    if not all(isinstance(text, str) and text for text in strings):
-        raise ValueError(
-            "`stop` must be a string or a sequence of strings, none of them "
-            f"empty. Received: stop={stop!r}"
-        )
-    return strings

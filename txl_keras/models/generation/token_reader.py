@@ -1,6 +1,6 @@
 """Readers of prompts, and of one token per row after them.
 
-Letters: `B` rows, `T` segment, `M` memory, `D` hidden size.
+Letters: `B` rows, `T` segment, `M` memory, `D` hidden size, `V` vocabulary.
 """
 
 import functools
@@ -21,18 +21,21 @@ _function = functools.partial(tf.function, autograph=False)
 class TokenReader:
     """Reads one token per row with memory, in compiled functions.
 
-    A call returns `answer(hidden, *args)` for hidden states `(B, D)`.
+    A call returns `answer(hidden, *args)` for hidden states `(B, D)`, by
+    default the log-probabilities `(B, V)` of the next tokens. An engine is a
+    subclass whose calls return other log-probabilities: see docs/extending.md.
     """
 
-    def __init__(self, model, num_rows, memory_length, answer):
+    options = None  # of an engine: its `Options`, flags of `txl generate`
+
+    def __init__(self, model, num_rows, memory_length, answer=None):
         self.num_rows = num_rows
-        self._answer = answer
+        self._answer = answer or model.softmax.log_probs
         self._cache = SegmentReader(
             model.backbone, num_rows, PROMPT_SEGMENT, memory_length
         )
         self._read = self._cache.compile(self._read_token)
         self._remember = _function(self._cache.remember, jit_compile=True)
-        self.reorder = _function(self._cache.reorder_rows, jit_compile=True)
         # Traced once, for segments of any length.
         self._read_segment = _function(
             self._read_and_remember_segment,
@@ -53,6 +56,10 @@ class TokenReader:
                 *padded_segment(texts, start, self.num_rows, length)
             )
 
+    def reorder(self, rows):
+        """Replaces the memory of each row by that of another."""
+        self._cache.reorder_rows(tf.constant(rows, tf.int32))
+
     def _read_and_remember_segment(self, ids, lengths):
         _, entries = self._cache.read(ids)
         self._cache.remember(entries, lengths)
@@ -71,11 +78,11 @@ class TokenReader:
 class WindowReader:
     """Reads the last tokens of each text again, for models without memory."""
 
-    def __init__(self, model, num_rows, memory_length, answer):
+    def __init__(self, model, num_rows, memory_length, answer=None):
         self.num_rows = num_rows
         self.length = max(1, memory_length)
         self._backbone = model.backbone
-        self._answer = _function(answer)
+        self._answer = _function(answer or model.softmax.log_probs)
         self._texts = []
 
     def begin(self, prompts, memory=None):
@@ -84,7 +91,7 @@ class WindowReader:
 
     def reorder(self, rows):
         """Replaces the text of each row by that of another."""
-        self._texts = [[*self._texts[row]] for row in rows.numpy()]
+        self._texts = [[*self._texts[row]] for row in rows]
 
     def __call__(self, token, *args):
         for text, new in zip(self._texts, token.numpy(), strict=True):
@@ -92,10 +99,6 @@ class WindowReader:
         windows = (tf.constant([t[-self.length :]]) for t in self._texts)
         hidden = tf.concat([*map(self._last_hidden, windows)], axis=0)
         return self._answer(hidden, *args)
-
-    def read(self, ids, *args):
-        """Returns the answer after windows `(B, T)` of equal length."""
-        return self._answer(self._last_hidden(ids), *args)
 
     @_function(reduce_retracing=True)
     def _last_hidden(self, ids):

@@ -1,0 +1,165 @@
+"""Prompts of text or token ids, and what is generated after them."""
+
+import copy
+import warnings
+
+import numpy as np
+
+from txl_keras.checks import check_integer
+from txl_keras.checks import check_list
+from txl_keras.checks import check_no_empty_text
+from txl_keras.checks import check_token_ids
+from txl_keras.checks import shown
+
+
+class Continuation:
+    """Collects the tokens after a prompt until something ends them."""
+
+    def __init__(self, prompt, max_tokens, stop_token_ids, stream):
+        self.prompt = prompt
+        self.log_probs = []
+        self.is_ended = max_tokens == 0
+        self._max_tokens = max_tokens
+        self._stop_token_ids = frozenset(map(int, stop_token_ids))
+        self._stream = stream  # a `TextStream`, or None to collect ids
+        self._ids, self._text = [], ""
+
+    def copy(self):
+        """Returns a continuation that is independent of this one."""
+        other = copy.copy(self)
+        other._stream, other._ids = copy.copy(self._stream), [*self._ids]
+        return other
+
+    def add(self, token, log_prob=0.0):
+        """Adds a token, and returns the text or ids that are now certain."""
+        num_ids, text, is_stop = len(self._ids), "", False
+        if not self.is_ended:
+            is_stop = int(token) in self._stop_token_ids
+            if not is_stop:
+                self._ids.append(int(token))
+                self.log_probs.append(log_prob)
+                if self._stream:
+                    text = self._stream.add(token)
+                    is_stop = self._stream.is_stopped
+            self.is_ended = is_stop or len(self._ids) == self._max_tokens
+            if self.is_ended and self._stream:
+                text += self._stream.finish()
+        self._text += text
+        return text if self._stream else np.array(self._ids[num_ids:], np.int32)
+
+    def result(self):
+        """Returns the text or ids after the prompt."""
+        return self._text if self._stream else np.array(self._ids, np.int32)
+
+    def tokens(self, tokenizer):
+        """Returns the ids of prompt and continuation, int32 `(P,)`."""
+        ids = self._ids
+        if self._stream and self._stream.is_stopped:
+            # A stop string may begin inside of a token.
+            ids = tokenizer.encode(self._text, begins_line=False)
+        return np.append(self.prompt, ids).astype(np.int32)
+
+
+def read_prompts(model, prompts, begins_line):
+    """Returns a list of texts or ids, their ids, and whether it is of one."""
+    is_single = isinstance(prompts, (str, bytes))
+    if is_single:
+        prompts = [prompts]
+    check_list("prompts", prompts)
+    if not len(prompts):
+        raise ValueError(
+            "`prompts` must have at least one row. Received: no rows"
+        )
+    are_text = [isinstance(prompt, str) for prompt in prompts]
+    if any(are_text) or isinstance(prompts[0], bytes):
+        if not all(are_text):
+            i = are_text.index(False)
+            raise ValueError(
+                "`prompts` must be either all strings or all token ids. "
+                f"Received: prompts[{i}]={shown(prompts[i])}"
+            )
+        rows = encode_texts(
+            model, "prompts", prompts, [begins_line] * len(prompts)
+        )
+        _warn_of_unknown_words(model.tokenizer, prompts)
+        return prompts, rows, is_single
+    first = prompts[0]
+    is_single = not getattr(first, "ndim", hasattr(first, "__len__"))
+    rows = [
+        _check_prompt(f"prompts[{i}]", prompt, model.backbone.vocabulary_size)
+        for i, prompt in enumerate([prompts] if is_single else prompts)
+    ]
+    return rows, rows, is_single
+
+
+def check_has_tokenizer(model, name):
+    """Raises `ValueError` unless a model has a tokenizer."""
+    if model.tokenizer is None:
+        raise ValueError(
+            f"`tokenizer` must be set in a model that is to read text as "
+            f"`{name}`. Build the model with `tokenizer`, or set "
+            "`model.tokenizer`. Received: model.tokenizer=None"
+        )
+
+
+def encode_texts(model, name, texts, begins_line=None):
+    """Returns the ids of texts, int32 `(P,)`."""
+    # `begins_line` are booleans, false for texts that continue a line.
+    check_has_tokenizer(model, name)
+    check_list(name, texts)
+    rows = []
+    for i, text in enumerate(texts):
+        if not isinstance(text, (str, bytes)):
+            raise ValueError(
+                f"`{name}` must be a list of strings. Received: "
+                f"{name}[{i}]={shown(text)}"
+            )
+        begins = begins_line is None or begins_line[i]
+        ids = model.tokenizer.encode(text, begins_line=begins)
+        rows.append(np.asarray(ids, np.int32))
+    if name != "contexts":
+        check_no_empty_text(name, texts, rows)
+    return rows
+
+
+def num_new_tokens(rows, max_length, max_new_tokens):
+    """Returns how many tokens may follow each of the prompts."""
+    if max_length is None:
+        most = 256 if max_new_tokens is None else max_new_tokens
+        return [check_integer("max_new_tokens", most, 0)] * len(rows)
+    if max_new_tokens is not None:
+        raise ValueError(
+            "`max_length` and `max_new_tokens` exclude each other. Received: "
+            f"max_length={max_length}, max_new_tokens={max_new_tokens}"
+        )
+    # It counts the prompt, too.
+    check_integer("max_length", max_length, max(map(len, rows)))
+    return [max_length - len(row) for row in rows]
+
+
+def _check_prompt(name, prompt, vocabulary_size):
+    ids = np.asarray(check_token_ids(name, prompt, vocabulary_size))
+    if ids.ndim != 1 or not ids.size:
+        raise ValueError(
+            f"`{name}` must be a sequence of at least one token id. Received: "
+            f"shape {ids.shape}"
+        )
+    return ids.astype("int32")
+
+
+def _warn_of_unknown_words(tokenizer, prompts):
+    unknown = tokenizer.unknown_id
+    if unknown is None:
+        return
+    mark = tokenizer.decode([unknown]).strip()
+    words = dict.fromkeys(
+        word
+        for word in " ".join(prompts).split()
+        if word != mark and unknown in tokenizer.encode(word)
+    )
+    if words:
+        warnings.warn(
+            "Words of `prompts` that are not in the vocabulary, read as "
+            f"{mark}: {shown(list(words))}",
+            stacklevel=4,
+        )

@@ -127,8 +127,7 @@ def train(optimizer_name, arguments, strategy):
 
 def collective_sizes(trainer):
     """Values that each collective between workers sums in a step."""
-    run = trainer._run.__wrapped__
-    (run,) = run._list_all_concrete_functions_for_serialization()
+    (run,) = trainer._run._list_all_concrete_functions_for_serialization()
     definition = run.graph.as_graph_def(add_shapes=True)
     functions = [function.node_def for function in definition.library.function]
     return [

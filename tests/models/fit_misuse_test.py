@@ -91,10 +91,7 @@ def batches(*sizes):
         ({**ARRAYS, "shuffle": True}, "shuffle=True"),
         ({"x": SEGMENTS, "y": Y}, "`y` should not be passed"),
         ({"x": PAIRS, "sample_weight": Y}, "`sample_weights` should not be"),
-        ({"x": SEGMENTS, "validation_split": 0.3}, "`validation_split` must"),
         ({"x": PAIRS.repeat()}, "`steps_per_epoch`, .* must be given"),
-        ({**ARRAYS, "validation_split": -0.3}, "`validation_split` must"),
-        ({**ARRAYS, "validation_split": 1.0}, "`validation_split` must"),
         (
             {"x": SEGMENTS, "validation_data": (X, Y)},
             "`validation_batch_size` as `batch_size`: `batch_size` must be",
@@ -275,19 +272,6 @@ class _Interrupt(keras.callbacks.Callback):
         if hasattr(self, "has_begun"):
             raise KeyboardInterrupt
         self.has_begun = True
-
-
-def test_an_interrupted_resumed_fit_does_not_shorten_the_next(model, tmp_path):
-    for epochs in (2, 3):
-        with pytest.raises(KeyboardInterrupt):
-            model.fit(
-                SEGMENTS,
-                epochs=epochs,
-                callbacks=[BackupAndRestore(tmp_path), _Interrupt()],
-                verbose=0,
-            )
-    history = model.fit(SEGMENTS, epochs=2, verbose=0)
-    assert history.epoch == [0, 1]
 
 
 @pytest.mark.parametrize("data", [PAIRS.repeat(), PAIRS, SEGMENTS])

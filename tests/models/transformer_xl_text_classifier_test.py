@@ -248,8 +248,6 @@ def test_bad_inputs_are_errors():
         ((ids, np.array([6, 0])), "from 0 to 6"),
         ((ids, np.array([7, 6])), "from 6 to 7"),
         ({"token_ids": ids, "lengths": np.array([6])}, "lengths"),
-        ({"token_ids": ids, "sizes": np.array([6, 6])}, "sizes"),
-        ((ids, ids, ids), "3 values"),
         (ids[0], "`token_ids` must have the shape"),
         (ids + V, "must hold integers"),
     ):

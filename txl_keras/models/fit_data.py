@@ -193,22 +193,6 @@ def check_arrays(x, y, batch_size, vocabulary_size):
         check_shape("y", y, tuple(x.shape))
 
 
-def split(parts, share):
-    """Returns arrays for training, and the last samples for validation."""
-    num_samples = len(parts[0]) if isinstance(parts[0], _ARRAYS) else 0
-    at = int(num_samples * (1 - share))
-    if not 0 < at < num_samples:
-        raise ValueError(
-            "`validation_split` must be 0 unless `x` is an array, and leave "
-            "samples of it for both parts. Received: validation_split="
-            f"{share}, x={shown(parts[0])}"
-        )
-    return [
-        tuple(part if part is None else part[rows] for part in parts)
-        for rows in (slice(at), slice(at, None))
-    ]
-
-
 def as_data(x):
     """Returns strings as one or a list of them, and arrays as NumPy's."""
     is_dataset = isinstance(x, tf.data.Dataset)

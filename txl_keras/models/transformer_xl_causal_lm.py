@@ -30,7 +30,6 @@ from txl_keras.models.fit_data import complete
 from txl_keras.models.fit_data import complete_batch
 from txl_keras.models.fit_data import is_text
 from txl_keras.models.fit_data import of_arrays
-from txl_keras.models.fit_data import split
 from txl_keras.models.fit_data import text_segments
 from txl_keras.models.fit_steps import FitSteps
 from txl_keras.models.generation.prompts import encode_texts
@@ -346,9 +345,6 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             )
         parts = as_data(x), as_data(y), kwargs.pop("sample_weight", None)
         validation = as_data(kwargs.pop("validation_data", None))
-        share = kwargs.pop("validation_split", None)
-        if share and validation is None:
-            parts, validation = split(parts, share)
         length = segment_length
         if is_text(validation) and not is_text(parts[0]):
             length = None  # meant for the validation text

@@ -225,18 +225,8 @@ def _check_lengths(lengths, width):
 def _unpack(inputs):
     """Returns the pair of ids `(B, W)` and lengths `(B,)` of any input."""
     if isinstance(inputs, dict):
-        if set(inputs) != {"token_ids", "lengths"}:
-            raise ValueError(
-                "`inputs`, if a dictionary, must have the keys 'token_ids' and "
-                f"'lengths'. Received: {sorted(inputs)}"
-            )
         token_ids, lengths = inputs["token_ids"], inputs["lengths"]
     elif isinstance(inputs, (tuple, list)):
-        if len(inputs) != 2:
-            raise ValueError(
-                "`inputs` must be token ids, or a pair of token ids and "
-                f"lengths. Received: {len(inputs)} values"
-            )
         token_ids, lengths = inputs
     else:
         check_shape("token_ids", inputs, (None, None))

@@ -7,7 +7,6 @@ import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
-from txl_keras.checks import check_dropout
 from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 from txl_keras.keras_internals import MatrixMuon
@@ -260,21 +259,15 @@ def build_optimizer(
         check_number("learning_rate", learning_rate, 0, exclusive=True)
         learning_rate = float(learning_rate)
     optimizer_class, defaults = _OPTIMIZERS[name]
-    # Every optimizer accepts 0 of these, as it then needs no such setting.
-    for key in ("weight_decay", "momentum"):
-        settings[key] = settings.get(key) or None
-    settings = {k: v for k, v in settings.items() if v is not None}
-    for key, value in settings.items():
-        if key not in defaults:
-            owners = tuple(k for k, v in _OPTIMIZERS.items() if key in v[1])
-            raise ValueError(
-                f"`{key}` is for the optimizers {owners} only. "
-                f"Received: {key}={value}, name={name!r}"
-            )
-        if key in ("beta_1", "beta_2", "momentum"):
-            check_dropout(key, value)
-        else:
-            check_number(key, value, 0, exclusive=key == "epsilon")
-    return optimizer_class(
-        learning_rate, **defaults | {k: float(v) for k, v in settings.items()}
-    )
+    # Every optimizer accepts 0 of a setting that it does not have.
+    settings = {
+        key: float(value)
+        for key, value in settings.items()
+        if value is not None and (value or key in defaults)
+    }
+    if not settings.keys() <= defaults.keys():
+        raise ValueError(
+            f"`{name}` has only the settings {tuple(defaults)}. "
+            f"Received: {settings}"
+        )
+    return optimizer_class(learning_rate, **defaults | settings)

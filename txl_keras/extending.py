@@ -34,8 +34,8 @@ def register(kind: str, **named: Any) -> None:
     ```python
     from txl_keras.extending import register, registered
 
-    register("backbone", mine=object)
-    assert registered("backbone")["mine"] is object
+    register("greeting", short="hello")
+    assert registered("greeting")["short"] == "hello"
     ```
     """
     known = _found.setdefault(kind, {})

@@ -1,6 +1,7 @@
 """Loads texts, also labelled ones, of TensorFlow Datasets by their name."""
 
 import dataclasses
+import difflib
 import os
 import sys
 
@@ -109,7 +110,14 @@ class _Documents(Text):
 
 def _open(name, data_dir=None, manual_dir=None):
     """Returns the builder of a dataset, and prepares it the first time."""
-    builder = tfds.builder(name, data_dir=data_dir)
+    try:
+        builder = tfds.builder(name, data_dir=data_dir)
+    except tfds.core.DatasetNotFoundError:  # which lists hundreds of others
+        near = difflib.get_close_matches(name, tfds.list_builders())
+        raise ValueError(
+            "`corpus` must be a dataset of TFDS after tfds:, maybe one of "
+            f"{near}. Received: {name!r}"
+        ) from None
     if builder.data_path.exists():
         return builder
     folder = os.fspath(builder.data_dir_root)

@@ -646,9 +646,9 @@ def test_a_folder_of_hugging_face_is_loaded_with_its_vocabulary(hugging_face):
 def test_a_vocabulary_of_another_model_or_with_code_is_refused(hugging_face):
     path = hugging_face / "vocab.pkl"
     path.write_bytes(pickle.dumps({"idx2sym": ["<eos>", "b"]}))
-    with pytest.raises(ValueError, match=f"{path} must have `size` symbols"):
+    with pytest.raises(ValueError, match="must have as many symbols"):
         TransformerXLCausalLM.from_preset(hugging_face)
-    path.write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    path.write_bytes(b"\x80\x02cos\nsystem\n(S'exit 1'\ntR.")
     with pytest.raises(ValueError, match=f"{path} .*os.system"):
         TransformerXLCausalLM.from_preset(hugging_face)
     assert TransformerXLCausalLM.from_preset(hugging_face, tokenizer=None)

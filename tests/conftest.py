@@ -33,6 +33,7 @@ from tensorflow.python.framework import ops  # noqa: E402
 from tensorflow.python.util import tf_stack  # noqa: E402
 
 from txl_keras.data import ByteTokenizer  # noqa: E402
+from txl_keras.data import CharacterTokenizer  # noqa: E402
 from txl_keras.models import TransformerXLCausalLM  # noqa: E402
 
 
@@ -228,7 +229,7 @@ def group(tmp_path):
     for name, memory_length, tokenizer in (
         ("memory", 7, ByteTokenizer()),
         ("none", 0, ByteTokenizer()),
-        ("other", 0, ByteTokenizer(drop_newlines=True)),
+        ("other", 0, CharacterTokenizer(map(chr, range(256)))),
     ):
         model = TransformerXLCausalLM.from_preset(
             "quickstart", num_layers=1, hidden_dim=8, intermediate_dim=4,

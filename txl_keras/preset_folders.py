@@ -197,12 +197,11 @@ def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
     _check_gives(model_class, type(model), type(backbone), folder)
     if not load_weights:
         model = type(model).from_config(model.get_config())
-    size = backbone.vocabulary_size
 
     def load():
         names = (os.path.join(folder, name) for name in VOCABULARIES)
         for path in filter(os.path.isfile, names):
-            symbols = load_vocabulary(path, size)
+            symbols = load_vocabulary(path)
             line_end = "<eos>" if "<eos>" in symbols else None
             return WordTokenizer(symbols, line_end=line_end)
 

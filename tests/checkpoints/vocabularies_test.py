@@ -77,7 +77,7 @@ def test_text_has_one_symbol_a_line(path, newline, end):
     text = newline.join(SYMBOLS) + end
     path.write_bytes(text.encode())
     assert load_vocabulary(path) == SYMBOLS
-    assert load_vocabulary(str(path), size=5) == SYMBOLS
+    assert load_vocabulary(str(path)) == SYMBOLS
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert load_vocabulary(path) == SYMBOLS
 
@@ -91,12 +91,6 @@ def test_text_may_look_like_json(tmp_path):
 def test_a_missing_file_is_named(path):
     with pytest.raises(FileNotFoundError, match="vocabulary"):
         load_vocabulary(path)
-
-
-def test_a_vocabulary_of_another_size_is_refused(path):
-    path.write_text("a\nb\n")
-    with pytest.raises(ValueError, match="size=3, and a file of 2 symbols"):
-        load_vocabulary(path, size=3)
 
 
 # --------------------------------- JSON -----------------------------------
@@ -212,7 +206,7 @@ def python2_corpus():
 
 def test_a_corpus_of_python_2_is_read(path):
     path.write_bytes(python2_corpus())
-    assert load_vocabulary(path, size=5) == SYMBOLS
+    assert load_vocabulary(path) == SYMBOLS
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ def words_tokenizer(**options):
 
 BUILDERS = {
     "bytes": ByteTokenizer,
-    "bytes without newlines": lambda: ByteTokenizer(drop_newlines=True),
     "characters": lambda: CharacterTokenizer(CHARACTERS[::-1]),
     "characters without newlines": lambda: CharacterTokenizer(
         [c for c in CHARACTERS if c != "\n"], drop_newlines=True

@@ -43,7 +43,7 @@ _NAMES = (
 )
 
 
-def load_vocabulary(path: PathLike, size: int | None = None) -> list[str]:
+def load_vocabulary(path: PathLike) -> list[str]:
     """Reads the symbols of a vocabulary, in the order of their ids.
 
     The content of a file determines its format, not its name, except that a
@@ -59,7 +59,6 @@ def load_vocabulary(path: PathLike, size: int | None = None) -> list[str]:
 
     Args:
         path: String or `pathlib.Path`.
-        size: Optional integer, the vocabulary size of the model.
 
     Returns:
         List of distinct strings.
@@ -69,23 +68,16 @@ def load_vocabulary(path: PathLike, size: int | None = None) -> list[str]:
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "vocab.txt"
     >>> _ = path.write_text("<eos>\\nthe\\n<unk>\\n")
-    >>> load_vocabulary(path, size=3)
+    >>> load_vocabulary(path)
     ['<eos>', 'the', '<unk>']
     """
     try:
         symbols = _find_symbols(_read(pathlib.Path(path)))
-        symbols = list(Vocabulary(symbols))
+        return list(Vocabulary(symbols))
     except ValueError as error:
         raise ValueError(
             f"{path} has no vocabulary that can be read: {error}"
         ) from error
-    if size is not None and len(symbols) != size:
-        raise ValueError(
-            f"{path} must have `size` symbols, the vocabulary size of the "
-            f"model. Received: size={size}, and a file of {len(symbols)} "
-            "symbols"
-        )
-    return symbols
 
 
 def _read(path):

@@ -78,13 +78,6 @@ class LabelledTexts:
 
         Args:
             names: List of the labels of a model.
-
-        Returns:
-            List of integers.
-
-        Raises:
-            ValueError: If a label is not in the list. The message names its
-                place.
         """
         index = {name: i for i, name in enumerate(names)}
         for i, label in enumerate(self.labels):
@@ -114,9 +107,6 @@ class LabelledTexts:
 
         Args:
             share: Float in (0, 1), the approximate share of the second part.
-
-        Returns:
-            Two `LabelledTexts`.
         """
         check_number("share", share, 0, 1, exclusive=True)
         parts = [], []
@@ -156,15 +146,6 @@ def read_labelled_texts(
             path that `tf.io.gfile` can read. The text must be in UTF-8.
         text_column: String.
         label_column: String. Labels in `.jsonl` may be integers.
-
-    Returns:
-        `LabelledTexts`.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is of another kind, lacks a column, or has a row
-            with more or fewer columns or without a text or label. The message
-            names the line.
 
     Example:
 

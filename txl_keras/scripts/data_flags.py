@@ -49,7 +49,7 @@ class Tokenizer(options.Options, free=("vocabulary",)):
     tokenizer: Kind of tokens. Default: sentencepiece, whose subwords are
         learned from the train split; bytes for enwik8 and text8; ids for .npy
         and .npz files of token ids.
-    drop_newlines: Remove newlines from the text of bytes and characters, as the
+    drop_newlines: Remove newlines from the text of characters, as the
         enwik8 protocol of the original code does. Scores then refer to the text
         without newlines. Default: no.
     vocabulary_size: Most words to keep in the vocabulary (default: all), the

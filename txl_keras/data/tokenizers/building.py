@@ -70,9 +70,6 @@ def build_tokenizer(
             For `"words"`, an empty string as `unknown`, `line_start` or
             `line_end` disables this mark.
 
-    Returns:
-        A tokenizer.
-
     Example:
 
     >>> from txl_keras.data import Corpus
@@ -109,8 +106,8 @@ def check_kind(corpus, takes_ids):
         )
 
 
-def _build_bytes(corpus, section_map, drop_newlines=False):
-    return ByteTokenizer(drop_newlines)
+def _build_bytes(corpus, section_map):
+    return ByteTokenizer()
 
 
 def _build_characters(corpus, section_map, drop_newlines=False):
@@ -262,14 +259,6 @@ def load_tokenizer(path: PathLike) -> Tokenizer:
 
     Args:
         path: String or `pathlib.Path`, local or `gs://`.
-
-    Returns:
-        A tokenizer.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is not a complete tokenizer file, or has another
-            version.
     """
     path = os.fspath(path)
     return deserialize_tokenizer(read_json(path, max_bytes=_MAX_BYTES), path)

@@ -82,9 +82,6 @@ position 2 is not in the vocabulary.
             counts: Dict of symbol to its number of occurrences, see
                 `count_symbols`.
             encoding, drop_newlines: As for the class.
-
-        Returns:
-            A `CharacterTokenizer`.
         """
         symbols = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
         if drop_newlines:

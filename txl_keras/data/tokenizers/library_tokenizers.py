@@ -54,11 +54,6 @@ class HuggingFaceTokenizer(Tokenizer):
             in memory `tokenizer.to_str()`, and for one of transformers
             `tokenizer.backend_tokenizer.to_str()`.
 
-    Raises:
-        ImportError: If `tokenizers` is not installed.
-        ValueError: If the definition cannot be read, or its decoder is not
-            supported.
-
     Example:
 
     >>> import tokenizers
@@ -104,12 +99,6 @@ class HuggingFaceTokenizer(Tokenizer):
 
         Args:
             path: String or `pathlib.Path`.
-
-        Returns:
-            A `HuggingFaceTokenizer`.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
         """
         with open_checked(path, _MAX_BYTES) as file:
             data = file.read()

@@ -120,9 +120,6 @@ class SentencePieceTokenizer(Tokenizer):
     Args:
         model: `bytes`, a serialized SentencePiece model.
 
-    Raises:
-        ImportError: If TensorFlow Text is not installed.
-
     Example:
 
     >>> tokenizer = SentencePieceTokenizer.train(["a cat\\n" * 9], 262)
@@ -162,12 +159,6 @@ class SentencePieceTokenizer(Tokenizer):
 
         Args:
             path: String or `pathlib.Path`.
-
-        Returns:
-            A `SentencePieceTokenizer`.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
         """
         with open_checked(path, MAX_VOCABULARY_BYTES) as file:
             model = file.read()
@@ -194,12 +185,6 @@ class SentencePieceTokenizer(Tokenizer):
             vocabulary_size: Optional integer. By default about 1.2 times the
                 square root of the number of characters, but at least 500 and
                 at most 8,000, and one for each character of all but the rarest.
-
-        Returns:
-            A `SentencePieceTokenizer`.
-
-        Raises:
-            ImportError: If sentencepiece is not installed.
         """
         size = vocabulary_size
         if size is not None:

@@ -104,9 +104,6 @@ class WordTokenizer(Tokenizer):
                 including `line_end`, `line_start` and `unknown`.
             unknown, line_start, line_end: As for the class.
 
-        Returns:
-            A `WordTokenizer`.
-
         Example:
 
         >>> tokenizer = WordTokenizer.from_counts(count_words("b a a\\n"))

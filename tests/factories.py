@@ -7,6 +7,7 @@ import json
 import random
 
 import numpy as np
+import safetensors.numpy
 import tensorflow as tf
 
 from txl_keras.data import ByteTokenizer
@@ -157,21 +158,15 @@ def rows_of(memory, rows):
     )
 
 
-def tensors_of(prefix):
+def tensors_of(path):
     """The tensors of a checkpoint by their names."""
-    reader = tf.train.load_checkpoint(str(prefix))
-    names = reader.get_variable_to_shape_map()
-    return {name: reader.get_tensor(name) for name in names}
+    return safetensors.numpy.load_file(f"{path}.safetensors")
 
 
-def save_tensors(tensors, prefix, slices=()):
-    """Writes a checkpoint of tensors, or of slices of them, by their names."""
-    tf.raw_ops.SaveV2(
-        prefix=str(prefix),
-        tensor_names=list(tensors),
-        shape_and_slices=[dict(slices).get(name, "") for name in tensors],
-        tensors=list(tensors.values()),
-    )
+def save_tensors(tensors, path):
+    """Writes a checkpoint of tensors by their names."""
+    arrays = {name: np.asarray(value) for name, value in tensors.items()}
+    safetensors.numpy.save_file(arrays, f"{path}.safetensors")
 
 
 def as_tensors(parameters):

@@ -72,7 +72,7 @@ def read_safetensors(path):
     """Returns the `Tensors` of a safetensors file, local or remote."""
     # Reads only the header, which must account for every byte of the file.
     open_checked(path, math.inf).close()
-    with _local_copy(path) as local:
+    with local_copy(path) as local:
         try:
             file = safetensors.safe_open(local, "np")
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -101,7 +101,7 @@ def read_safetensors(path):
 
 
 @contextlib.contextmanager
-def _local_copy(path):
+def local_copy(path):
     """Yields a local path of a file."""
     path = os.fspath(path)
     if "://" not in path:

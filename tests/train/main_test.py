@@ -39,8 +39,8 @@ def test_a_run_leaves_all_it_promises(run):
     assert (workdir / "sample.txt").read_text("utf-8") in printed
     assert (workdir / "export/60/saved_model.pb").exists()
     assert (
-        sorted(p.name for p in (workdir / "checkpoints").glob("*.index"))[-1]
-        == "ckpt-60.index"
+        sorted(p.name for p in (workdir / "checkpoints").iterdir())[-1]
+        == "ckpt-60.safetensors"
     )
 
 
@@ -435,7 +435,7 @@ def test_a_run_of_words_goes_on_as_if_it_had_never_stopped(
     shutil.copytree(whole, workdir)
     (workdir / "results.json").unlink()
     # Killed after step 40, as far as the run can see.
-    newest = workdir / "checkpoints" / "ckpt-60.data-00000-of-00001"
+    newest = workdir / "checkpoints" / "ckpt-60.safetensors"
     newest.write_bytes(newest.read_bytes()[:100])
     printed = succeed("main.py", *flags, f"--workdir={workdir}")
     assert "step 40 of 60" in printed

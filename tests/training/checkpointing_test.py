@@ -35,7 +35,7 @@ def test_what_is_written_is_read_and_the_oldest_are_removed(where, tmp_path):
         write_checkpoint(directory, make_state(step), max_to_keep=2)
     assert saved_steps(directory) == [20, 100]
     names = tf.io.gfile.listdir(directory)
-    assert len(names) == 4, names
+    assert len(names) == 2, names
     state = checkpointing.read_newest(directory, SHAPES)
     expected = make_state(100)
     assert state.keys() == expected.keys()
@@ -53,32 +53,19 @@ def test_what_a_run_left_behind_when_it_went_back_is_removed(tmp_path):
 
 
 def damage(path, kind):
-    data = path.with_name(path.name + ".data-00000-of-00001")
-    index = path.with_name(path.name + ".index")
-    content = bytearray(data.read_bytes())
-    if kind == "cut":
-        data.write_bytes(content[:20])
-    elif kind == "a bit":
-        content[30] ^= 4
-        data.write_bytes(content)
-    elif kind == "no data":
-        data.unlink()
-    elif kind == "cut index":
-        index.write_bytes(index.read_bytes()[:50])
-    elif kind == "empty index":
-        index.write_bytes(b"")
+    content = path.read_bytes()
+    sizes = {"cut": len(content) - 9, "cut header": 50, "empty": 0}
+    path.write_bytes(content[: sizes[kind]])
 
 
-@pytest.mark.parametrize(
-    "kind", ["cut", "a bit", "no data", "cut index", "empty index"]
-)
+@pytest.mark.parametrize("kind", ["cut", "cut header", "empty"])
 def test_a_damaged_one_gives_way_loudly(kind, tmp_path, caplog):
     for step in (7, 9):
         write_checkpoint(str(tmp_path), make_state(step))
-    damage(tmp_path / "ckpt-9", kind)
+    damage(tmp_path / "ckpt-9.safetensors", kind)
     assert read(tmp_path)["step"] == 7
-    assert "ckpt-9 is damaged" in caplog.text
-    damage(tmp_path / "ckpt-7", kind)
+    assert "ckpt-9.safetensors is damaged" in caplog.text
+    damage(tmp_path / "ckpt-7.safetensors", kind)
     with pytest.raises(ValueError, match="No checkpoint in .* can be read"):
         read(tmp_path)
 
@@ -88,7 +75,7 @@ def test_what_another_model_wrote_is_listed(tmp_path):
     state["weights/a"] = np.zeros((5, 3), "float32")
     del state["memory/000"]
     write_checkpoint(str(tmp_path), state)
-    message = r"ckpt-4 is of another model: weights/a is \(5, 3\), not \(3, 5\)"
+    message = r"ckpt-4.* is of another model: weights/a is \(5, 3\), not \(3, 5"
     with pytest.raises(ValueError, match=message) as error:
         read(tmp_path)
     assert "memory/000 is missing. Bring back the config" in str(error.value)
@@ -130,22 +117,10 @@ def test_a_state_with_nan_is_taken_for_damaged(tmp_path, caplog):
     assert "weights/a is not finite. Step 7 is taken instead" in caplog.text
 
 
-@pytest.mark.parametrize("value", [np.array(["x"], object), b"x"])
-def test_what_is_no_number_is_not_read(tmp_path, value):
-    save_tensors({"step": value}, tmp_path / "ckpt-9")
-    with pytest.raises(ValueError, match="ckpt-9 is damaged: step is no num"):
-        read(tmp_path)
-
-
 def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path):
     write_checkpoint(str(tmp_path), make_state(7))
     keep = {path.name for path in tmp_path.iterdir()} | {"notes.txt"}
-    for name in (
-        "notes.txt",
-        "ckpt-9.data-00000-of-00001",
-        "ckpt-9.data-00000-of-00001.tempstate123",
-        "ckpt-7.index.tempstate99",
-    ):
+    for name in ("notes.txt", f"{'3f' * 16}.tmp"):
         (tmp_path / name).write_bytes(b"half")
     checkpointing.remove_leftovers(str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == keep

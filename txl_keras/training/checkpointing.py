@@ -1,7 +1,6 @@
 """Checkpoints that make resuming exact.
 
-A checkpoint is a TensorFlow bundle (`tf.train.load_checkpoint` reads it) of
-plain names:
+A checkpoint is a safetensors file of plain names:
 
     step               int64 scalar
     run                int64 scalar, `Workdir.run_hash`
@@ -12,8 +11,7 @@ plain names:
     results/NAME       of steps that are not in metrics.jsonl yet
 
 `tf.train.Checkpoint` would silently leave out the layers that a Keras 3 model
-keeps in a list, and the memory of all replicas but the first. A file may come
-from a stranger: sizes are compared before anything is allocated.
+keeps in a list, and the memory of all replicas but the first.
 
 Letters: `B` batch over all replicas.
 """
@@ -26,19 +24,19 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 import tensorflow as tf
 from absl import logging
 
 from txl_keras.checks import check_integer
-from txl_keras.checks import check_no_pattern
+from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import remove_if_empty
+from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.json_files import open_checked
+from txl_keras.tensor_files import local_copy
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
 from txl_keras.weights import weights_by_name
-
-# The index of 24 blocks and their optimizer takes 70 kB.
-_MAX_INDEX_BYTES = 4 << 20
 
 
 class DamagedCheckpointError(ValueError):
@@ -50,9 +48,9 @@ class Checkpoints:
 
     Data, schedule and dropout are functions of the step, so nothing else is
     needed. Saving copies the state to the host and returns; a thread writes the
-    file while training goes on. A checkpoint is complete or absent: its index
-    is written last. With several workers, all must call `save`, `save_best`,
-    `restore` and `wait`, and the chief writes. See `Trainer` for an example.
+    file while training goes on. A checkpoint is complete or absent. With
+    several workers, all must call `save`, `save_best`, `restore` and `wait`,
+    and the chief writes. See `Trainer` for an example.
 
     Args:
         directory: String, local or in a bucket. Created if it does not exist.
@@ -74,7 +72,6 @@ class Checkpoints:
         write_best: Callable | None = None,
         run: int | None = None,
     ):
-        check_no_pattern("directory", directory)
         self._directory = directory
         self._write_best = write_best
         self._run = run
@@ -284,13 +281,14 @@ def shapes_of(variables):
 
 
 def checkpoint_path(directory, step):
-    """Returns the path of a checkpoint, without the ending of its files."""
-    return os.path.join(directory, f"ckpt-{step}")
+    """Returns the path of a checkpoint."""
+    return os.path.join(directory, f"ckpt-{step}.safetensors")
 
 
 def saved_steps(directory):
     """Returns the steps of the checkpoints in a directory, ascending."""
-    found = (re.fullmatch(r"ckpt-(\d+)\.index", n) for n in _list(directory))
+    pattern = r"ckpt-(\d+)\.safetensors"
+    found = (re.fullmatch(pattern, name) for name in _list(directory))
     return sorted(int(match[1]) for match in found if match)
 
 
@@ -309,23 +307,19 @@ def write_checkpoint(directory, state, max_to_keep=None):
         raise FloatingPointError(
             f"Not saved: {name} of step {state['step']} is not finite."
         )
-    names = sorted(state)
+    arrays = {name: np.asarray(v, order="C") for name, v in state.items()}
     try:
         tf.io.gfile.makedirs(directory)
-        with tf.device("CPU:0"):
-            tf.raw_ops.SaveV2(
-                prefix=path,
-                tensor_names=names,
-                shape_and_slices=[""] * len(names),
-                tensors=[tf.constant(state[name]) for name in names],
-            )
-    except tf.errors.OpError as error:
-        remove_leftovers(directory)
+        with renamed_when_complete(path) as unfinished:
+            if is_remote(path):
+                with tf.io.gfile.GFile(unfinished, "wb") as file:
+                    file.write(safetensors.numpy.save(arrays))
+            else:
+                safetensors.numpy.save_file(arrays, unfinished)
+    except (OSError, safetensors.SafetensorError, tf.errors.OpError) as error:
         kept = ", ".join(map(str, saved_steps(directory))) or "none"
-        # Without the name of the op.
-        reason = error.message.split("}} ")[-1].removesuffix(" [Op:SaveV2]")
         raise OSError(
-            f"The checkpoint {path} could not be written: {reason}. Is the "
+            f"The checkpoint {path} could not be written: {error}. Is the "
             f"disk full? Whole checkpoints there, by step: {kept}."
         ) from error
     if max_to_keep is not None:
@@ -335,19 +329,15 @@ def write_checkpoint(directory, state, max_to_keep=None):
 
 
 def remove_checkpoints(directory, steps):
-    """Removes the checkpoints of some steps, and files of no checkpoint."""
-    # The index first: files without an index are not a checkpoint.
+    """Removes the checkpoints of some steps."""
     for step in steps:
-        tf.io.gfile.remove(checkpoint_path(directory, step) + ".index")
-    remove_leftovers(directory)
+        tf.io.gfile.remove(checkpoint_path(directory, step))
 
 
 def remove_leftovers(directory):
-    """Removes the files of no checkpoint, such as of a killed process."""
-    whole = {f"ckpt-{step}" for step in saved_steps(directory)}
+    """Removes the unfinished files of a killed process."""
     for name in _list(directory):
-        is_ours = re.match(r"(ckpt-\d+)\.(data|index)", name)
-        if is_ours and (is_ours[1] not in whole or "tempstate" in name):
+        if re.fullmatch(r"[0-9a-f]{32}\.tmp", name):
             tf.io.gfile.remove(os.path.join(directory, name))
 
 
@@ -380,16 +370,23 @@ def _steps_to_read(directory):
 
 def _read(path, shapes, run=None):
     """Reads the tensors named in `shapes`, and the saved results."""
-    reader, saved = _open(path)
-    check_shapes(path, saved, shapes)
+    open_checked(path, math.inf).close()
     try:
-        state = {
-            name: reader.get_tensor(name)
-            for name in saved
-            if name in shapes or re.match("run$|results/", name)
-        }
-    # The errors of missing and truncated files.
-    except (tf.errors.OpError, RuntimeError, IndexError) as error:
+        # The header must account for every byte of the file.
+        with (
+            local_copy(path) as local,
+            safetensors.safe_open(local, "np") as file,
+        ):
+            names = file.keys()
+            slices = {name: file.get_slice(name) for name in names}
+            saved = {n: tuple(part.get_shape()) for n, part in slices.items()}
+            check_shapes(path, saved, shapes)
+            state = {
+                name: file.get_tensor(name)
+                for name in saved
+                if name in shapes or re.match("run$|results/", name)
+            }
+    except (OSError, safetensors.SafetensorError, tf.errors.OpError) as error:
         raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
     # Converted weights are of no run.
     if run is not None and state.get("run", run) != run:
@@ -402,33 +399,6 @@ def _read(path, shapes, run=None):
     if name:
         raise DamagedCheckpointError(f"{path} is damaged: {name} is not finite")
     return state
-
-
-def _open(path):
-    """Opens a checkpoint; returns its reader and the shapes of its tensors."""
-    # Rejects files that are smaller than the tensors they claim to hold: they
-    # are damaged, or made to exhaust the memory of the reader.
-    check_no_pattern("path", path)
-    try:
-        open_checked(f"{path}.index", _MAX_INDEX_BYTES).close()
-        reader = tf.compat.v1.train.NewCheckpointReader(path)
-        shapes = reader.get_variable_to_shape_map()
-        shapes = {name: tuple(shape) for name, shape in shapes.items()}
-        claimed = 0
-        for name, dtype in reader.get_variable_to_dtype_map().items():
-            if not (dtype.is_floating or dtype.is_integer):
-                raise ValueError(f"{name} is no number")
-            claimed += math.prod(shapes[name]) * dtype.size
-        files = tf.io.gfile.glob(f"{path}.data-*")
-        held = sum(tf.io.gfile.stat(file).length for file in files)
-        if claimed > held:
-            raise ValueError(
-                f"its tensors take {claimed:,} bytes, its files have {held:,}"
-            )
-    # The errors of missing and truncated files.
-    except (OSError, ValueError, tf.errors.OpError, RuntimeError) as error:
-        raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
-    return reader, shapes
 
 
 def check_shapes(path, saved, expected):

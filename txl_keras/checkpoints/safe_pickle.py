@@ -245,7 +245,7 @@ def _zip_members(file):
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             # All are in one folder, whose name may be any.
-            name = info.filename.partition("/")[2]
+            name = info.filename.partition("/")[2] or info.filename
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
                 raise ValueError(
                     f"{name!r:.99} is compressed or encrypted, which "

@@ -217,7 +217,10 @@ def test_a_value_that_is_no_choice_stops_before_any_work(
     ("flags", "messages"),
     [
         (["--corpus={folder}/empty.txt"], ["empty.txt", "empty"]),
-        (["--corpus={folder}/latin.txt"], ["latin.txt", "UTF-8", "after byte 0"]),
+        (
+            ["--corpus={folder}/latin.txt"],
+            ["latin.txt", "UTF-8", "byte 0"],
+        ),
         (["--corpus={folder}/short.txt"], ["tokens", "--batch_size"]),
         (["--corpus=no/such/path"], ["corpus", "no/such/path"]),
         (["--corpus={folder}"], ["workdir", "folder of the text"]),

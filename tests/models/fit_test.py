@@ -260,6 +260,12 @@ def test_settings_that_have_no_meaning_here_are_errors():
             model.compile(optimizer)
 
 
+def test_a_loss_that_is_not_finite_is_an_error(model):
+    model.weights[0].assign(model.weights[0] * np.nan)
+    with pytest.raises(FloatingPointError, match="After batch 0 .* is nan"):
+        model.fit(segments_of(), verbose=0)
+
+
 class Interrupt(keras.callbacks.Callback):
     """Ends `fit` by an error, as a machine that is taken away."""
 

@@ -25,7 +25,7 @@ _KEYS = {"inputs", "targets", "weights", "num_targets", "reset"}
 
 
 class EpochStarts(keras.callbacks.Callback):
-    """Prepares `Segments` and a `PyDataset` for the next epoch of `fit`."""
+    """Prepares the data of the next epoch of `fit`, and checks its loss."""
 
     num_steps = first_step = 0
     py_dataset = None
@@ -44,6 +44,15 @@ class EpochStarts(keras.callbacks.Callback):
         self.first_step = epoch * self.num_steps
         if self.py_dataset is not None:
             self.py_dataset.on_epoch_begin()
+
+    def on_train_batch_end(self, batch, logs=None):
+        loss = float(logs["loss"])
+        # In float16 a step that overflows is skipped.
+        if not np.isfinite(loss) and self.model.compute_dtype != "float16":
+            raise FloatingPointError(
+                f"After batch {batch} of this epoch the loss is {loss}. Lower "
+                "the learning rate or warm up for longer."
+            )
 
     def on_epoch_end(self, epoch, logs=None):
         if self.py_dataset is not None:

@@ -328,6 +328,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             `keras.callbacks.History`. `loss` is in nats per token.
 
         Raises:
+            FloatingPointError: If the loss is not finite, except in float16.
             tf.errors.InvalidArgumentError: If a dataset has such ids, or
                 batches that differ in shape; the last one may have fewer rows.
         """

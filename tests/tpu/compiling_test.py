@@ -23,8 +23,6 @@ from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import use
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models.generation.generator import Generator
-from txl_keras.samplers import Sampler
 from txl_keras.tpu import compiling
 from txl_keras.tpu.compiling import check_packages
 from txl_keras.tpu.compiling import compile_hlo
@@ -94,10 +92,6 @@ def evaluation_step(model):
     return evaluator.replica_step, (batch, tf.constant(0.0))
 
 
-def generation_step(model):
-    return Generator(model, Sampler()).replica_step()
-
-
 # --- What is traced
 
 
@@ -122,7 +116,6 @@ STEPS = {
         train_step, {"normalize_first": True}, {"accumulate_steps": 2}
     ),
     "evaluation": (evaluation_step, CLUSTERS, {}),
-    "generation": (generation_step, CLUSTERS, {}),
     "no memory": (evaluation_step, {"memory_length": 0}, {}),
     "absolute": (train_step, ABSOLUTE, {}),
     "absolute evaluation": (evaluation_step, ABSOLUTE, {}),

@@ -67,11 +67,6 @@ def one_of(values):
     return functools.partial(flags.DEFINE_enum, enum_values=list(values))
 
 
-def several_of(values):
-    """Returns the type of an option that may be repeated, with such values."""
-    return functools.partial(flags.DEFINE_multi_enum, enum_values=list(values))
-
-
 class Options:
     """Base of classes with options, described by topic in a docstring."""
 

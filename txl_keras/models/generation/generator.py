@@ -85,13 +85,6 @@ class Generator:
                     for row, *new in zip(rows, found, values, strict=False)
                 ]
 
-    def replica_step(self):
-        """Returns the function of a step, and example arguments, to lower."""
-        rows = np.zeros((1, 1), "int32")
-        reader = self._make_reader(1)
-        draw = row_seeds(0, 1), tf.constant(0), self._seen(rows)
-        return reader, (tf.constant(rows[:, 0]), *draw)
-
     def initial_memory(self, memory, num_rows):
         """Returns the `Memory` to begin with, after checks of a given one."""
         backbone, length = self._model.backbone, self._memory_length

@@ -637,7 +637,7 @@ def test_a_folder_of_hugging_face_is_loaded_with_its_vocabulary(hugging_face):
 def test_a_vocabulary_of_another_model_or_with_code_is_refused(hugging_face):
     path = hugging_face / "vocab.pkl"
     path.write_bytes(pickle.dumps({"idx2sym": ["<eos>", "b"]}))
-    with pytest.raises(ValueError, match=f"{path} must have `size` symbols"):
+    with pytest.raises(ValueError, match="as many symbols as the model"):
         TransformerXLCausalLM.from_preset(hugging_face)
     path.write_bytes(b"\x80\x02cos\nsystem\n(X\x06\0\0\0exit 1tR.")
     with pytest.raises(ValueError, match=f"{path} .*os.system"):

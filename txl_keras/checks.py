@@ -5,6 +5,7 @@ import importlib
 import math
 import numbers
 import os
+import re
 import reprlib
 
 import keras
@@ -127,6 +128,18 @@ def check_dtype_policy(policy):
             "`dtype` must not be a quantized policy: build the model, load its "
             f"weights, then call `model.quantize({policy.quantization_mode!r})`"
             f". Received: dtype={policy.name!r}"
+        )
+
+
+def check_model_name(name):
+    """Checks that a model's name can be a name scope of a graph."""
+    # After TensorFlow's error about it, Keras would name the weights of all
+    # later models wrongly.
+    if not re.fullmatch(r"[A-Za-z0-9.][\w.>-]*", name, re.ASCII):
+        raise ValueError(
+            "`name` must consist of ASCII letters, digits and `_.>-`, and "
+            "begin with a letter, a digit or a period. Received: "
+            f"name={shown(name)}"
         )
 
 

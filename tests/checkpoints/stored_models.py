@@ -9,6 +9,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from safetensors.numpy import load_file
 from safetensors.numpy import save_file
 
@@ -111,3 +112,13 @@ def load_arrays(arrays, config, **overrides):
         sum(array.nbytes for array in arrays.values()),
     )
     return from_tensors(tensors, config, "the arrays", overrides=overrides)
+
+
+def save_tf1(tensors, prefix):
+    """Writes a checkpoint of TensorFlow 1 with tensors by their names."""
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix),
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(tensors),
+        tensors=list(tensors.values()),
+    )

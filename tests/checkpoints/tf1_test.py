@@ -5,8 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-from factories import save_tensors
 from stored_models import GOLDEN
+from stored_models import save_tf1
 from stored_models import stored_config
 
 from txl_keras.checkpoints import load_tf1
@@ -129,7 +129,7 @@ def test_one_projection_of_the_embedding_is_tied_or_not(
     )
     tensors = write(model, make_layout(model, TF1))
     assert sorted(name for name in tensors if "proj" in name) == names
-    save_tensors(tensors, tmp_path / "model.ckpt")
+    save_tf1(tensors, tmp_path / "model.ckpt")
     loaded = load_tf1(tmp_path, config)
     ids = np.arange(8, dtype="int32").reshape(2, 4)
     np.testing.assert_allclose(

@@ -6,13 +6,12 @@ import tensorflow as tf
 from checkpoints.stored_models import GOLDEN
 from checkpoints.stored_models import assert_same_weights
 from checkpoints.stored_models import load_tied
+from checkpoints.stored_models import save_tf1
 from checkpoints.stored_models import stored_arrays
 from checkpoints.stored_models import stored_config
 from factories import random_ids
-from factories import save_tensors
 from factories import seed_weights
 from factories import small_model
-from factories import tensors_of
 
 from txl_keras.checkpoints import load_tf1
 from txl_keras.data import Segments
@@ -133,12 +132,14 @@ def test_scores_and_changes_equal_the_golden_ones(
 @pytest.fixture
 def of_training(tmp_path):
     """The prefix of a stored checkpoint with what Adam keeps."""
-    tensors = tensors_of(GOLDEN / TF1_NAME / "model.ckpt")
+    reader = tf.train.load_checkpoint(str(GOLDEN / TF1_NAME / "model.ckpt"))
+    names = reader.get_variable_to_shape_map()
+    tensors = {name: reader.get_tensor(name) for name in names}
     for name, tensor in [*tensors.items()]:
         tensors[f"{name}/Adam"] = tensor + 1
         tensors[f"{name}/Adam_1"] = tensor**2
     tensors["global_step"] = np.int64(7)
-    save_tensors(tensors, tmp_path / "model.ckpt-7")
+    save_tf1(tensors, tmp_path / "model.ckpt-7")
     return tmp_path / "model.ckpt-7"
 
 

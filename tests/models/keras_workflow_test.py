@@ -16,7 +16,7 @@ from factories import rows_of
 from factories import small_backbone
 from factories import small_model as model_of
 
-from txl_keras.data import ByteTokenizer
+from txl_keras.data import CharacterTokenizer
 from txl_keras.data import Segments
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -287,7 +287,8 @@ def test_a_loss_of_the_user_takes_the_place_of_the_default(tmp_path):
 
 def test_a_tokenizer_is_saved_with_the_model(tmp_path):
     model = small_model(vocabulary_size=256)
-    model = type(model)(model.backbone, tokenizer=ByteTokenizer(True))
+    tokenizer = CharacterTokenizer(map(chr, range(256)), drop_newlines=True)
+    model = type(model)(model.backbone, tokenizer=tokenizer)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.tokenizer.encode("a\nb").tolist() == [97, 98]

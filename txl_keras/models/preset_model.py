@@ -7,6 +7,7 @@ from typing import Self
 import keras
 
 from txl_keras.checks import check_dtype_policy
+from txl_keras.checks import check_model_name
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
@@ -48,6 +49,7 @@ class PresetModel(keras.Model):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
+        check_model_name(self.name)
         check_dtype_policy(self.dtype_policy)
 
     @classmethod

@@ -75,7 +75,7 @@ def test_only_parts_are_functions_of_their_own(in_parts):
 
 
 def test_a_target_ends_where_its_context_does():
-    tpu = target.Target("tpu", kernel=True)
+    tpu = target.Target("tpu", attention="pallas")
     with target.use(tpu):
         with target.use(target.Target("cpu")):
             assert target.current().is_cpu

@@ -136,7 +136,7 @@ def main(_):
     label_ids = {split: texts[split].label_ids(label_names) for split in texts}
     origin = FLAGS.initialize_from and trained_model.TrainedOrigin()
     if origin:
-        tokenizer = origin.load_tokenizer()
+        tokenizer = origin.model.tokenizer
     else:
         lines = [f"{text}\n".encode() for text in texts["train"].texts]
         corpus = Corpus(texts["train"].name, dict.fromkeys(SPLITS, lines))
@@ -300,7 +300,7 @@ def _build_model(origin, tokenizer, train_ids, label_names):
         tokenizer.vocabulary_size,
         np.concatenate(train_ids),
         training_flags.dtype_policy(),
-        origin and origin.read_model_config(),
+        origin and origin.model.get_config(),
     )
     if origin:
         check_vocabulary(tokenizer, language_model.backbone.vocabulary_size)

@@ -76,12 +76,12 @@ def _train(strategy, stop):
         training_flags.check_inherited_flags()
         origin = trained_model.TrainedOrigin()
         training_flags.set_fine_tuning_rate(origin.flags)
-    text = data_flags.prepare_text(origin and origin.load_tokenizer())
+    text = data_flags.prepare_text(origin and origin.model.tokenizer)
     tokenizer, splits = text.tokenizer, text.splits
     segments = training_flags.training_segments(splits["train"])
 
     # Model and trainer.
-    config = origin and origin.read_model_config()
+    config = origin and origin.model.get_config()
     build_model = functools.partial(_build_model, text, config)
     build = functools.partial(
         training_flags.build_trainer, build_model, strategy, stop

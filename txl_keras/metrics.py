@@ -1,4 +1,4 @@
-"""Metrics of language models and classifiers."""
+"""Metrics of language models."""
 
 import math
 import reprlib
@@ -247,56 +247,6 @@ class BitsPerByte(BitsPerToken):
         return {
             **super().get_config(),
             "bytes_per_token": self._sizes.tolist(),
-        }
-
-
-@keras.saving.register_keras_serializable(package="txl_keras")
-class SparseF1Score(keras.metrics.F1Score):
-    """Computes the macro-averaged F1 score for integer labels.
-
-    F1 is the harmonic mean of precision and recall; the result is its mean over
-    classes. Unlike `keras.metrics.F1Score`, this metric takes integer labels
-    and not one-hot vectors.
-
-    Args:
-        num_classes: Integer `C`.
-        name: String.
-        dtype: Dtype of the computation.
-
-    Call arguments:
-        y_true: Integer labels of shape `(B,)`.
-        y_pred: Logits or probabilities of shape `(B, C)`.
-
-    Example:
-
-    ```python
-    import numpy as np
-    from txl_keras.metrics import SparseF1Score
-
-    metric = SparseF1Score(num_classes=2)
-    logits = np.array([[0.1, 0.9], [0.2, 0.8], [0.7, 0.3]])
-    metric.update_state(np.array([1, 0, 0]), logits)
-    metric.result()  # 0.667, the F1 score of both classes
-    ```
-    """
-
-    def __init__(
-        self, num_classes: int, name: str = "f1", dtype: DType | None = None
-    ):
-        super().__init__(average="macro", name=name, dtype=dtype)
-        self.num_classes = num_classes
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        y_true = ops.one_hot(
-            ops.cast(ops.reshape(y_true, (-1,)), "int32"), self.num_classes
-        )
-        return super().update_state(y_true, y_pred, sample_weight)
-
-    def get_config(self):
-        return {
-            "num_classes": self.num_classes,
-            "name": self.name,
-            "dtype": self.dtype,
         }
 
 

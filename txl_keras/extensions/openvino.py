@@ -184,18 +184,11 @@ _PARTS = "key", "value", "position"  # the inputs of a block
 
 
 class _Graph:
-    """The graph of one decoding step, whose weights have one of `_WEIGHTS`.
+    """Builds a decoding step; caches are bfloat16 if it `is_short`."""
 
-    Caches and positions are bfloat16 if `is_short`, otherwise float32.
-
-    Attributes:
-        precision: String, the `INFERENCE_PRECISION_HINT` to compile it with.
-            OpenVINO multiplies by int8 in integers, the fastest way, only where
-            the rest is float32 (version 2026.4).
-        positions: List of the projected positions of each block, arrays
-            `(N, R, H)`. They are inputs, because OpenVINO multiplies by
-            constants more slowly (version 2026.4).
-    """
+    # `precision` is what to compile it with: OpenVINO multiplies by int8 in
+    # integers, the fastest way, only where the rest is float32. Positions are
+    # inputs, because it multiplies by constants more slowly (version 2026.4).
 
     def __init__(self, model, num_rows, memory_length, weights, is_short):
         self._openvino = _import_openvino()

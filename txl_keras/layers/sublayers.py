@@ -42,11 +42,9 @@ def sublayer(owner, layer_class, *args, **kwargs):
 
 
 class _QuantizedLikeItsBase:
-    """Lets a subclass of a Keras layer be quantized.
+    """Lets a subclass of a Keras layer be quantized."""
 
-    Keras refuses subclasses, whose `call` may be another. A quantized layer
-    does not use `call`.
-    """
+    # Keras refuses subclasses, for their `call`, which is not used then.
 
     def quantize(self, mode=None, type_check=True, config=None):
         """Quantizes the kernel like the Keras layer."""
@@ -281,10 +279,7 @@ def _normalize_gradient(total, mean, inverse_deviation, gamma, output_gradient):
 
 
 def _mean(x):
-    """Computes the mean over the last axis, which is kept as 1.
-
-    It is a matmul, because XLA sums up rows on a CPU in two passes, which is
-    20% slower.
-    """
+    """Computes the mean over the last axis, which is kept as 1."""
+    # XLA sums up rows on a CPU in two passes, 20% slower than this matmul.
     size = x.shape[-1]
     return tf.matmul(x, tf.fill([size, 1], 1 / size))

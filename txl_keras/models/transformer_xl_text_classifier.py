@@ -17,7 +17,6 @@ from txl_keras.checks import check_token_ids
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.row_dropout import draw_seeds
-from txl_keras.metrics import SparseF1Score
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
@@ -199,13 +198,12 @@ class TransformerXLTextClassifier(BackboneModel):
         """Compiles with the loss and the metrics of a classifier.
 
         By default the loss is the cross-entropy of integer labels `(B,)` in
-        nats, and accuracy and F1 are the metrics. With another `loss` only the
+        nats, and accuracy is the metric. With another `loss` only the
         metrics that are passed are reported. See `keras.Model.compile`.
         """
         if loss == "auto":
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            f1 = SparseF1Score(self.num_classes)
-            kwargs.setdefault("metrics", ["accuracy", f1])
+            kwargs.setdefault("metrics", ["accuracy"])
         super().compile(optimizer, loss, **kwargs)
 
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):

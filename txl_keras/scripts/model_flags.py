@@ -161,6 +161,7 @@ def build_model(vocabulary_size, train_tokens, dtype, config=None):
             changes,
             FLAGS.backbone and registered("backbone")[FLAGS.backbone],
         )
+    config.pop("tokenizer")
     backbone = config["backbone"]["config"]
     own = presets.own_arguments(TransformerXLCausalLM)
     for name, value in changes.items():

@@ -87,7 +87,7 @@ def load_trained_model():
 
 
 class TrainedOrigin:
-    """Offers the model of `--initialize_from`, as a `Workdir` does its own."""
+    """Loads the model of `--initialize_from`, and the flags of its run."""
 
     def __init__(self):
         name = self.path = FLAGS.initialize_from
@@ -99,30 +99,22 @@ class TrainedOrigin:
         try:
             folder = find_folder(name, TransformerXLCausalLM)
             with tf.device("CPU:0"):
-                self._model = load_folder(TransformerXLCausalLM, folder)
+                self.model = load_folder(TransformerXLCausalLM, folder)
         except (FileNotFoundError, ValueError) as error:
             raise type(error)(
                 "`initialize_from` must be the folder of a language model. "
                 f"Received: {name} ({error})"
             ) from error
         expected = "`initialize_from` must have a tokenizer."
-        options.refuse(self._model.tokenizer is None, expected)
+        options.refuse(self.model.tokenizer is None, expected)
         workdir = Workdir(folder)
         is_ours = "class_name" in read_json(workdir.file("config.json"))
         self.flags = workdir.read_config()["flags"] if is_ours else {}
         self._step = is_ours and workdir.best_step()
 
-    def read_model_config(self):
-        config = self._model.get_config()
-        config.pop("tokenizer")
-        return config
-
-    def load_tokenizer(self):
-        return self._model.tokenizer
-
     def restore_weights(self, model):
         """Copies the weights; returns words on where they come from."""
-        weights = weight_variables(self._model)
+        weights = weight_variables(self.model)
         variables = weight_variables(model)
         check_shapes(self.path, shapes_of(weights), shapes_of(variables))
         for name, variable in variables.items():

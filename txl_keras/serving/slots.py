@@ -154,12 +154,9 @@ class Slots(tf.saved_model.experimental.TrackableResource):
 
 
 def _scatter(counts, slots, written):
-    """Writes variables `(num_slots,)` after what was written in place.
-
-    Unlike writing in place, these are stateful operations: a caller's
-    `tf.function` executes them even if it ignores what `step` returns, and
-    before its next call.
-    """
+    """Writes variables `(num_slots,)` after what was written in place."""
+    # Unlike writing in place, these are stateful operations: a `tf.function`
+    # executes them before its next call, even if it ignores the results.
     with tf.control_dependencies(written):
         for variable, values in counts:
             variable.scatter_nd_update(slots[:, None], values)

@@ -125,10 +125,7 @@ def _export(shape, platform, body, matmuls, inputs, outputs, accumulators=()):
 
 
 class _Tile:
-    """Holds a tile of `s` keys, of memory or of the segment.
-
-    `key_slice` selects its keys, and `distance_slice` its `s + t` distances.
-    """
+    """Holds a tile of `s` keys, and slices of them and of `s + t` distances."""
 
     def __init__(self, shape, block, in_segment, first):
         t, s = TILE_QUERIES, shape.tile_keys

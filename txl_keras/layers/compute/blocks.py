@@ -182,11 +182,9 @@ def _pad_rows(rows, num_distances):
 
 
 def _zero_depending_on_all(tensors):
-    """Returns a scalar zero with a data dependency on all of the tensors.
-
-    It orders the blocks. Otherwise the scores of all of them could be computed
-    first, and be in memory together.
-    """
+    """Returns a scalar zero with a data dependency on all of the tensors."""
+    # It orders the blocks. Otherwise the scores of all of them could be computed
+    # first, and be in memory together.
     zero = tf.zeros(())
     for tensor in tensors:
         zero += zero_depending_on(
@@ -254,11 +252,9 @@ def _block_gradients(values, *operands, output, output_gradient, softmax):
 
 
 def _add_to(sums, block_gradients):
-    """Adds the gradients of a block to those of the blocks before it.
-
-    A later block may have more keys, appended at the end, and has larger
-    distances, at the start. Its queries follow those of the earlier blocks.
-    """
+    """Adds the gradients of a block to those of the blocks before it."""
+    # A later block may have more keys, appended at the end, and has larger
+    # distances, at the start. Its queries follow those of the earlier blocks.
     queries = slice(2, 4)
     joined = [
         tf.concat(pair, axis=2)
@@ -324,10 +320,8 @@ def _softmax_gradient(
     seeds,
     block,
 ):
-    """Computes weights and score gradients: see `tiles.softmax_matmul`.
-
-    The weights are not normalized, and `None` if they are what was kept.
-    """
+    """Computes weights and score gradients: see `tiles.softmax_matmul`."""
+    # The weights are not normalized, and `None` if they are what was kept.
     dtype = output.dtype
     delta = softmax_delta(output, output_gradient)  # [N, B, t, 1]
     mask = block.mask() & extra_mask

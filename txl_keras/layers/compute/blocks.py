@@ -183,8 +183,8 @@ def _pad_rows(rows, num_distances):
 
 def _zero_depending_on_all(tensors):
     """Returns a scalar zero with a data dependency on all of the tensors."""
-    # It orders the blocks. Otherwise the scores of all of them could be computed
-    # first, and be in memory together.
+    # It orders the blocks. Otherwise the scores of all of them could be
+    # computed first, and be in memory together.
     zero = tf.zeros(())
     for tensor in tensors:
         zero += zero_depending_on(

@@ -24,14 +24,6 @@ def positions(states):
     return states[:, :, 0].tolist()
 
 
-def read_by_segments(memory, *ends):
-    start = 0
-    for end in ends:
-        memory = memory.extend([segment(start, end)] * len(memory.states))
-        start = end
-    return memory
-
-
 def test_keras_layer(tmp_path):
     check_layer(
         MemoryStack,
@@ -94,7 +86,7 @@ def test_memory_of_length_zero_keeps_nothing():
     for _ in range(2):
         memory, mask = stack(segment(0, 4))
         assert (memory.shape, mask.shape) == ((B, 0, D), (B, 0))
-    memory = read_by_segments(initial_memory(L, B, 0, D), 3, 7)
+    memory = initial_memory(L, B, 0, D).extend([segment(0, 3)] * L)
     assert [s.shape for s in memory.states] == [(B, 0, D)] * L
     assert memory.valid_length.numpy().tolist() == [0] * B
 

@@ -15,7 +15,9 @@ import zipfile
 
 import pytest
 import safetensors.numpy
+from factories import change_json
 from stored_models import GOLDEN
+from stored_models import copy_stored
 from stored_models import stored_config
 from stored_models import torch_legacy
 from stored_models import zipped
@@ -191,9 +193,7 @@ SIZES = {
 
 def hugging_face_folder(folder, stored, changes):
     folder.mkdir()
-    shutil.copy(GOLDEN / stored / "model.safetensors", folder)
-    config = {**stored_config(stored), **changes}
-    (folder / "config.json").write_text(json.dumps(config))
+    change_json(copy_stored(stored, folder) / "config.json", changes)
     return [str(folder)]
 
 
@@ -262,25 +262,20 @@ def size_of(path):
     return sum(file.stat().st_size for file in path.parent.rglob("*"))
 
 
-def costs(jobs, folder):
-    """What the program that reads foreign files says of each job."""
-    (folder / "calls.json").write_text(json.dumps(jobs))
+def test_foreign_files_cost_little_and_are_refused_with_a_sentence(tmp_path):
+    # One program reads them all: its imports take seconds.
+    listed, large = [*calls(tmp_path)], large_folder(tmp_path)
+    jobs = [(loader, given) for _, loader, given, _ in listed]
+    jobs.append(("load_hugging_face", [large]))
+    (tmp_path / "calls.json").write_text(json.dumps(jobs))
     done = subprocess.run(
-        [sys.executable, PROGRAM, folder / "calls.json"],
+        [sys.executable, PROGRAM, tmp_path / "calls.json"],
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_foreign_files_cost_little_and_are_refused_with_a_sentence(tmp_path):
-    # One program reads them all: its imports take seconds.
-    listed, large = [*calls(tmp_path)], large_folder(tmp_path)
-    jobs = [(loader, given, {}) for _, loader, given, _ in listed]
-    jobs.append(("load_hugging_face", [large], {}))
-    *answers, read = costs(jobs, tmp_path)
+    *answers, read = json.loads(done.stdout.splitlines()[-1])
     for (name, _, given, words), answer in zip(listed, answers, strict=True):
         kind, message = answer["error"] or ("no error", "")
         assert kind == "ValueError", (name, kind, message)

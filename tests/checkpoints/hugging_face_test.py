@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from factories import change_json
 from safetensors.numpy import load_file
 from stored_models import GOLDEN
 from stored_models import assert_same_weights
-from stored_models import change_config
 from stored_models import change_tensors
 from stored_models import copy_stored
 from stored_models import stored_config
@@ -121,9 +121,10 @@ def test_nothing_is_left_if_writing_fails(tmp_path, monkeypatch):
 
 def test_missing_keys_take_the_defaults_of_the_library(folder):
     expected = load_hugging_face(folder)
-    change_config(folder, tie_projs=None, layer_norm_epsilon=None)
+    path = folder / "config.json"
+    change_json(path, {"tie_projs": ..., "layer_norm_epsilon": ...})
     assert_same_model(load_hugging_face(folder), expected)
-    change_config(folder, same_length=None, clamp_len=None, mem_len=None)
+    change_json(path, {"same_length": ..., "clamp_len": ..., "mem_len": ...})
     backbone = load_hugging_face(folder).backbone
     assert backbone.same_length == "pytorch"
     assert backbone.clamp_length == 1000
@@ -140,7 +141,7 @@ XLNET = load_hugging_face_xlnet, "hf_xlnet_bi"
         (TRANSFO_XL, {"attn_type": 1}, "attn_type=1"),
         (TRANSFO_XL, {"sample_softmax": 100}, "sample_softmax=100"),
         (TRANSFO_XL, {"model_type": "gpt2"}, "gpt2"),
-        (TRANSFO_XL, {"vocab_size": None, "n_head": None}, "'n_token', 'n_he"),
+        (TRANSFO_XL, {"vocab_size": ..., "n_head": ...}, "'n_token', 'n_he"),
         (TRANSFO_XL, {"same_length": True, "mem_len": 0}, "none without mem"),
         (XLNET, {"model_type": "bert"}, "model_type 'xlnet'.*'bert'"),
         (XLNET, {"bi_data": True}, "bi_data"),
@@ -154,7 +155,7 @@ def test_a_configuration_that_is_not_understood_is_refused(
     model, changes, message, tmp_path
 ):
     load, name = model
-    change_config(copy_stored(name, tmp_path), **changes)
+    change_json(copy_stored(name, tmp_path) / "config.json", changes)
     with pytest.raises(ValueError, match=message):
         load(tmp_path)
 

@@ -8,13 +8,11 @@ types and an order a row. `golden_head.npz` has the logits of an
 `XLNetLMHeadModel` of the same body, over two segments, with an order a row.
 """
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import change_json
 from stored_models import GOLDEN
-from stored_models import change_config
 from stored_models import change_tensors
 from stored_models import check_memory
 from stored_models import copy_stored
@@ -113,7 +111,7 @@ def test_equals_hugging_face_with_all_masks_over_segments():
 def test_the_configuration_becomes_ours(folder):
     changes = {"reuse_len": 3, "clamp_len": 9, "dropout": 0.1}
     changes |= {"attn_type": "uni", "initializer_range": 0.05}
-    change_config(folder, **changes)
+    change_json(folder / "config.json", changes)
     config = load_hugging_face_xlnet(folder).get_config()
     expected = {
         "reuse_length": 3,
@@ -128,9 +126,7 @@ def test_the_configuration_becomes_ours(folder):
 
 
 def test_a_null_memory_length_is_none_unless_it_is_passed(folder):
-    config = json.loads((folder / "config.json").read_text())
-    config["mem_len"] = None
-    (folder / "config.json").write_text(json.dumps(config))
+    change_json(folder / "config.json", {"mem_len": None})
     assert load_hugging_face_xlnet(folder).memory_length == 0
     assert load_hugging_face_xlnet(folder, memory_length=4).memory_length == 4
 
@@ -160,7 +156,7 @@ def test_a_table_of_the_softmax_is_that_of_the_embedding_if_tied(folder):
     change_tensors(folder, untie)
     with pytest.raises(ValueError, match="different in the file.*lm_loss"):
         load_hugging_face_xlnet(folder)
-    change_config(folder, tie_word_embeddings=False)
+    change_json(folder / "config.json", {"tie_word_embeddings": False})
     model = load_hugging_face_xlnet(folder)
     np.testing.assert_array_equal(
         model.softmax.kernels[0],

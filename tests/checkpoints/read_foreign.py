@@ -2,8 +2,7 @@
 
 A program of its own, so that memory is that of the loaders alone and a bomb
 takes no test with it. Its argument is the path of a JSON list of `[name of a
-loader, positional arguments, keyword arguments]`; it prints a JSON list of one
-dictionary per call.
+loader, arguments]`; it prints a JSON list of one dictionary per call.
 """
 
 import ctypes
@@ -12,7 +11,6 @@ import pathlib
 import re
 import resource
 import sys
-import time
 
 LIMIT = 8 << 30
 
@@ -23,20 +21,16 @@ def status(field):
     return 1024 * int(re.search(rf"{field}:\s+(\d+)", text)[1])
 
 
-def cost(loader, arguments, keywords):
+def cost(loader, arguments):
     ctypes.CDLL(None).malloc_trim(0)
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    before, start = status("VmRSS"), time.process_time()
+    before = status("VmRSS")
     error = None
     try:
-        loader(*arguments, **keywords)
+        loader(*arguments)
     except Exception as raised:  # noqa: BLE001, which one is the answer
         error = [type(raised).__name__, str(raised)]
-    return {
-        "error": error,
-        "seconds": time.process_time() - start,
-        "bytes": status("VmHWM") - before,
-    }
+    return {"error": error, "bytes": status("VmHWM") - before}
 
 
 def main():
@@ -45,9 +39,9 @@ def main():
 
     calls = pathlib.Path(sys.argv[1]).read_text()
     answers = []
-    for name, arguments, keywords in json.loads(calls):
+    for name, arguments in json.loads(calls):
         load = getattr(checkpoints, name)
-        answers.append(cost(load, arguments, keywords))
+        answers.append(cost(load, arguments))
         print(json.dumps(answers[-1]), file=sys.stderr, flush=True)
     print(json.dumps(answers))
 

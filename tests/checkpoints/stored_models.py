@@ -10,6 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import assert_same
 from safetensors.numpy import load_file
 from safetensors.numpy import save_file
 
@@ -76,14 +77,6 @@ def save_torch(arrays, path):
     return path
 
 
-def change_config(folder, **changes):
-    """Changes keys of a configuration; None removes."""
-    path = folder / "config.json"
-    config = {**json.loads(path.read_text()), **changes}
-    config = {key: value for key, value in config.items() if value is not None}
-    path.write_text(json.dumps(config))
-
-
 def change_tensors(folder, change):
     """Replaces the tensors of a folder by what a function makes of them."""
     path = folder / "model.safetensors"
@@ -91,10 +84,7 @@ def change_tensors(folder, change):
 
 
 def assert_same_weights(model, expected):
-    for ours, theirs in zip(
-        model.get_weights(), expected.get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_same(model.get_weights(), expected.get_weights())
 
 
 def load_tied(arrays, config):

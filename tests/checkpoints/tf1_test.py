@@ -5,6 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
+from factories import random_ids
+from factories import small_model
 from stored_models import GOLDEN
 from stored_models import save_tf1
 from stored_models import stored_config
@@ -13,8 +15,6 @@ from txl_keras.checkpoints import load_tf1
 from txl_keras.checkpoints.layout import write
 from txl_keras.checkpoints.transformer_xl import TF1
 from txl_keras.checkpoints.transformer_xl import make_layout
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 
 NAME = "lm1b_large_like"
 
@@ -65,27 +65,10 @@ def test_the_configuration_may_be_a_file(folder):
         load_tf1(folder / "model.ckpt", path)
 
 
-def test_missing_keys_are_named_all_at_once():
-    config = stored_config(NAME)
-    del config["n_head"], config["d_inner"]
-    with pytest.raises(ValueError, match=r"\['n_head', 'd_inner'\]"):
-        load_tf1(GOLDEN / NAME, config)
-
-
 def test_keys_without_effect_are_warned_about():
     config = {**stored_config(NAME), "clamp_length": 5}
     with pytest.warns(UserWarning, match="'clamp_length'.*no effect"):
         load_tf1(GOLDEN / NAME, config)
-
-
-def test_a_configuration_of_another_model_is_refused():
-    config = {**stored_config(NAME), "d_inner": 50, "untie_r": False}
-    with pytest.raises(ValueError) as error:
-        load_tf1(GOLDEN / NAME, config)
-    assert "ff/layer_1/kernel is (32, 48), expected (32, 50)" in str(
-        error.value
-    )
-    assert "r_w_bias is (2, 2, 10), expected (2, 10)" in str(error.value)
 
 
 def test_shared_projections_by_the_flag_of_the_original():
@@ -116,26 +99,24 @@ def test_shared_projections_by_the_flag_of_the_original():
 def test_one_projection_of_the_embedding_is_tied_or_not(
     tmp_path, cutoffs, tie_projs, projections
 ):
-    sizes = {"n_token": 9, "n_layer": 1, "n_head": 2, "d_model": 8, "d_head": 3}
-    config = {**sizes, "d_inner": 12, "mem_len": 4, "d_embed": 6}
+    # The sizes of `small_model`, in the original's words.
+    sizes = {"n_token": 11, "n_head": 2, "d_model": 8, "d_head": 5}
+    config = {**sizes, "n_layer": 1, "d_inner": 12, "mem_len": 6, "d_embed": 6}
     config |= {"cutoffs": cutoffs, "tie_projs": tie_projs}
     names = [f"transformer/{name}" for name in projections]
-    tied = len(names) == 1
-    model = TransformerXLCausalLM(
-        TransformerXLBackbone(
-            9, 1, 2, 8, 12, head_dim=3, embedding_dim=6, cutoffs=cutoffs
-        ),
-        tie_projections=tied or [False, True, False],
+    tied = len(names) == 1 or [False, True, False]
+    model = small_model(
+        num_layers=1, embedding_dim=6, cutoffs=cutoffs, tie_projections=tied
     )
     tensors = write(model, make_layout(model, TF1))
     assert sorted(name for name in tensors if "proj" in name) == names
     save_tf1(tensors, tmp_path / "model.ckpt")
     loaded = load_tf1(tmp_path, config)
-    ids = np.arange(8, dtype="int32").reshape(2, 4)
+    ids = random_ids(2, 4)
     np.testing.assert_allclose(
         loaded.log_probs(ids, model.initial_memory(2))[0],
         model.log_probs(ids)[0],
-        atol=1e-6,
+        atol=1e-4,
     )
 
 

@@ -98,13 +98,7 @@ def test_a_missing_file_is_named(path):
 SHUFFLED = {symbol: IDS[symbol] for symbol in sorted(IDS)}
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        SYMBOLS,
-        SHUFFLED,
-    ],
-)
+@pytest.mark.parametrize("content", [SYMBOLS, SHUFFLED])
 def test_json_has_a_list_or_ids(path, content):
     for ensure_ascii in (True, False):
         text = json.dumps(content, ensure_ascii=ensure_ascii, indent=1)

@@ -1,9 +1,7 @@
 """A block is checked against its equations, with attention as given."""
 
 import functools
-import warnings
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -87,24 +85,6 @@ def test_equals_its_equations_with_the_scores_that_it_returns(normalize_first):
     expected = after("feed_forward_norm", expected)
     np.testing.assert_allclose(y, expected, atol=1e-4)
     np.testing.assert_allclose(layer(x, memory=memory), expected, atol=1e-4)
-
-
-@pytest.mark.parametrize("normalize_first", [True, False])
-def test_mask_of_an_embedding_is_passed_by_keras(normalize_first):
-    ids = keras.Input((4,), dtype="int32")
-    embedding = keras.layers.Embedding(9, D, mask_zero=True)
-    layer = block(normalize_first=normalize_first)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = keras.Model(ids, layer(embedding(ids)))
-        before = model(np.array([[5, 0, 3, 8]])).numpy()
-        table = embedding.embeddings.numpy()
-        table[0] = random(D)
-        embedding.embeddings.assign(table)
-        after = model(np.array([[5, 0, 3, 8]])).numpy()
-    seen = [0, 2, 3]
-    np.testing.assert_allclose(after[:, seen], before[:, seen], atol=1e-5)
-    assert np.abs(after[:, 1] - before[:, 1]).max() > 1e-2
 
 
 def test_the_places_of_dropout_have_masks_of_their_own():

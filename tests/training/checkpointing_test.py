@@ -52,20 +52,13 @@ def test_what_a_run_left_behind_when_it_went_back_is_removed(tmp_path):
     assert saved_steps(str(tmp_path)) == [5]
 
 
-def damage(path, kind):
-    content = path.read_bytes()
-    sizes = {"cut": len(content) - 9, "cut header": 50, "empty": 0}
-    path.write_bytes(content[: sizes[kind]])
-
-
-@pytest.mark.parametrize("kind", ["cut", "cut header", "empty"])
-def test_a_damaged_one_gives_way_loudly(kind, tmp_path, caplog):
+def test_a_damaged_one_gives_way_loudly(tmp_path, caplog):
     for step in (7, 9):
         write_checkpoint(str(tmp_path), make_state(step))
-    damage(tmp_path / "ckpt-9.safetensors", kind)
+    os.truncate(tmp_path / "ckpt-9.safetensors", 50)
     assert read(tmp_path)["step"] == 7
     assert "ckpt-9.safetensors is damaged" in caplog.text
-    damage(tmp_path / "ckpt-7.safetensors", kind)
+    os.truncate(tmp_path / "ckpt-7.safetensors", 0)
     with pytest.raises(ValueError, match="No checkpoint in .* can be read"):
         read(tmp_path)
 

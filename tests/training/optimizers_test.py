@@ -221,9 +221,11 @@ def test_optimizers_round_trip_through_their_config(name):
     content = keras.saving.serialize_keras_object(optimizer)
     revived = keras.saving.deserialize_keras_object(content)
     assert type(revived) is type(optimizer)
-    assert revived.get_config() == optimizer.get_config()
     config = revived.get_config()
+    assert config == optimizer.get_config()
     assert SETTINGS[name].items() <= config.items()
+    step = tf.constant(5, tf.int64)
+    assert revived._learning_rate(step) == rate(step)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,3 @@
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -67,16 +66,6 @@ def test_compiled_is_the_same_and_tells_late_steps_apart(name):
     np.testing.assert_allclose(found, rates(schedule, *steps), atol=2e-7)
     np.testing.assert_allclose(found[3] - found[2], 1 / 3_999_000, atol=6e-8)
     assert compiled(tf.constant(5, tf.int64)).dtype == tf.float32
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_round_trip_through_their_config(name):
-    schedule = build_schedule(name, 0.2, 9, 2)
-    content = keras.saving.serialize_keras_object(schedule)
-    revived = keras.saving.deserialize_keras_object(content)
-    assert type(revived) is type(schedule)
-    assert revived.get_config() == schedule.get_config()
-    assert rates(revived, 1, 4, 8) == rates(schedule, 1, 4, 8)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from attention_loops import with_random_weights
 from layer_checks import check_layer
 
 from txl_keras.layers import CausalMultiHeadAttention
+from txl_keras.layers import DecoderBlock
 from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers import RelativePositionEncoding
 from txl_keras.layers import ShawMultiHeadAttention
@@ -154,10 +155,6 @@ def test_positions_may_be_negative_and_computed_once_for_many_layers(
         layer(query, memory, position_encoding=encoding(query, memory)),
         layer(query, memory),
     )
-    if look_ahead:
-        causal = RelativePositionEncoding(clamp_length)(query, memory)
-        with pytest.raises(ValueError, match="`position_encoding` must have"):
-            layer(query, memory, position_encoding=causal)
 
 
 @every_kind
@@ -240,11 +237,20 @@ def test_attention_scores_have_a_symbolic_shape_and_dtype(kind):
 
 
 @pytest.mark.parametrize("with_memory", [True, False])
-def test_mask_of_an_embedding_is_passed_by_keras(with_memory):
+@pytest.mark.parametrize(
+    "make",
+    [
+        attention,
+        lambda: DecoderBlock(N, H, D),
+        lambda: DecoderBlock(N, H, D, normalize_first=True),
+    ],
+    ids=("attention", "block", "normalize_first"),
+)
+def test_mask_of_an_embedding_is_passed_by_keras(make, with_memory):
     ids = keras.Input((4,), dtype="int32")
     memory = keras.Input((M, D))
     embedded = keras.layers.Embedding(9, D, mask_zero=True)(ids)
-    layer = attention()
+    layer = make()
     call = {"memory": memory} if with_memory else {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")

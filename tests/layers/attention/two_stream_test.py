@@ -157,14 +157,6 @@ def test_a_target_that_may_see_no_key_gets_zeros():
     assert_equals_loops(call)
 
 
-def test_content_alone_is_the_same_content():
-    call = two_stream_inputs()
-    layer = attention()
-    both, _ = layer(**call)
-    del call["query"], call["target_mapping"]
-    np.testing.assert_allclose(layer(**call), both, atol=1e-6)
-
-
 def test_the_streams_drop_other_keys():
     layer = TwoStreamRelativeAttention(1, H, dropout=0.5)
     layer = with_random_weights(layer, (B, 1, D))

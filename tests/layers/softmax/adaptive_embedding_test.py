@@ -23,20 +23,10 @@ LAYOUTS = {
         [0],
     ),
     "half_each": (HALF, [6, 3, 1], [0, 1, 2]),
-    "half_each_same_dim_as_it_is": (
-        {**HALF, "project_same_dim": False},
-        [6, 3, 1],
-        [1, 2],
-    ),
     "second_has_the_size": (
         {**HALF, "embedding_dim": 13, "project_same_dim": False},
         [13, 6, 3],
         [0, 2],
-    ),
-    "a_quarter_each": (
-        {"cutoffs": CUTOFFS, "embedding_dim": 34, "div_val": 4},
-        [34, 8, 2],
-        [0, 1, 2],
     ),
     "nothing_left_for_the_last": (
         {"cutoffs": CUTOFFS, "div_val": 4},

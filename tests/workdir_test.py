@@ -9,7 +9,6 @@ from script_runs import locked_elsewhere
 from script_runs import run_code
 
 from txl_keras.data import WordTokenizer
-from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.models import LSTMBackbone
 from txl_keras.training.checkpointing import copies
@@ -189,14 +188,6 @@ def test_the_lock_of_a_stranger_leads_to_no_other_file(tmp_path):
     (folder / "lock").symlink_to(other)
     Workdir(str(folder)).claim(CONFIG)
     assert other.read_text() == "kept"
-
-
-def test_only_a_folder_is_written_to(tmp_path):
-    Workdir(str(tmp_path)).claim(CONFIG)
-    path = str(tmp_path / "config.json" / "run")
-    with pytest.raises(OSError, match=f"`workdir` must be.*={path} "):
-        check_can_write("workdir", path)
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "lock"}
 
 
 def test_a_bucket_is_a_folder_as_any_other(model):

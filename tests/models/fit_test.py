@@ -16,6 +16,7 @@ from factories import random_ids
 from factories import rewinder
 from factories import seed_weights
 from factories import small_model
+from factories import trainer_rewinder
 
 from txl_keras.callbacks import BackupAndRestore
 from txl_keras.data import ByteTokenizer
@@ -103,15 +104,7 @@ def begin():
         B,
         seed=model.fit_steps.seed,
     )
-    rewind = rewinder(model)
-
-    def begin():
-        rewind()
-        trainer.step.assign(0)
-        trainer.memory.reset_state()
-        return trainer
-
-    return begin
+    return trainer_rewinder(trainer)
 
 
 def means(values, weights):

@@ -16,7 +16,6 @@ from factories import rows_of
 from factories import small_backbone
 from factories import small_model as model_of
 
-from txl_keras.data import CharacterTokenizer
 from txl_keras.data import Segments
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -285,57 +284,12 @@ def test_a_loss_of_the_user_takes_the_place_of_the_default(tmp_path):
     assert loaded.loss.ignore_class == 3
 
 
-def test_a_tokenizer_is_saved_with_the_model(tmp_path):
-    model = small_model(vocabulary_size=256)
-    tokenizer = CharacterTokenizer(map(chr, range(256)), drop_newlines=True)
-    model = type(model)(model.backbone, tokenizer=tokenizer)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.tokenizer.encode("a\nb").tolist() == [97, 98]
-
-
-def test_weights_fit_a_model_of_another_memory_and_batch(model, tmp_path):
-    ids, x, y = hard_text()
-    model.fit(x, y, batch_size=B, verbose=0)
-    path = tmp_path / "model.weights.h5"
-    model.save_weights(path)
-    other = small_model(memory_length=11)
-    other(random_ids(5, 4))
-    other.load_weights(path)
-    nll, memory = other.score(ids[:1, :T], ids[:1, 1 : T + 1])
-    expected, _ = model.score(ids[:1, :T], ids[:1, 1 : T + 1])
-    np.testing.assert_allclose(nll, expected, atol=1e-6)
-    assert memory.length == 11
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"run_eagerly": True},
-        {"steps_per_execution": 3, "jit_compile": False},
-        {"metrics": ["accuracy"]},
-    ],
-)
-def test_other_ways_to_run_a_step_read_the_same(model, config):
+def test_an_eager_step_reads_the_same(model):
     _, x, y = hard_text()
     model.optimizer.learning_rate = 0.0
     expected = model.fit(x, y, batch_size=B, verbose=0).history["loss"]
     other = small_model()
     other.set_weights(model.get_weights())
-    other.compile(keras.optimizers.SGD(0.0), **config)
+    other.compile(keras.optimizers.SGD(0.0), run_eagerly=True)
     got = other.fit(x, y, batch_size=B, verbose=0).history["loss"]
     np.testing.assert_allclose(got, expected, rtol=1e-5)
-
-
-def test_a_functional_model_can_be_built_around_it():
-    model = small_model()
-    ids = keras.Input((None,), dtype="int32")
-    probabilities = keras.layers.Softmax()(model(ids))
-    assert probabilities.shape == (None, None, V)
-    wrapped = keras.Model(ids, probabilities)
-    text = random_ids(2, 8)
-    parts = [wrapped(text[:, :3]), wrapped(text[:, 3:])]
-    expected, _ = model.log_probs(text)
-    np.testing.assert_allclose(
-        np.log(np.concatenate(parts, 1)), expected, atol=1e-4
-    )

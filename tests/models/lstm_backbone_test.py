@@ -78,7 +78,7 @@ def test_a_reader_remembers_the_real_tokens_of_each_row():
     assert reader.num_bytes == B * 2 * L * 4 * D
 
 
-def test_it_is_trained_scored_and_sampled_as_transformer_xl_is():
+def test_it_is_trained_and_scored_as_transformer_xl_is():
     model = make_model(num_layers=1)
     strategy = tf.distribute.get_strategy()
     text = np.tile(np.arange(V), 40)
@@ -95,13 +95,6 @@ def test_it_is_trained_scored_and_sampled_as_transformer_xl_is():
     )
     expected, _ = model.score(text[None, :14], text[None, 1:15])
     np.testing.assert_allclose(nll[1:15], expected[0], atol=1e-5)
-    written = model.generate(
-        [[1, 2, 3, 4], [6, 7, 8]],
-        max_new_tokens=3,
-        sampler="greedy",
-        strip_prompt=True,
-    )
-    assert np.array(written).tolist() == [[5, 6, 7], [9, 10, 0]]
 
 
 def test_a_preset_gives_it_the_sizes_that_it_has():

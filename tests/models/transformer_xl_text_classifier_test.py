@@ -141,16 +141,6 @@ def test_fit_learns_from_what_was_read_before_the_last_segment(fitted):
     assert (np.argmax(model(x), axis=1) == labels).mean() > 0.9
 
 
-def test_a_saved_model_gives_the_same(fitted, tmp_path):
-    model, x, _, _ = fitted
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert (loaded.pooling, loaded.segment_length) == ("mean", T)
-    assert (loaded.num_classes, loaded.jit_compile) == (C, False)
-    assert int(loaded.optimizer.iterations) == 75
-    np.testing.assert_array_equal(loaded(x), model(x))
-
-
 def test_logits_are_of_full_precision():
     model = classifier(small_backbone("mixed_bfloat16"), "mean")
     logits = model(pad_texts(texts()))

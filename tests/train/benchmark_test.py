@@ -34,12 +34,7 @@ def test_a_token_is_timed_beside_what_it_must_read(succeed):
 
 
 def test_memory_is_held_against_windows_that_slide(succeed):
-    flags = (
-        *("--num_layers=1", "--num_heads=2", "--hidden_dim=16"),
-        *("--intermediate_dim=24", "--segment_length=4", "--calls_per_turn=2"),
-        "--turns=1",
-    )
-    speed = ("benchmark.py", "--experiment=evaluation_speed", *flags)
+    speed = ("benchmark.py", "--experiment=evaluation_speed", *TINY)
     printed = succeed(*speed, "--attention_lengths=9")
     assert "attention length      9: " in printed
     (result,) = json.loads(printed.splitlines()[-1])["results"]

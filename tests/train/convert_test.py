@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import assert_same
 from factories import save_run
 from factories import small_model
 from script_runs import evaluation_of
@@ -15,7 +16,6 @@ from txl_keras.data import ByteTokenizer
 from txl_keras.data import Segments
 from txl_keras.data import WordTokenizer
 from txl_keras.data import load_corpus
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.workdir import Workdir
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "testdata" / "golden"
@@ -49,11 +49,6 @@ def convert(succeed):
         )  # fmt: skip
 
     return convert
-
-
-def assert_same_weights(model, other):
-    for weight, expected in zip(model.weights, other.weights, strict=True):
-        np.testing.assert_array_equal(weight, expected)
 
 
 @pytest.mark.large
@@ -172,7 +167,7 @@ def test_the_best_weights_of_a_run_are_converted(convert, tmp_path):
     converted, step = output.load_model()
     assert step == 10
     assert output.read_config()["flags"]["seed"] == 7
-    assert_same_weights(converted, best)
+    assert_same(converted.weights, best.weights)
 
 
 def test_a_preset_is_copied(succeed, fail, tmp_path):
@@ -186,14 +181,12 @@ def test_a_preset_is_copied(succeed, fail, tmp_path):
     converted, step = output.load_model()
     assert step == 0
     assert output.load_tokenizer().vocabulary_size == 256
-    assert_same_weights(converted, model)
+    assert_same(converted.weights, model.weights)
 
 
 def test_a_tokenizer_goes_to_hugging_face_and_back(here, tmp_path):
-    model = TransformerXLCausalLM.from_preset(
-        "quickstart", num_layers=1, hidden_dim=8, intermediate_dim=4,
-        num_heads=2, head_dim=4, vocabulary_size=4, cold_start="zeros",
-    )  # fmt: skip
+    sizes = {"num_layers": 1, "head_dim": 4, "vocabulary_size": 4}
+    model = small_model(**sizes, cold_start="zeros")
     words = ["<eos>", "<unk>", "the", "cat"]
     tokenizer = WordTokenizer(words)
     run, folder, back = (tmp_path / name for name in ("run", "hf", "back"))

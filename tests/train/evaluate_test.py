@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from factories import byte_model
 from factories import save_run
 from script_runs import evaluation_of
 from script_runs import results_of
@@ -218,9 +219,7 @@ def test_flags_of_an_evaluation_are_checked_before_any_score(
 ):
     memory, none, _ = group
     lstm = tmp_path / "lstm"
-    model = TransformerXLCausalLM(
-        LSTMBackbone(vocabulary_size=256, num_layers=1, hidden_dim=8)
-    )
+    model = byte_model(make=LSTMBackbone)
     save_run(lstm, model, 3, ByteTokenizer(), flags={"segment_length": 5})
     (none / "evaluation_all.json").write_text("{}")
     of_memory, of_none, of_lstm = (
@@ -244,9 +243,7 @@ def test_a_configuration_names_text_but_no_folder_to_write_to(
 ):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
-    model = TransformerXLCausalLM(
-        LSTMBackbone(vocabulary_size=256, num_layers=1, hidden_dim=8)
-    )
+    model = byte_model(make=LSTMBackbone)
     text = {"corpus": str(corpus), "data_dir": str(theirs)}
     config = {"flags": {"segment_length": 5}, "corpus": text}
     run = tmp_path / "run"

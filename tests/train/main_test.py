@@ -13,6 +13,7 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import assert_same
 from factories import byte_model
 from script_runs import TINY
 from script_runs import TRAIN
@@ -104,10 +105,7 @@ def test_a_run_begins_with_the_weights_of_a_preset(
     printed = succeed("main.py", *flags, f"--initialize_from={preset}")
     assert f"Starts from the best weights of {preset}, at a" in printed
     trained, _ = Workdir(str(workdir)).load_model()
-    for found, expected in zip(
-        trained.get_weights(), model.get_weights(), strict=True
-    ):
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert_same(trained.weights, model.weights, atol=1e-6)
     all_tokens = len(load_corpus(str(corpus)).read("test"))
     first = f"over the first 99 of {all_tokens - 1:,} tokens"
     assert re.search(f"^test: .* bits per byte {first}", printed, re.MULTILINE)
@@ -370,16 +368,6 @@ def test_minutes_do_not_continue_a_model_that_was_not_trained_here(
 ):
     error = train(f"--workdir={group[0]}", "--minutes=0.1", run=fail)
     assert "holds a run of another configuration" in error
-
-
-@pytest.mark.large
-def test_absolute_positions_run_to_the_end(train, tmp_path):
-    flags = "--attention_type=vaswani", "--memory_length=0"
-    printed = train(*flags, "--max_steps=8", "--max_eval_tokens=100")
-    sample = (tmp_path / "sample.txt").read_text("utf-8")
-    assert len(sample) >= 20
-    assert sample in printed
-    assert (tmp_path / "export/8/saved_model.pb").exists()
 
 
 @pytest.mark.large

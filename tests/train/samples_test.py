@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import assert_same
 from factories import save_run
 from factories import small_model
 from model_checks import segment_nll
@@ -107,8 +108,7 @@ def test_samples_depend_on_seed_step_and_weights(make, model, shown):
         samples(step, shown)
     assert shown.samples[30] != shown.samples[60]
     assert shown.texts["sample", 30] == shown.samples[30]
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
+    assert_same(before, model.get_weights())
 
     # Of one replica the weights themselves are read, of several a copy.
     mirrored, other = make(num_replicas=2), Shown()

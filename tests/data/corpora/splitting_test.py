@@ -111,7 +111,11 @@ def test_other_names_do_not_count(names):
 @pytest.mark.parametrize(
     "names, received",
     [
-        (["my_train.txt", "my_test.txt"], "my_test.txt and my_train.txt"),
+        # Otherwise both would be cut, and training would read the test text.
+        *(
+            ([f"my_train.{end}", f"my_test.{end}"], f"my_test.{end} and my_tr")
+            for end in ("txt", "ndjson", "tokens", "TXT", "Jsonl.GZ")
+        ),
         (["a.txt", "b.txt", "c.txt", "test.txt"], "test.txt beside a.txt"),
         (["train.txt", "dev.txt", "train_test.txt"], "train_test.txt"),
     ],

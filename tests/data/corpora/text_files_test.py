@@ -58,18 +58,6 @@ def test_a_named_split_without_text_is_refused(tmp_path):
     assert texts_of(load_corpus(tmp_path))["valid"] == b"two"
 
 
-@pytest.mark.parametrize("suffix", ["ndjson", "tokens", "TXT", "Jsonl.GZ"])
-def test_train_and_test_alone_are_refused(suffix, tmp_path):
-    """Otherwise both would be cut, and training would read the test text."""
-    text = b'{"text": "words"}\n' * 99
-    names = [f"wiki.{split}.{suffix}" for split in ("train", "test")]
-    for name in names:
-        packed = gzip.compress(text) if name.endswith("GZ") else text
-        (tmp_path / name).write_bytes(packed)
-    with pytest.raises(ValueError, match=f"{names[1]} and {names[0]} bes"):
-        load_corpus(tmp_path)
-
-
 @pytest.mark.parametrize("pattern", ["", "part*/*.txt"])
 def test_files_of_a_folder_stay_whole(pattern, tmp_path):
     files = {

@@ -73,7 +73,7 @@ def test_a_preset_is_loaded_as_its_class(options, tmp_path):
 
 @EVERY
 def test_steps_are_static(options):
-    for step in (compiling_test.train_step, compiling_test.generation_step):
+    for step in (compiling_test.train_step, compiling_test.evaluation_step):
         compiling_test.test_steps_are_static(step, options, {})
 
 

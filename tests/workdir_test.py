@@ -9,6 +9,7 @@ from script_runs import locked_elsewhere
 from script_runs import run_code
 
 from txl_keras.data import WordTokenizer
+from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.models import LSTMBackbone
 from txl_keras.training.checkpointing import copies
@@ -265,3 +266,11 @@ def test_a_wrong_field_is_named(field, value, kinds, tmp_path):
     change_json(tmp_path / "config.json", {field: value})
     with pytest.raises(ValueError, match=f"`{field}` must be {kinds}"):
         workdir.read_config()
+
+
+def test_only_a_folder_is_written_to(tmp_path):
+    Workdir(str(tmp_path)).claim(CONFIG)
+    path = str(tmp_path / "config.json" / "run")
+    with pytest.raises(OSError, match=f"`workdir` must be.*={path} "):
+        check_can_write("workdir", path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "lock"}

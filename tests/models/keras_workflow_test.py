@@ -284,12 +284,20 @@ def test_a_loss_of_the_user_takes_the_place_of_the_default(tmp_path):
     assert loaded.loss.ignore_class == 3
 
 
-def test_an_eager_step_reads_the_same(model):
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"run_eagerly": True},
+        {"steps_per_execution": 3, "jit_compile": False},
+        {"metrics": ["accuracy"]},
+    ],
+)
+def test_other_ways_to_run_a_step_read_the_same(model, config):
     _, x, y = hard_text()
     model.optimizer.learning_rate = 0.0
     expected = model.fit(x, y, batch_size=B, verbose=0).history["loss"]
     other = small_model()
     other.set_weights(model.get_weights())
-    other.compile(keras.optimizers.SGD(0.0), run_eagerly=True)
+    other.compile(keras.optimizers.SGD(0.0), **config)
     got = other.fit(x, y, batch_size=B, verbose=0).history["loss"]
     np.testing.assert_allclose(got, expected, rtol=1e-5)

@@ -69,6 +69,13 @@ def test_of_the_softmax_the_head_counts(embedding, flops_of_a_token):
     assert difference == 4 * 6 * (flops_of_a_token - 2 * 8 * 101)
 
 
+@pytest.mark.parametrize("size", ["batch_size", "segment_length"])
+def test_sizes_are_checked(size):
+    sizes = {"batch_size": 4, "segment_length": 6, size: -1}
+    with pytest.raises(ValueError, match=f"{size}=-1"):
+        model_flops(make_model(), **sizes)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_peak_is_measured_without_other_workers(dtype, monkeypatch):
     """They would have to make the same calls, whatever their clocks tell."""

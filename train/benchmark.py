@@ -44,6 +44,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
+from txl_keras.compilation import compile_layers
 from txl_keras.data import Segments
 from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
@@ -53,7 +54,6 @@ from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.options import FLAGS
-from txl_keras.training.compilation import compile_layers
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import device_memory

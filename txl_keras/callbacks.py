@@ -11,9 +11,9 @@ from txl_keras import keras_internals
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_path
 from txl_keras.layers.memory.memory_stack import MemoryStack
+from txl_keras.tensor_files import shapes_of
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.checkpointing import copies
-from txl_keras.training.checkpointing import shapes_of
 from txl_keras.types import PathLike
 
 

@@ -3,7 +3,8 @@
 An extension is a module of `txl_keras.extensions` or `txl_keras.pages`, the
 package `txl_keras.tpu`, one that an installed package names as an entry point
 of the group `txl_keras.extensions`, or any that was imported. The rest of the
-package imports none of them: it asks for what is `registered`.
+package imports none of them: it asks for what is `registered`. So models find
+the loaders of `txl_keras.checkpoints`, which are above them.
 """
 
 import functools
@@ -55,6 +56,7 @@ def registered(kind: str) -> dict[str, Any]:
 
 @functools.cache
 def _import_extensions():
+    importlib.import_module("txl_keras.checkpoints")
     for path in txl_keras.__path__:
         for folder in ("extensions", "pages"):
             for module in pkgutil.iter_modules([f"{path}/{folder}"]):

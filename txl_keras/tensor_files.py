@@ -174,3 +174,46 @@ def write_safetensors(arrays, path, metadata=None, dtype="float32"):
     }
     with tf.io.gfile.GFile(os.fspath(path), "wb") as file:
         file.write(safetensors.numpy.save(arrays, metadata))
+
+
+def shapes_of(variables):
+    """Returns the shapes of variables by name."""
+    return {name: tuple(v.shape) for name, v in variables.items()}
+
+
+def check_shapes(path, saved, expected):
+    """Raises `ValueError` unless a checkpoint has these shapes."""
+    # Of the groups of `expected`, such as weights or optimizer, it must have no
+    # other variables; results are left to the caller.
+    groups = {name.split("/")[0] for name in expected} - {"results"}
+    problems = [
+        f"{name} is missing" if name not in saved
+        else f"{name} is {saved[name]}, not {shape}"
+        for name, shape in expected.items()
+        if saved.get(name) != shape
+    ]  # fmt: skip
+    problems += [
+        f"{name} is not in this model or its optimizer"
+        for name in sorted(saved.keys() - expected)
+        if name.split("/")[0] in groups
+    ]
+    if problems:
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ValueError(
+            f"{path} is of another model: {'; '.join(problems[:3])}{more}. "
+            "Bring back the config.json that it was saved with, or build the "
+            "model of the same sizes."
+        )
+
+
+def first_not_finite(state):
+    """Returns the name of the first array with NaN or infinity, if any."""
+    for name, value in state.items():
+        # Results may be: those of steps that float16 skipped are infinite.
+        if name.startswith("results/"):
+            continue
+        # NumPy has no bfloat16: its kind is "V".
+        values = value.astype("float32") if value.dtype.kind == "V" else value
+        if not np.isfinite(values).all():
+            return name
+    return None

@@ -36,6 +36,8 @@ from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 from txl_keras.json_files import read_json
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models.loading import check_links
+from txl_keras.models.loading import load_stored
 from txl_keras.models.model_folder import MAX_LENGTH
 from txl_keras.models.model_folder import ModelFolder
 from txl_keras.models.model_folder import check_limit
@@ -43,8 +45,6 @@ from txl_keras.models.model_folder import class_of
 from txl_keras.models.model_folder import read_tokenizer
 from txl_keras.models.model_folder import write_model
 from txl_keras.output_folders import replaced_when_complete
-from txl_keras.preset_folders import check_links
-from txl_keras.preset_folders import load_stored
 
 _MAX_METRICS_BYTES = 64 << 20
 _FIELDS = {

@@ -2,6 +2,7 @@
 
 # Import of published weights, and export.
 from txl_keras.checkpoints.hugging_face import load_hugging_face
+from txl_keras.checkpoints.hugging_face import load_with_tokenizer
 from txl_keras.checkpoints.hugging_face import save_hugging_face
 from txl_keras.checkpoints.hugging_face_xlnet import load_hugging_face_xlnet
 from txl_keras.checkpoints.pytorch import load_pytorch
@@ -9,6 +10,17 @@ from txl_keras.checkpoints.tf1 import load_tf1
 
 # Vocabularies of published models.
 from txl_keras.checkpoints.vocabularies import load_vocabulary
+from txl_keras.extending import register
+
+# What `from_preset` reads folders of Hugging Face with.
+register(
+    "hugging_face",
+    transfo_xl=load_with_tokenizer,
+    xlnet=lambda *args, **kwargs: (
+        load_hugging_face_xlnet(*args, **kwargs),
+        lambda: None,
+    ),
+)
 
 __all__ = [
     "load_hugging_face",

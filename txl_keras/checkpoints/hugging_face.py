@@ -17,7 +17,10 @@ from txl_keras.checkpoints.layout import write
 from txl_keras.checkpoints.transformer_xl import HUGGING_FACE
 from txl_keras.checkpoints.transformer_xl import load_model
 from txl_keras.checkpoints.transformer_xl import make_layout
+from txl_keras.checkpoints.vocabularies import load_vocabulary
+from txl_keras.data import WordTokenizer
 from txl_keras.data.corpora.files import write_text
+from txl_keras.models.hub import VOCABULARIES
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.output_folders import check_new
 from txl_keras.output_folders import replaced_when_complete
@@ -80,6 +83,20 @@ def load_hugging_face(
     config["tie_weight"] = config["tie_word_embeddings"]
     tensors = folder_tensors(folder)
     return load_model(config, overrides, dtype, tensors, folder, HUGGING_FACE)
+
+
+def load_with_tokenizer(folder, dtype, drop_head, **overrides):
+    """Loads a model, and a function that reads its tokenizer."""
+    del drop_head  # the only head there is
+
+    def load_tokenizer():
+        names = (os.path.join(folder, name) for name in VOCABULARIES)
+        for path in filter(os.path.isfile, names):
+            symbols = load_vocabulary(path)
+            line_end = "<eos>" if "<eos>" in symbols else None
+            return WordTokenizer(symbols, line_end=line_end)
+
+    return load_hugging_face(folder, dtype, **overrides), load_tokenizer
 
 
 def save_hugging_face(model: keras.Model, folder: PathLike) -> None:

@@ -5,9 +5,9 @@ Letters: `B` batch over all replicas, `P` targets per row, `V` vocabulary.
 
 import tensorflow as tf
 
+from txl_keras.compilation import compile_layers
 from txl_keras.data.permutation import PermutedSegments
 from txl_keras.evaluation.evaluator import Evaluator
-from txl_keras.training.compilation import compile_layers
 
 
 class PermutationEvaluator(Evaluator):

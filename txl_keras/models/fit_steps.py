@@ -5,8 +5,7 @@ import random
 import keras
 import tensorflow as tf
 
-from txl_keras.training.compilation import compile_layers
-from txl_keras.training.trainer import Trainer
+from txl_keras.compilation import compile_layers
 
 
 class FitSteps:
@@ -35,6 +34,8 @@ class FitSteps:
 
     def prepare_training(self, shape):
         """Makes a `Trainer` unless there is one for batches of this shape."""
+        from txl_keras.training.trainer import Trainer
+
         model, trainer = self.model, self.trainer
         if not model.trainable_variables:
             raise ValueError(

@@ -12,10 +12,9 @@ from txl_keras.types import PathLike
 VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
 # What is downloaded: PyTorch's file only if there is no other.
 _DOWNLOADED = (
-    "config.json", "tokenizer.json", "model*.safetensors",
-    "model.safetensors.index.json", *VOCABULARIES,
-)  # fmt: skip
-_DOWNLOADED_ELSE = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+    *("config.json", "tokenizer.json", "model.safetensors"),
+    *VOCABULARIES,
+)
 _UPLOADED = ("config.json", "model.safetensors", "tokenizer.json", "README.md")
 
 
@@ -58,9 +57,9 @@ def download(preset):
     """Returns the local copy of the files of a Hub repository."""
     repository = _repository("preset", preset)
     hub = import_extra("huggingface_hub")
-    for patterns in (_DOWNLOADED, _DOWNLOADED + _DOWNLOADED_ELSE):
+    for patterns in (_DOWNLOADED, (*_DOWNLOADED, "pytorch_model.bin")):
         folder = hub.snapshot_download(repository, allow_patterns=[*patterns])
-        if any("safetensors" in name for name in os.listdir(folder)):
+        if os.path.exists(os.path.join(folder, "model.safetensors")):
             break
     return folder
 

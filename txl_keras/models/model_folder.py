@@ -40,12 +40,12 @@ from txl_keras.models.hub import is_preset
 from txl_keras.models.presets import arguments
 from txl_keras.models.presets import required_arguments
 from txl_keras.output_folders import check_replaceable
+from txl_keras.tensor_files import check_shapes
+from txl_keras.tensor_files import first_not_finite
 from txl_keras.tensor_files import int8_with_scale
 from txl_keras.tensor_files import read_safetensors
+from txl_keras.tensor_files import shapes_of
 from txl_keras.tensor_files import write_safetensors
-from txl_keras.training.checkpointing import check_shapes
-from txl_keras.training.checkpointing import first_not_finite
-from txl_keras.training.checkpointing import shapes_of
 from txl_keras.weights import build_in_graph
 from txl_keras.weights import to_tensor
 from txl_keras.weights import weights_by_name

@@ -46,6 +46,8 @@ class PresetModel(keras.Model):
     trained_presets = TRAINED
     # What the argument `backbone` may be; presets by name build the first.
     backbone_classes = ()
+    # True if a folder's backbone is of use with a new head.
+    takes_new_head = False
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -118,9 +120,8 @@ class PresetModel(keras.Model):
         if isinstance(preset, str) and preset in cls.presets:
             model = build_preset(cls, preset, dtype, overrides)
         else:
-            # Imported here, because it reads models of all classes.
-            from txl_keras.preset_folders import find_folder
-            from txl_keras.preset_folders import load_folder
+            from txl_keras.models.loading import find_folder
+            from txl_keras.models.loading import load_folder
 
             folder = find_folder(preset, cls)
             model = load_folder(cls, folder, load_weights, dtype, overrides)

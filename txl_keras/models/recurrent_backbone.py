@@ -37,9 +37,9 @@ from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.sublayers import LORA_MATRICES
 from txl_keras.models.preset_model import PresetModel
+from txl_keras.tensor_files import check_shapes
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
-from txl_keras.training.checkpointing import check_shapes
 from txl_keras.types import PathLike
 from txl_keras.types import Shape
 from txl_keras.types import Tensor
@@ -88,6 +88,8 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
     has_finite_reach = True
     # The most tokens that a segment may have, or None.
     max_segment_length = None
+    # The loader of folders of Hugging Face, by its registered name.
+    hugging_face_type = "transfo_xl"
 
     def __init__(
         self,

@@ -13,8 +13,6 @@ from keras import ops
 
 from txl_keras import metrics as token_metrics
 from txl_keras import samplers
-from txl_keras.callbacks import BackupAndRestore
-from txl_keras.callbacks import ResetMemory
 from txl_keras.checks import check_list
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
@@ -37,7 +35,6 @@ from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.text_methods import TextMethods
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
-from txl_keras.training.updates import check_supported
 from txl_keras.types import PathLike
 from txl_keras.types import Tensor
 
@@ -243,6 +240,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
                 kwargs.update(jit_compile=False, auto_scale_loss=False)
         super().compile(optimizer, loss, **kwargs)
         if self.fit_steps:
+            from txl_keras.training.updates import check_supported
+
             check_supported(self.optimizer)
 
     def retrace(self) -> None:
@@ -332,6 +331,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             tf.errors.InvalidArgumentError: If a dataset has such ids, or
                 batches that differ in shape; the last one may have fewer rows.
         """
+        from txl_keras.callbacks import BackupAndRestore
+        from txl_keras.callbacks import ResetMemory
+
         if kwargs.setdefault("shuffle", False):
             raise ValueError(
                 "`shuffle` must be False, since row r of a batch continues "

@@ -94,6 +94,7 @@ class TransformerXLTextClassifier(BackboneModel):
     """
 
     backbone_classes = (TransformerXLBackbone, LSTMBackbone)
+    takes_new_head = True
 
     def __init__(
         self,

@@ -93,6 +93,7 @@ class XLNetBackbone(RecurrentBackbone):
 
     presets = trained_presets = {}
     block_class = TwoStreamBlock
+    hugging_face_type = "xlnet"
 
     def __init__(
         self,

@@ -4,15 +4,15 @@ import tensorflow as tf
 
 from txl_keras.json_files import read_json
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models.loading import find_folder
+from txl_keras.models.loading import load_folder
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
-from txl_keras.preset_folders import find_folder
-from txl_keras.preset_folders import load_folder
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts.options import FLAGS
-from txl_keras.training.checkpointing import check_shapes
-from txl_keras.training.checkpointing import shapes_of
+from txl_keras.tensor_files import check_shapes
+from txl_keras.tensor_files import shapes_of
 from txl_keras.training.checkpointing import weight_variables
 from txl_keras.workdir import Workdir
 

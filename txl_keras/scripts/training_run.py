@@ -5,6 +5,7 @@ import sys
 import keras
 import tensorflow as tf
 
+from txl_keras.compilation import describe as describe_strategy
 from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.step_batches import replica_batch_size
@@ -13,7 +14,6 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import run_length
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.options import FLAGS
-from txl_keras.training.compilation import describe as describe_strategy
 from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.strategy import is_chief

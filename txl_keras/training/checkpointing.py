@@ -33,7 +33,10 @@ from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import remove_if_empty
 from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.json_files import open_checked
+from txl_keras.tensor_files import check_shapes
+from txl_keras.tensor_files import first_not_finite
 from txl_keras.tensor_files import local_copy
+from txl_keras.tensor_files import shapes_of
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
 from txl_keras.weights import weights_by_name
@@ -272,11 +275,6 @@ def copies(variables):
     return {name: np.array(v.numpy()) for name, v in variables.items()}
 
 
-def shapes_of(variables):
-    """Returns the shapes of variables by name."""
-    return {name: tuple(v.shape) for name, v in variables.items()}
-
-
 # === Files ===
 
 
@@ -399,41 +397,3 @@ def _read(path, shapes, run=None):
     if name:
         raise DamagedCheckpointError(f"{path} is damaged: {name} is not finite")
     return state
-
-
-def check_shapes(path, saved, expected):
-    """Raises `ValueError` unless a checkpoint has these shapes."""
-    # Of the groups of `expected`, such as weights or optimizer, it must have no
-    # other variables; results are left to the caller.
-    groups = {name.split("/")[0] for name in expected} - {"results"}
-    problems = [
-        f"{name} is missing" if name not in saved
-        else f"{name} is {saved[name]}, not {shape}"
-        for name, shape in expected.items()
-        if saved.get(name) != shape
-    ]  # fmt: skip
-    problems += [
-        f"{name} is not in this model or its optimizer"
-        for name in sorted(saved.keys() - expected)
-        if name.split("/")[0] in groups
-    ]
-    if problems:
-        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise ValueError(
-            f"{path} is of another model: {'; '.join(problems[:3])}{more}. "
-            "Bring back the config.json that it was saved with, or build the "
-            "model of the same sizes."
-        )
-
-
-def first_not_finite(state):
-    """Returns the name of the first array with NaN or infinity, if any."""
-    for name, value in state.items():
-        # Results may be: those of steps that float16 skipped are infinite.
-        if name.startswith("results/"):
-            continue
-        # NumPy has no bfloat16: its kind is "V".
-        values = value.astype("float32") if value.dtype.kind == "V" else value
-        if not np.isfinite(values).all():
-            return name
-    return None

@@ -14,11 +14,11 @@ from txl_keras import keras_internals
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
+from txl_keras.compilation import compile_layers
+from txl_keras.compilation import device_of
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.extending import registered
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.training.compilation import compile_layers
-from txl_keras.training.compilation import device_of
 from txl_keras.training.loss_scale import LossScale
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import host_loop

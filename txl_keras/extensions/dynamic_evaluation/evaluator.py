@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
+from txl_keras.compilation import compile_layers
 from txl_keras.data.segments import Segments
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import scores_of
 from txl_keras.evaluation.evaluator import segments_in_memory
-from txl_keras.training.compilation import compile_layers
 from txl_keras.training.stopping import StopRequest
 from txl_keras.weights import weights_by_name
 

@@ -6,17 +6,10 @@ import re
 
 import tensorflow as tf
 
-from txl_keras.checkpoints import load_hugging_face
-from txl_keras.checkpoints import load_hugging_face_xlnet
-from txl_keras.checkpoints import load_vocabulary
 from txl_keras.checks import shown
-from txl_keras.data import WordTokenizer
 from txl_keras.data.corpora.files import is_remote
+from txl_keras.extending import registered
 from txl_keras.json_files import read_json
-from txl_keras.models import TransformerXLTextClassifier
-from txl_keras.models import XLNetBackbone
-from txl_keras.models import XLNetPermutationLM
-from txl_keras.models.hub import VOCABULARIES
 from txl_keras.models.hub import download
 from txl_keras.models.model_folder import ModelFolder
 from txl_keras.models.model_folder import backbone_config
@@ -55,10 +48,8 @@ def load_folder(
             "of Hugging Face, with `model_type`. Received: "
             f"{shown(sorted(content))}"
         )
-    model, _ = load_stored(
-        model_class, ModelFolder(folder), load_weights, dtype, overrides
-    )
-    return model
+    stored = ModelFolder(folder)
+    return load_stored(model_class, stored, load_weights, dtype, overrides)[0]
 
 
 def find_folder(preset, model_class):
@@ -151,8 +142,8 @@ def _check_gives(model_class, built_class, backbone_class, folder):
     gives = (
         issubclass(built_class, model_class)
         or issubclass(backbone_class, model_class)
-        or issubclass(model_class, TransformerXLTextClassifier)
-        and not issubclass(backbone_class, XLNetBackbone)
+        or model_class.takes_new_head
+        and issubclass(backbone_class, model_class.backbone_classes)
     )
     if not gives:
         held = built_class.__name__
@@ -181,28 +172,17 @@ def _as_class(model_class, model, own, load_tokenizer):
 def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
     backbone_class = default_backbone(model_class)
     own, sizes = split_overrides(model_class, overrides, backbone_class)
-    has_new_head = issubclass(model_class, TransformerXLTextClassifier)
-    if own.keys() - {"tokenizer"} and not has_new_head:
+    if own.keys() - {"tokenizer"} and not model_class.takes_new_head:
         raise ValueError(
             "Of the arguments of a model that is loaded from a folder of "
             "Hugging Face, only `tokenizer` and those of the backbone can be "
             f"replaced. Received: {sorted(own)}"
         )
-    if issubclass(model_class, (XLNetBackbone, XLNetPermutationLM)):
-        drop_head = issubclass(model_class, XLNetBackbone)
-        model = load_hugging_face_xlnet(folder, dtype, drop_head, **sizes)
-    else:
-        model = load_hugging_face(folder, dtype, **sizes)
+    load = registered("hugging_face")[backbone_class.hugging_face_type]
+    is_backbone = model_class is backbone_class
+    model, load_tokenizer = load(folder, dtype, is_backbone, **sizes)
     backbone = getattr(model, "backbone", model)
     _check_gives(model_class, type(model), type(backbone), folder)
     if not load_weights:
         model = type(model).from_config(model.get_config())
-
-    def load():
-        names = (os.path.join(folder, name) for name in VOCABULARIES)
-        for path in filter(os.path.isfile, names):
-            symbols = load_vocabulary(path)
-            line_end = "<eos>" if "<eos>" in symbols else None
-            return WordTokenizer(symbols, line_end=line_end)
-
-    return _as_class(model_class, model, own, load)
+    return _as_class(model_class, model, own, load_tokenizer)

@@ -519,12 +519,8 @@ def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path):
     with pytest.raises(FloatingPointError, match="softmax/bias_0 is not fin"):
         model.save_to_preset(tmp_path)
     model = make_classifier()
-    for training, must in (
-        ({"a": {1, 2}}, "be .*JSON"),
-        (["a"], "be None or a dict"),
-        ({"a": "x" * 600_000}, "have at most"),
-    ):
-        with pytest.raises(ValueError, match=f"`training` must {must}"):
+    for training in ({"a": {1, 2}}, ["a"], {"a": "x" * 600_000}):
+        with pytest.raises(ValueError, match="`training` must be None or a di"):
             model.save_to_preset(tmp_path, training=training)
     model.backbone.intermediate_dim += 1
     with pytest.raises(ValueError, match="weights .*feed_forward"):

@@ -193,12 +193,18 @@ def test_only_float_models_are_rounded_by_saving(int8_folder, tmp_path):
     for dtype in ("bfloat16", "int8"):
         with pytest.raises(ValueError, match="`dtype` must be 'float32'"):
             model.save_to_preset(tmp_path, dtype=dtype)
+    assert not list(tmp_path.iterdir())
+
+
+def test_blocks_may_be_quantized_in_different_ways(tmp_path):
     model = small_model(num_layers=2)
     layers = {layer.path: layer for layer in layers_of(model.backbone)}
     layers[f"{model.backbone.name}/block_1/attention/query"].quantize("int8")
-    with pytest.raises(ValueError, match="blocks must be quantized in the sa"):
-        model.save_to_preset(tmp_path)
-    assert not list(tmp_path.iterdir())
+    ids = random_ids(B, T)
+    expected, _ = model.score(ids, ids)
+    model.save_to_preset(tmp_path)
+    loaded = type(model).from_preset(tmp_path)
+    np.testing.assert_array_equal(loaded.score(ids, ids)[0], expected)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +213,7 @@ def test_only_float_models_are_rounded_by_saving(int8_folder, tmp_path):
         # Kernels of floats or of other sizes than in the file.
         ({"quantization": ...}, "of another model: .*kernel_scale is not in"),
         ({"intermediate_dim": 10**9}, "of another model: .*kernel is .8, 12"),
-        ({"num_layers": 1}, "blocks must be quantized in the same way"),
+        ({"num_layers": 1}, "paths of layers"),
         # What the file may ask for.
         ({"quantization": 3}, "config.json does not describe"),
         ({"quantization": {"token_embedding": {}}}, "paths of layers"),

@@ -61,7 +61,6 @@ _WEIGHT_DTYPES = ("float32", "bfloat16", "int8")
 _WEIGHTS = "model.safetensors"
 MAX_LENGTH = 1 << 20
 # Of lists of layers, such as blocks.
-_LAYER = re.compile(r"^([a-z_]+)_\d+/")
 _FIRST_LAYER = re.compile(r"^([a-z_]+)_0/")
 
 
@@ -88,7 +87,7 @@ class ModelFolder:
     def read_model_config(self):
         """Returns `get_config()` of the model, if the weights match."""
         path, cls = self._config_path, self.model_class
-        config = check_model_config(self._content, cls, path, "config")
+        config = check_model_config(self._content, cls, path)
         self._check_weights(weight_specs(config, cls, path, len(self._tensors)))
         return config
 
@@ -180,26 +179,26 @@ def read_tokenizer(folder, expected):
 # weights before anything is allocated.
 
 
-def check_model_config(content, model_class, path, field="model"):
+def check_model_config(content, model_class, path):
     """Checks and returns a model's config, which names only our classes."""
-    config = _config(content, model_class, field, path)
+    config = _arguments(content, model_class, "config", path)
     if "backbone" not in arguments(model_class):
         return config
-    at = f"{field}.backbone"
+    at = "config.backbone"
     kinds = {at: "an object", f"{at}.class_name": "a string"}
     check_fields(content, kinds, path)
-    cls = class_of(content[field]["backbone"]["class_name"], path, "backbone")
+    cls = class_of(config["backbone"]["class_name"], path, "backbone")
     # No module or class is looked up by what the file says.
     config["backbone"] = {
         "module": cls.__module__,
         "class_name": cls.__name__,
-        "config": _config(content, cls, f"{at}.config", path),
+        "config": _arguments(content, cls, f"{at}.config", path),
         "registered_name": keras.saving.get_registered_name(cls),
     }
     return config
 
 
-def _config(content, model_class, field, path):
+def _arguments(content, model_class, field, path):
     """Returns the arguments in a field, whose values the constructor checks."""
     kinds, parameters = {field: "an object"}, arguments(model_class)
     if "backbone" not in parameters:
@@ -242,11 +241,11 @@ def weight_specs(config, model_class, path, max_layers):
     ):
         check_limit(name, number, max_layers, path)
     one_layer = copy.deepcopy(config)
-    backbone = backbone_config(one_layer)
-    backbone["num_layers"] = 1
+    # Quantized layers are named one by one, and may differ.
+    is_quantized = "quantization" in sizes
+    if not is_quantized:
+        backbone_config(one_layer)["num_layers"] = 1
     try:
-        if "quantization" in backbone:
-            backbone["quantization"] = _of_one_layer(**sizes)
         model = build_in_graph(lambda: model_class.from_config(one_layer))
         specs = {
             name: tf.TensorSpec(weight.shape, weight.dtype)
@@ -260,30 +259,12 @@ def weight_specs(config, model_class, path, max_layers):
             f"The model in {path} does not describe a {model_class.__name__}: "
             f"{str(error)[-500:]}"
         ) from error
-    return _of_all_layers(specs, sizes["num_layers"])
-
-
-def _of_one_layer(quantization, num_layers, **_):
-    """Returns what a config says of quantized layers, of one block alone."""
-    first, others = (
-        {name: how for name, how in quantization.items() if keep(name)}
-        for keep in (_FIRST_LAYER.match, lambda name: not _LAYER.match(name))
-    )
-    # The first comparison limits the cost of the second.
-    if (
-        len(first) * num_layers + len(others) != len(quantization)
-        or {**_of_all_layers(first, num_layers), **others} != quantization
-    ):
-        raise ValueError("All blocks must be quantized in the same way")
-    return {**first, **others}
-
-
-def _of_all_layers(first, num_layers):
-    """Repeats under all names what the first block has."""
+    if is_quantized:
+        return specs
     return {
-        _FIRST_LAYER.sub(rf"\g<1>_{layer}/", name): value
-        for name, value in first.items()
-        for layer in range(num_layers)
+        _FIRST_LAYER.sub(rf"\g<1>_{layer}/", name): spec
+        for name, spec in specs.items()
+        for layer in range(sizes["num_layers"])
     }
 
 
@@ -310,10 +291,20 @@ def save_preset(model, folder, training, dtype):
             "`dtype` must be 'float32' for a quantized model, whose int8 "
             f"kernels are saved as they are. Received: dtype={dtype!r}"
         )
+    try:
+        training = dict(training or {})
+        is_small = len(json.dumps(training)) <= MAX_BYTES // 2
+    except (TypeError, ValueError):
+        is_small = False
+    if not is_small:
+        raise ValueError(
+            "`training` must be None or a dictionary that JSON can hold in "
+            f"{MAX_BYTES // 2:,} bytes. Received: {shown(training)}"
+        )
     content = {
         "class_name": name,
         "config": config,
-        "training": _check_training(training),
+        "training": training,
         "tokenizer": tokenizer and tokenizer_hash(tokenizer),
     }
     weights = _merged_weights(model)
@@ -359,29 +350,11 @@ def write_model(
         ) from error
 
 
-def _check_training(training):
-    """Returns a dictionary that tells how a model was trained, checked."""
-    training = training or {}
-    try:
-        size = len(json.dumps(dict(training)))
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            "`training` must be None or a dictionary that JSON can hold. "
-            f"Received: {shown(training)} ({error})"
-        ) from error
-    if size > MAX_BYTES // 2:
-        raise ValueError(
-            f"`training` must have at most {MAX_BYTES // 2:,} bytes. "
-            f"Received: {size:,} bytes"
-        )
-    return training
-
-
 def _check_loads(model_class, content, received):
     """Raises `ValueError` if `from_preset` could not load these weights."""
     content = json.loads(json.dumps(content))
     source = "the preset to be saved"
-    config = check_model_config(content, model_class, source, "config")
+    config = check_model_config(content, model_class, source)
     expected = weight_specs(config, model_class, source, len(received))
     received, expected = shapes_of(received), shapes_of(expected)
     different = sorted({*received.items()} ^ {*expected.items()})

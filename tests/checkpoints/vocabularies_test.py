@@ -240,7 +240,7 @@ def test_a_corpus_of_python_2_is_read(path):
         (pickle.dumps({"idx2sym": "ab"}), "it holds something else"),
         (pickle.dumps(0x1950A86A20F9469CFC6D), "it holds something else"),
         (pickle.dumps([b"a"]), "must be distinct strings.*b'a'"),
-        (b"\x80\x02c__main__\nVocab\n)\x81.", "it holds something else"),
+        (b"\x80\x02c__main__\nVocab\n)\x81.", "must not be empty"),
         # A record that is its own vocabulary.
         (
             b"\x80\x02c__main__\nVocab\n)\x81q\x00}" + string("vocab")

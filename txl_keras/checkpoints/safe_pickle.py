@@ -1,10 +1,11 @@
 """A reader of untrusted pickles that imports and calls nothing.
 
-A pickle is a program: its opcodes import names and call them. Here a name, or
-the object that calling it would create, becomes a `Record`, which is plain
-data. Python's own unpickler runs the opcodes, in a child process whose memory
-and seconds are limited where the system can (not on Windows), since a small
-file can ask for much of both. This file is the program of the child, too.
+A pickle is a program: its opcodes import names and call them. Here an object
+becomes a dictionary of its attributes, whatever its class, and a tensor of
+PyTorch a tuple. Python's own unpickler runs the opcodes, in a child process
+whose memory and seconds are limited where the system can (not on Windows),
+since a small file can ask for much of both. This file is the program of the
+child, too.
 """
 
 import contextlib
@@ -46,30 +47,15 @@ _MAX_STRING = 1 << 20
 _SECONDS, _BYTES_PER_SECOND = 4, 20 << 20
 
 
-class Record:
-    """Represents a name in a pickle, or an object made by calling the name.
-
-    `arguments` are those of the call, or `None` for the name itself. `state`
-    is what would set the object's attributes.
-    """
-
-    def __init__(self, name, arguments=None, state=None):
-        self.name = name
-        self.arguments = arguments
-        self.state = state
-
-    def __setstate__(self, state):
-        self.state = state
-
-
 def load(path, names, has_storages=False):
     """Reads a pickle, or a file of `torch.save`, which has one.
 
     Names that the pattern `names` matches are allowed besides those of plain
-    containers. Returns the object, which consists of `Record`s, containers,
-    text, numbers and `None`, also in place of strings above a mebibyte, and a
-    dictionary with the start and the end of each storage in the file. A storage
-    is a `Record` with one of `DTYPES` as name and its key as argument.
+    containers. Returns the object, which consists of containers, text, numbers
+    and `None`, also in place of names and of strings above a mebibyte; and a
+    dictionary with the start and the end of each storage in the file. A tensor
+    is a tuple of the name of its dtype, the key of its storage, and its offset,
+    shape and strides.
     """
     request = json.dumps([os.fspath(path), names, has_storages])
     child = subprocess.run(
@@ -95,13 +81,13 @@ def load(path, names, has_storages=False):
 
 
 class _AnswerReader(pickle.Unpickler):
-    """Reads what the child wrote, which has no other class."""
+    """Reads what the child wrote: plain containers."""
 
     def persistent_load(self, key):
-        return None  # a long string
+        return None  # what the child left out
 
     def find_class(self, module, name):
-        return {"Record": Record, "dict": dict}[name]
+        return {"dict": dict}[name]
 
 
 # === The child ===
@@ -118,22 +104,22 @@ class _Dict(dict):
         pass
 
 
-class _Call:
-    """Holds what a name would create; a subclass has the `name`."""
-
-    def __new__(cls, *arguments):
-        self = super().__new__(cls)
-        self.arguments, self.state = arguments, None
-        return self
+class _Object(dict):
+    """Takes the place of an object: its attributes by name."""
 
     def __init__(self, *arguments):
         pass
 
     def __setstate__(self, state):
-        self.state = state
+        if isinstance(state, dict):
+            self.update(state)
 
-    def __setitem__(self, key, value):
-        pass
+
+def _tensor(storage, offset, shape, strides, *rest):
+    # The metadata, after `requires_grad` and hooks, may negate the values.
+    if rest[2:] and rest[2]:
+        raise ValueError("expected no metadata of a tensor")
+    return (*storage, offset, tuple(shape), tuple(strides))
 
 
 class _Reader(pickle.Unpickler):
@@ -146,6 +132,9 @@ class _Reader(pickle.Unpickler):
             # Protocols 0 and 1 create objects with this function.
             "copyreg._reconstructor": lambda made, *_: made(),
             "copy_reg._reconstructor": lambda made, *_: made(),
+            "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
+            "torch._utils._rebuild_tensor": _tensor,
+            "torch._utils._rebuild_tensor_v2": _tensor,
         }
 
     def find_class(self, module, name):
@@ -153,7 +142,7 @@ class _Reader(pickle.Unpickler):
         if name not in self._classes:
             if not re.fullmatch(self._names, name):
                 raise _RefusedError(repr(name[:100]))
-            self._classes[name] = type("_Named", (_Call,), {"name": name})
+            self._classes[name] = type(name, (_Object,), {})
         return self._classes[name]
 
     def persistent_load(self, key):
@@ -164,25 +153,23 @@ class _Reader(pickle.Unpickler):
             return made  # a class, beside its source code
         if kind != "storage" or type(key) is not str:
             raise ValueError("it has persistent data that is not a storage")
-        if getattr(made, "name", None) not in DTYPES:
+        kind = getattr(made, "__name__", None)
+        if kind not in DTYPES:
             raise ValueError(f"its numbers are of the unknown kind {made!r}")
-        self._storages[key] = made.name
-        return made(key)
+        self._storages[key] = kind
+        return DTYPES[kind][0], key
 
 
 class _Writer(pickle.Pickler):
     def persistent_id(self, value):
         is_string = isinstance(value, (str, bytes, bytearray))
-        return is_string and len(value) > _MAX_STRING or None
+        is_name = isinstance(value, type) and value is not dict
+        return is_name or is_string and len(value) > _MAX_STRING or None
 
     def reducer_override(self, value):
-        if isinstance(value, type) and issubclass(value, _Call):
-            return Record, (value.name,)
-        if isinstance(value, _Call):
-            return Record, (value.name, value.arguments), value.state
-        if isinstance(value, _Dict):
+        if isinstance(value, (_Dict, _Object)):
             return dict, (), None, None, iter(value.items())
-        if value is Record or value is dict:
+        if value is dict:
             return NotImplemented
         raise pickle.PicklingError(f"it has a {type(value).__name__}")
 

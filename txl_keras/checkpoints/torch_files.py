@@ -9,15 +9,12 @@ import ml_dtypes  # noqa: F401, makes bfloat16 known to NumPy
 import numpy as np
 
 from txl_keras.checkpoints import safe_pickle
-from txl_keras.checkpoints.safe_pickle import Record
 from txl_keras.checks import shown
 from txl_keras.tensor_files import Tensors
 
 # Limits for a model that was saved whole; only a malicious file exceeds them.
 _MAX_MODULES = 1 << 16
 _MAX_NAME = 1000
-_TENSORS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2")
-_PARAMETER = "torch._utils._rebuild_parameter"
 # Names in the pickles of the original code's models, none of which is imported
 # or called.
 _NAMES = (
@@ -40,7 +37,7 @@ def load_torch(path):
     # Bytes are read when they are used.
     data = np.memmap(path, np.uint8, "r")
     storages = {key: data[start:end] for key, (start, end) in places.items()}
-    if isinstance(loaded, Record):
+    if isinstance(loaded, dict) and "_modules" in loaded:
         loaded = _state_dict(loaded, path)
     return loaded, storages
 
@@ -51,16 +48,13 @@ def _state_dict(module, path):
     while modules:
         prefix, module = modules.pop()
         count += 1
-        state = getattr(module, "state", None)
-        state = state if isinstance(state, dict) else {}
-        *parts, children = (
-            state.get(part) for part in ("_parameters", "_buffers", "_modules")
-        )
+        names = "_parameters", "_buffers", "_modules"
+        state = module if isinstance(module, dict) else {}
+        *parts, children = map(state.get, names)
         if any(not isinstance(part, dict) for part in (*parts, children)):
             raise ValueError(
                 f"{path} must hold a module or a state dict: tensors by name. "
-                f"Received: a {shown(getattr(module, 'name', module))} at "
-                f"{shown(prefix)}"
+                f"Received: {shown(module)} at {shown(prefix)}"
             )
         if count > _MAX_MODULES or len(prefix) > _MAX_NAME:
             raise ValueError(
@@ -98,24 +92,19 @@ def torch_tensors(state, storages, path):
 
 def _array(tensor, storages):
     """Returns an array of a tensor, without a copy."""
-    if getattr(tensor, "name", None) == _PARAMETER:
-        tensor = tensor.arguments[0]
-    if getattr(tensor, "name", None) not in _TENSORS:
+    if not isinstance(tensor, tuple):
         raise ValueError(f"a {type(tensor).__name__} that is no tensor")
-    storage, offset, shape, strides, *rest = tensor.arguments
-    # The metadata, after `requires_grad` and hooks, may negate the values.
-    if rest[2:] and rest[2]:
-        raise ValueError(f"expected no metadata, not {shown(rest[2])}")
+    dtype, key, offset, shape, strides = tensor
+    if (dtype,) not in {names[:1] for names in safe_pickle.DTYPES.values()}:
+        raise ValueError("expected a storage")
     if {*map(type, (offset, *shape, *strides))} != {int} or offset < 0:
         raise ValueError("expected integers for sizes")
-    if getattr(storage, "name", None) not in safe_pickle.DTYPES:
-        raise ValueError("expected a storage")
-    dtype = np.dtype(safe_pickle.DTYPES[storage.name][0])
+    dtype = np.dtype(dtype)
     # Raises an error if the tensor exceeds the buffer.
     return np.ndarray(
         shape,
         dtype,
-        storages[storage.arguments[0]],
+        storages[key],
         offset * dtype.itemsize,
         [stride * dtype.itemsize for stride in strides],
     )

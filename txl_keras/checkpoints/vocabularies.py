@@ -10,7 +10,6 @@ import pathlib
 import re
 
 from txl_keras.checkpoints.safe_pickle import ZIP_MAGIC
-from txl_keras.checkpoints.safe_pickle import Record
 from txl_keras.checkpoints.safe_pickle import load
 from txl_keras.data.corpora.files import decode_text
 from txl_keras.data.vocabulary import Vocabulary
@@ -27,19 +26,14 @@ _FORMATS = (
 _MAX_SYMBOLS = 1 << 20  # the One Billion Word Benchmark has 793,471
 _MAGICS = (ZIP_MAGIC, b"\x80")  # of torch.save, and of pickles
 _JSON_START = re.compile(r'\s*[\[{]\s*["\]}]')
-# Classes whose state has the symbols: those of the original code and NVIDIA's
-# (`__main__` if the file ran as a script), and Hugging Face's tokenizer under
-# all names that its package and module have had.
-_VOCABULARY_CLASSES = (
-    r"(__main__|data_utils|(utils\.)?vocabulary)\.(Corpus|Vocab)"
-    r"|(pytorch_pretrained_bert|pytorch_transformers|transformers)\.([\w.]+\.)?"
-    r"tokenization_transfo_xl\.TransfoXLTokenizer"
-)
-# Besides, the encoded text that a Corpus has beside its Vocab, and members of a
-# TransfoXLTokenizer that split and join words.
+# The classes of the original code and NVIDIA's (`__main__` if the file ran as a
+# script), and Hugging Face's tokenizer under all names that its package and
+# module have had. Besides, the encoded text that a Corpus has beside its Vocab,
+# and members of a TransfoXLTokenizer that split and join words.
 _NAMES = (
-    rf"{_VOCABULARY_CLASSES}|numpy\.[\w.]+|re\._compile|sacremoses\.[\w.]+"
-    r"|tokenizers\.AddedToken|transformers\.[\w.]+"
+    r"(__main__|data_utils|(utils\.)?vocabulary)\.(Corpus|Vocab)"
+    r"|(pytorch_pretrained_bert|pytorch_transformers|transformers)\.[\w.]+"
+    r"|numpy\.[\w.]+|re\._compile|sacremoses\.[\w.]+|tokenizers\.AddedToken"
 )
 
 
@@ -81,7 +75,7 @@ def load_vocabulary(path: PathLike) -> list[str]:
 
 
 def _read(path):
-    """Reads the content of a file, as plain types and records."""
+    """Reads the content of a file, as plain types."""
     with open_checked(path, math.inf) as file:
         head = file.read(4)
     if head.startswith(_MAGICS):
@@ -106,9 +100,8 @@ def _read(path):
 
 def _find_symbols(content):
     """Returns the list of symbols in the content of a file."""
-    content = _fields(content)
-    if isinstance(content, dict) and isinstance(content.get("vocab"), Record):
-        content = _fields(content["vocab"])  # from a Corpus to its Vocab
+    if isinstance(content, dict) and isinstance(content.get("vocab"), dict):
+        content = content["vocab"]  # from a Corpus to its Vocab
     if isinstance(content, dict):
         config = content.get("config")  # of a txl_keras tokenizer
         if isinstance(config, dict):
@@ -120,14 +113,6 @@ def _find_symbols(content):
     if isinstance(content, list):
         return content
     raise ValueError(f"it holds something else. {_FORMATS}")
-
-
-def _fields(content):
-    """Returns the state of a vocabulary record, or content of another type."""
-    if isinstance(content, Record):
-        is_vocabulary = re.fullmatch(_VOCABULARY_CLASSES, content.name)
-        content = content.state if is_vocabulary else None
-    return content
 
 
 def _in_order(ids):

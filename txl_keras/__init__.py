@@ -1,6 +1,6 @@
 """Transformer-XL for Keras 3 and TensorFlow."""
 
-import importlib
+from txl_keras.lazy import on_first_use
 
 __version__ = "0.1.0"
 __all__ = [
@@ -15,14 +15,5 @@ __all__ = [
     "serving",
     "training",
 ]
-
-
-def __getattr__(name):
-    # On first use: `txl --help` does not wait seconds for TensorFlow.
-    if name in __all__:
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__():
-    return [*globals(), *__all__]
+# `txl --help` does not wait seconds for TensorFlow.
+__getattr__, __dir__ = on_first_use(__name__)

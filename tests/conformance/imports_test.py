@@ -10,6 +10,7 @@ from script_runs import run_code
 ROOT = pathlib.Path(__file__).parents[2]
 # The parts from the bottom up. Each may import those above it in this list.
 PARTS = [
+    "lazy",
     "types",
     "extending",
     "checks",
@@ -101,6 +102,7 @@ import txl_keras.scripts.quiet  # saves a second
 from txl_keras.data import load_corpus
 load_corpus({str(tmp_path / "mine.txt")!r})
 load_corpus("enwik8")
+assert "txl_keras.data.segments" not in sys.modules  # names load on first use
 try:
     load_corpus("tfds:lm1b")
 except ImportError as error:

@@ -11,10 +11,10 @@ import pytest
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import Corpus
 from txl_keras.data import WordTokenizer
+from txl_keras.data import load_corpus
 from txl_keras.data import preparation
 from txl_keras.data.corpora import corpus as corpus_module
 from txl_keras.data.corpora import files as files_module
-from txl_keras.data.corpora import load_corpus
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
 

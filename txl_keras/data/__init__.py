@@ -16,48 +16,55 @@ segments.batch(0)["inputs"]  # [B, T] int32
 ```
 """
 
-# Corpora: text in three splits.
-from txl_keras.data.corpora import load_corpus
-from txl_keras.data.corpora.corpus import Corpus
+from typing import TYPE_CHECKING
 
-# Labelled texts for classification.
-from txl_keras.data.labelled_texts import LabelledTexts
-from txl_keras.data.labelled_texts import read_labelled_texts
+from txl_keras.lazy import on_first_use
 
-# Batches for permutation language modelling (XLNet).
-from txl_keras.data.permutation import PermutedSegments
+if TYPE_CHECKING:
+    # Corpora: text in three splits.
+    from txl_keras.data.corpora.corpus import Corpus
+    from txl_keras.data.corpora.loading import load_corpus
 
-# Encodes a corpus once and stores the ids on disk.
-from txl_keras.data.preparation import PreparedSplit
-from txl_keras.data.preparation import prepare
-from txl_keras.data.preparation import prepare_tokenizer
+    # Labelled texts for classification.
+    from txl_keras.data.labelled_texts import LabelledTexts
+    from txl_keras.data.labelled_texts import read_labelled_texts
 
-# Cuts a token stream into batches of segments.
-from txl_keras.data.segments import Segments
-from txl_keras.data.sliding_windows import SlidingWindows
+    # Batches for permutation language modelling (XLNet).
+    from txl_keras.data.permutation import PermutedSegments
 
-# Batches labelled texts of similar length.
-from txl_keras.data.text_batches import TextBatches
-from txl_keras.data.text_batches import pad_texts
+    # Encodes a corpus once and stores the ids on disk.
+    from txl_keras.data.preparation import PreparedSplit
+    from txl_keras.data.preparation import prepare
+    from txl_keras.data.preparation import prepare_tokenizer
 
-# Tokenizers: text to ids and back.
-from txl_keras.data.tokenizers.building import build_tokenizer
-from txl_keras.data.tokenizers.building import load_tokenizer
-from txl_keras.data.tokenizers.building import save_tokenizer
-from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
-from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
-from txl_keras.data.tokenizers.character_tokenizer import count_symbols
-from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
-from txl_keras.data.tokenizers.library_tokenizers import HuggingFaceTokenizer
-from txl_keras.data.tokenizers.library_tokenizers import KerasHubTokenizer
-from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
-    SentencePieceTokenizer,
-)
-from txl_keras.data.tokenizers.tokenizer import Tokenizer
-from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
-from txl_keras.data.tokenizers.word_tokenizer import count_words
-from txl_keras.data.vocabulary import Vocabulary
-from txl_keras.data.vocabulary import choose_cutoffs
+    # Cuts a token stream into batches of segments.
+    from txl_keras.data.segments import Segments
+    from txl_keras.data.sliding_windows import SlidingWindows
+
+    # Batches labelled texts of similar length.
+    from txl_keras.data.text_batches import TextBatches
+    from txl_keras.data.text_batches import pad_texts
+
+    # Tokenizers: text to ids and back.
+    from txl_keras.data.tokenizers.building import build_tokenizer
+    from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
+    from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
+    from txl_keras.data.tokenizers.character_tokenizer import count_symbols
+    from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
+    from txl_keras.data.tokenizers.library_tokenizers import (
+        HuggingFaceTokenizer,
+    )
+    from txl_keras.data.tokenizers.library_tokenizers import KerasHubTokenizer
+    from txl_keras.data.tokenizers.saving import load_tokenizer
+    from txl_keras.data.tokenizers.saving import save_tokenizer
+    from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
+        SentencePieceTokenizer,
+    )
+    from txl_keras.data.tokenizers.tokenizer import Tokenizer
+    from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
+    from txl_keras.data.tokenizers.word_tokenizer import count_words
+    from txl_keras.data.vocabulary import Vocabulary
+    from txl_keras.data.vocabulary import choose_cutoffs
 
 __all__ = [
     "ByteTokenizer",
@@ -88,3 +95,5 @@ __all__ = [
     "read_labelled_texts",
     "save_tokenizer",
 ]
+
+__getattr__, __dir__ = on_first_use(__name__)

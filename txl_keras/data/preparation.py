@@ -30,7 +30,9 @@ from txl_keras.data.corpora import files
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.tokenizers import building
+from txl_keras.data.tokenizers import saving
 from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
+from txl_keras.data.tokenizers.saving import tokenizer_hash
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.file_lock import lock
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
@@ -112,12 +114,12 @@ def prepare_tokenizer(
     path = os.path.join(parent, "tokenizer.json")
     with _lock(parent):
         if tf.io.gfile.exists(path):
-            return building.load_tokenizer(path)
+            return saving.load_tokenizer(path)
         tokenizer = building.build_tokenizer(
             name, corpus, section_map, **options
         )
         tf.io.gfile.makedirs(parent)
-        building.save_tokenizer(tokenizer, path)
+        saving.save_tokenizer(tokenizer, path)
         return tokenizer
 
 
@@ -187,11 +189,6 @@ def _open_split(folder, tokenizer):
 def token_folder(data_dir=None):
     """Returns the folder of prepared text, by default below that of TFDS."""
     return os.path.join(files.data_folder(data_dir), "txl_keras_tokens")
-
-
-def tokenizer_hash(tokenizer):
-    """Returns a SHA-256 that identifies a tokenizer and its options."""
-    return _hash([type(tokenizer).__name__, tokenizer.get_config()])
 
 
 def _write_split(corpus, split, tokenizer, path, section_map):

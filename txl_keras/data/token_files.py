@@ -15,8 +15,8 @@ from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.parallel import map_blocks
-from txl_keras.data.tokenizers.building import load_tokenizer
-from txl_keras.data.tokenizers.building import save_tokenizer
+from txl_keras.data.tokenizers.saving import load_tokenizer
+from txl_keras.data.tokenizers.saving import save_tokenizer
 from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import smallest_dtype
 

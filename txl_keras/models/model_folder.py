@@ -29,7 +29,7 @@ from txl_keras.data import save_tokenizer
 from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.data.corpora.files import write_text
-from txl_keras.data.preparation import tokenizer_hash
+from txl_keras.data.tokenizers.saving import tokenizer_hash
 from txl_keras.extending import registered
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import check_fields

@@ -11,8 +11,8 @@ from txl_keras.checks import check_model_name
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
-from txl_keras.data.tokenizers.building import deserialize_tokenizer
-from txl_keras.data.tokenizers.building import serialize_tokenizer
+from txl_keras.data.tokenizers.saving import deserialize_tokenizer
+from txl_keras.data.tokenizers.saving import serialize_tokenizer
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.keras_internals import IntegerBatches
 from txl_keras.keras_internals import layers_of

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from txl_keras.checkpoints.vocabularies import load_vocabulary
-from txl_keras.data import corpora
 from txl_keras.data.corpora import files
+from txl_keras.data.corpora import loading as corpora
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
 from txl_keras.data.preparation import token_folder

@@ -3,8 +3,8 @@ import random
 import pytest
 
 from txl_keras.data import Corpus
+from txl_keras.data import load_corpus
 from txl_keras.data.corpora import corpus as corpus_module
-from txl_keras.data.corpora import load_corpus
 from txl_keras.data.corpora.corpus import Block
 
 

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 from text_files_test import texts_of
 
+from txl_keras.data import load_corpus
 from txl_keras.data.corpora import files
-from txl_keras.data.corpora import load_corpus
 from txl_keras.data.corpora import published
 from txl_keras.data.corpora.corpus import SPLITS
 

@@ -4,7 +4,7 @@ import sysconfig
 import pytest
 from text_files_test import write_files
 
-from txl_keras.data.corpora import load_corpus
+from txl_keras.data import load_corpus
 from txl_keras.data.corpora import python_stdlib
 from txl_keras.data.corpora.corpus import SPLITS
 

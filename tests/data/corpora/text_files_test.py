@@ -5,9 +5,9 @@ import os
 import pytest
 import tensorflow as tf
 
-from txl_keras.data.corpora import corpus_path
-from txl_keras.data.corpora import load_corpus
+from txl_keras.data import load_corpus
 from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.corpora.loading import corpus_path
 
 
 def write_files(folder, files):

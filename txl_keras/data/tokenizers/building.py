@@ -1,20 +1,14 @@
-"""Builds, saves and loads the tokenizer of a corpus."""
+"""Builds the tokenizer of a corpus."""
 
 import collections
 import functools
 import inspect
-import json
-import os
 import random
 import zlib
 from collections.abc import Callable
 
-import tensorflow as tf
-
 from txl_keras.checks import check_one_of
-from txl_keras.checks import shown
 from txl_keras.data.corpora.corpus import Corpus
-from txl_keras.data.corpora.files import write_text
 from txl_keras.data.corpora.id_files import MAX_ID
 from txl_keras.data.parallel import map_blocks
 from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
@@ -29,12 +23,7 @@ from txl_keras.data.tokenizers.sentence_piece_tokenizer import sentences_of
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import count_words
-from txl_keras.json_files import check_fields
-from txl_keras.json_files import read_json
-from txl_keras.types import PathLike
 
-# Largest tokenizer file: about five million words.
-_MAX_BYTES = 64 << 20
 # Ids above this need a vocabulary size: one of a typing error would make an
 # embedding that no memory holds.
 _MAX_FOUND_ID = (1 << 24) - 1
@@ -240,65 +229,3 @@ def _sample(share, blocks):
 def _largest_id(blocks):
     ids = (ids for block in blocks for ids in block.pieces)
     return max((int(part.max(initial=0)) for part in ids), default=0)
-
-
-def save_tokenizer(tokenizer: Tokenizer, path: PathLike) -> None:
-    """Writes a tokenizer to a JSON file.
-
-    Args:
-        tokenizer: A tokenizer.
-        path: String or `pathlib.Path`, local or `gs://`.
-    """
-    content = serialize_tokenizer(tokenizer)
-    text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
-    write_text(text, os.fspath(path))
-
-
-def load_tokenizer(path: PathLike) -> Tokenizer:
-    """Loads a tokenizer from a file that `save_tokenizer` wrote.
-
-    Args:
-        path: String or `pathlib.Path`, local or `gs://`.
-    """
-    path = os.fspath(path)
-    return deserialize_tokenizer(read_json(path, max_bytes=_MAX_BYTES), path)
-
-
-def serialize_tokenizer(tokenizer):
-    """Returns the class and the config of a tokenizer, for JSON."""
-    return {
-        "class_name": type(tokenizer).__name__,
-        "config": tokenizer.get_config(),
-    }
-
-
-def deserialize_tokenizer(content, source):
-    """Creates a tokenizer of this package; `source` names it in errors."""
-    kinds = {"class_name": "a string", "config": "an object"}
-    check_fields(content, kinds, source)
-    class_name = content["class_name"]
-    if class_name not in _TOKENIZERS:
-        raise ValueError(
-            f"{source} has an unknown tokenizer: `class_name` must be one of "
-            f"{sorted(_TOKENIZERS)}. Received: {shown(class_name)}"
-        )
-    try:
-        return _TOKENIZERS[class_name].from_config(content["config"])
-    except (KeyError, TypeError, ValueError, tf.errors.OpError) as error:
-        reason = f"{type(error).__name__}: {error}"[:300]
-        raise ValueError(
-            f"{source}: `config` does not describe a {class_name}: {reason}"
-        ) from error
-
-
-_TOKENIZERS = {
-    tokenizer.__name__: tokenizer
-    for tokenizer in (
-        ByteTokenizer,
-        CharacterTokenizer,
-        IdTokenizer,
-        WordTokenizer,
-        SentencePieceTokenizer,
-        HuggingFaceTokenizer,
-    )
-}

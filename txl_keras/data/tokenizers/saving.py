@@ -1,0 +1,81 @@
+"""Saves and loads tokenizers, and tells them apart."""
+
+import hashlib
+import json
+import os
+
+import tensorflow as tf
+
+from txl_keras import data
+from txl_keras.checks import shown
+from txl_keras.data.corpora.files import write_text
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.json_files import check_fields
+from txl_keras.json_files import read_json
+from txl_keras.types import PathLike
+
+# Largest tokenizer file: about five million words.
+_MAX_BYTES = 64 << 20
+_SAVED = (
+    "ByteTokenizer",
+    "CharacterTokenizer",
+    "HuggingFaceTokenizer",
+    "IdTokenizer",
+    "SentencePieceTokenizer",
+    "WordTokenizer",
+)
+
+
+def save_tokenizer(tokenizer: Tokenizer, path: PathLike) -> None:
+    """Writes a tokenizer to a JSON file.
+
+    Args:
+        tokenizer: A tokenizer.
+        path: String or `pathlib.Path`, local or `gs://`.
+    """
+    content = serialize_tokenizer(tokenizer)
+    text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+    write_text(text, os.fspath(path))
+
+
+def load_tokenizer(path: PathLike) -> Tokenizer:
+    """Loads a tokenizer from a file that `save_tokenizer` wrote.
+
+    Args:
+        path: String or `pathlib.Path`, local or `gs://`.
+    """
+    path = os.fspath(path)
+    return deserialize_tokenizer(read_json(path, max_bytes=_MAX_BYTES), path)
+
+
+def serialize_tokenizer(tokenizer):
+    """Returns the class and the config of a tokenizer, for JSON."""
+    return {
+        "class_name": type(tokenizer).__name__,
+        "config": tokenizer.get_config(),
+    }
+
+
+def deserialize_tokenizer(content, source):
+    """Creates a tokenizer of this package; `source` names it in errors."""
+    kinds = {"class_name": "a string", "config": "an object"}
+    check_fields(content, kinds, source)
+    class_name = content["class_name"]
+    if class_name not in _SAVED:
+        raise ValueError(
+            f"{source} has an unknown tokenizer: `class_name` must be one of "
+            f"{_SAVED}. Received: {shown(class_name)}"
+        )
+    try:
+        return getattr(data, class_name).from_config(content["config"])
+    except (KeyError, TypeError, ValueError, tf.errors.OpError) as error:
+        reason = f"{type(error).__name__}: {error}"[:300]
+        raise ValueError(
+            f"{source}: `config` does not describe a {class_name}: {reason}"
+        ) from error
+
+
+def tokenizer_hash(tokenizer):
+    """Returns a SHA-256 that identifies a tokenizer and its options."""
+    content = json.dumps([type(tokenizer).__name__, tokenizer.get_config()])
+    return hashlib.sha256(content.encode()).hexdigest()

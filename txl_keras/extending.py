@@ -56,6 +56,9 @@ def registered(kind: str) -> dict[str, Any]:
 
 @functools.cache
 def _import_extensions():
+    # Modules of the package itself that register what they define.
+    for name in txl_keras.models.__all__:
+        getattr(txl_keras.models, name)
     importlib.import_module("txl_keras.checkpoints")
     for path in txl_keras.__path__:
         for folder in ("extensions", "pages"):

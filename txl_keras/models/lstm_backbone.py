@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_integer
+from txl_keras.extending import register
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.projected_memory import choose_rows
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
@@ -203,3 +204,6 @@ class _Cell(keras.layers.LSTMCell):
     def call(self, inputs, states, training=False):
         hidden, states = super().call(inputs, states, training=training)
         return ops.concatenate([hidden, states[1]], axis=-1), states
+
+
+register("backbone", lstm=LSTMBackbone)

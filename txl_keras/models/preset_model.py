@@ -19,7 +19,6 @@ from txl_keras.keras_internals import layers_of
 from txl_keras.keras_internals import make_quantized
 from txl_keras.layers.config import add_arguments
 from txl_keras.layers.memory.memory_stack import Memory
-from txl_keras.models.hub import upload_preset
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.presets import build_preset
@@ -171,6 +170,8 @@ class PresetModel(keras.Model):
             repo_id: String, `"owner/name"`; see `upload_preset`.
             training, dtype: See `save_to_preset`.
         """
+        from txl_keras.models.hub import upload_preset
+
         with tempfile.TemporaryDirectory() as folder:
             self.save_to_preset(folder, training, dtype)
             upload_preset(f"hf://{repo_id}", folder)

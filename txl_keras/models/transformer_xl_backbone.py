@@ -17,6 +17,7 @@ from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import shown
+from txl_keras.extending import register
 from txl_keras.layers.attention.position_encoding import (
     RelativePositionEncoding,
 )
@@ -506,3 +507,6 @@ class TransformerXLBackbone(RecurrentBackbone):
         if not self._shares_attention_biases:
             return None
         return self.content_attention_bias, self.positional_attention_bias
+
+
+register("backbone", transformer_xl=TransformerXLBackbone)

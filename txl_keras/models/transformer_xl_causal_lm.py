@@ -19,6 +19,7 @@ from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.extending import register
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.fit_data import EpochStarts
@@ -591,3 +592,6 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
 
 def _batch_shape(dataset):
     return dataset.element_spec["inputs"].shape
+
+
+register("model", causal_lm=TransformerXLCausalLM)

@@ -15,6 +15,7 @@ from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.extending import register
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.row_dropout import draw_seeds
 from txl_keras.models.lstm_backbone import LSTMBackbone
@@ -234,3 +235,6 @@ def _unpack(inputs):
     check_shape("token_ids", token_ids, (None, None))
     check_shape("lengths", lengths, (token_ids.shape[0],))
     return token_ids, lengths
+
+
+register("model", text_classifier=TransformerXLTextClassifier)

@@ -13,6 +13,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
+from txl_keras.extending import register
 from txl_keras.layers.attention.position_encoding import (
     RelativePositionEncoding,
 )
@@ -212,3 +213,6 @@ def causal_mask(batch_size, length):
     """Returns a boolean `(B, T, T)`, true where token `j` is not after `i`."""
     causal = ops.arange(length)[:, None] >= ops.arange(length)
     return ops.broadcast_to(causal, (batch_size, length, length))
+
+
+register("backbone", xlnet=XLNetBackbone)

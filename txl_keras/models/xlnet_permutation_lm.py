@@ -9,6 +9,7 @@ import keras
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.extending import register
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.preset_model import BackboneModel
@@ -193,3 +194,6 @@ class XLNetPermutationLM(BackboneModel):
             **kwargs,
         )
         return query, memory
+
+
+register("model", permutation_lm=XLNetPermutationLM)

@@ -209,12 +209,10 @@ def calls(folder):
         path = written(f"{name}.vocab", content)
         yield name, "load_vocabulary", [path], words
     config = stored_config(PYTORCH)
-    for name in ("memo index", "tuples as key"):
-        content, words = PICKLES[name]
-        for wrap in (packed, torch_legacy):
-            path = written(f"{name}.{wrap.__name__}", wrap(content))
-            name_of_call = f"{name}, {wrap.__name__}"
-            yield name_of_call, "load_pytorch", [path, config], words
+    content, words = PICKLES["memo index"]
+    for wrap in (packed, torch_legacy):
+        path = written(wrap.__name__, wrap(content))
+        yield wrap.__name__, "load_pytorch", [path, config], words
     for name, (content, words) in TORCH_FILES.items():
         path = written(f"{name}.pt", content)
         given = [path] if name == "path as configuration" else [path, config]
@@ -225,6 +223,8 @@ def calls(folder):
         given = [prefix, {**stored_config(TF1), **tf1}]
         words = f"={value!r}"
         yield f"{key}, load_tf1", "load_tf1", given, words
+        if key not in ("n_layer", "d_model"):  # the loaders share the rest
+            continue
         for loader, stored in (
             ("load_hugging_face", "hf_wt103_like"),
             ("load_hugging_face_xlnet", "hf_xlnet_bi"),
@@ -282,7 +282,7 @@ def test_foreign_files_cost_little_and_are_refused_with_a_sentence(tmp_path):
         assert words in message, (name, message)
         assert len(message) < 700, (name, message)
         assert answer["bytes"] < 4 * size_of(given[0]) + 200e6, name
-    assert len(answers) > 35
+    assert len(answers) > 30
     # The last one is good, and read in little memory.
     assert read["error"] is None
     size = pathlib.Path(large, "model.safetensors").stat().st_size
@@ -316,7 +316,7 @@ def test_whatever_is_damaged_is_refused_with_a_sentence(tmp_path):
         (load_torch, torch_legacy(pickled)),
     ]
     path, refused = tmp_path / "damaged", 0
-    for i in range(600):
+    for i in range(180):
         load, data = files[i % len(files)]
         path.write_bytes(damaged(data, rng))
         try:
@@ -327,7 +327,7 @@ def test_whatever_is_damaged_is_refused_with_a_sentence(tmp_path):
             refused += 1
             assert str(path) in str(error)
             assert len(str(error)) < 700
-    assert refused > 400
+    assert refused > 120
 
 
 def test_a_large_index_of_a_checkpoint_is_not_read(tmp_path):

@@ -11,18 +11,22 @@ from txl_keras.models import LSTMBackbone
 
 def on_ids():
     ids = keras.Input((8,), dtype="int32")
-    return keras.Model(ids, keras.layers.Dense(2)(small_backbone()(ids)[0]))
+    return keras.Model(
+        ids, keras.layers.Dense(2)(small_backbone(num_layers=1)(ids)[0])
+    )
 
 
 def on_embeddings():
     states = keras.Input((8, 16))
-    backbone = small_backbone(vocabulary_size=None, hidden_dim=16)
+    backbone = small_backbone(vocabulary_size=None, num_layers=1, hidden_dim=16)
     return keras.Model(states, backbone(embeddings=states)[0])
 
 
 def on_ids_of_lstm():
     ids = keras.Input((8,), dtype="int32")
-    return keras.Model(ids, small_backbone(make=LSTMBackbone)(ids)[0])
+    return keras.Model(
+        ids, small_backbone(make=LSTMBackbone, num_layers=1)(ids)[0]
+    )
 
 
 @pytest.fixture(
@@ -67,7 +71,7 @@ def test_it_is_exported_to_litert(tmp_path):
 
 
 def test_memory_can_be_inputs_and_outputs(tmp_path):
-    backbone = small_backbone()
+    backbone = small_backbone(num_layers=1)
     ids = (np.arange(48).reshape(3, 16) % 11).astype("int32")
     memory = tf.nest.map_structure(
         lambda x: keras.Input(x.shape[1:], dtype=x.dtype.name),

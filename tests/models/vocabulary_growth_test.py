@@ -41,10 +41,15 @@ def bounds(model):
     return model.backbone.token_embedding.bounds
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_old_weights_are_equal_and_new_rows_are_near_the_mean(name):
-    model = small_model(num_layers=1, **MODELS[name])
-    larger = extend_vocabulary(model, V + MORE)
+@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
+def models(request):
+    """A model and the larger one; tests must not change them."""
+    model = small_model(num_layers=1, **request.param)
+    return model, extend_vocabulary(model, V + MORE)
+
+
+def test_old_weights_are_equal_and_new_rows_are_near_the_mean(models):
+    model, larger = models
     assert type(larger) is type(model)
     assert larger.backbone.vocabulary_size == V + MORE
     assert bounds(larger)[:-1] == bounds(model)[:-1]
@@ -70,12 +75,10 @@ def test_old_weights_are_equal_and_new_rows_are_near_the_mean(name):
     assert grown == tables
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_old_tokens_keep_their_ratios(name):
-    model = small_model(num_layers=1, **MODELS[name])
-    larger = extend_vocabulary(model, V + MORE)
+def test_old_tokens_keep_their_ratios(models):
+    model, _ = models
     ids = random_ids(B, T)
-    before, after = (np.array(m.log_probs(ids)[0]) for m in (model, larger))
+    before, after = (np.array(m.log_probs(ids)[0]) for m in models)
     assert after.shape == (B, T, V + MORE)
     np.testing.assert_allclose(np.exp(after).sum(-1), 1, atol=1e-5)
     clusters = bounds(model)

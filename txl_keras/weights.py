@@ -2,11 +2,14 @@
 
 import math
 import random
+import re
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+# Of lists of layers, such as blocks.
+_FIRST_LAYER = re.compile(r"^([a-z_]+)_0/")
 _STDDEVS = ("initializer_stddev", "projection_initializer_stddev")
 # Bytes. Kernels of TensorFlow and XLA assume this alignment of buffers.
 _ALIGNMENT = 64
@@ -43,6 +46,15 @@ def build_in_graph(build):
             return build()
     finally:
         random.setstate(state)
+
+
+def of_all_layers(first, num_layers):
+    """Repeats what the first of equal layers has, under the names of all."""
+    return {
+        _FIRST_LAYER.sub(rf"\g<1>_{layer}/", name): value
+        for name, value in first.items()
+        for layer in range(num_layers)
+    }
 
 
 def build_undrawn(build, config):

@@ -11,19 +11,22 @@ from txl_keras.checkpoints.configuration import DEFAULTS
 from txl_keras.checkpoints.configuration import SIZES
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.configuration import read_config
-from txl_keras.checkpoints.hugging_face_files import folder_config
-from txl_keras.checkpoints.hugging_face_files import folder_tensors
 from txl_keras.checkpoints.layout import write
+from txl_keras.checkpoints.torch_files import load_torch
+from txl_keras.checkpoints.torch_files import torch_tensors
 from txl_keras.checkpoints.transformer_xl import HUGGING_FACE
 from txl_keras.checkpoints.transformer_xl import load_model
 from txl_keras.checkpoints.transformer_xl import make_layout
 from txl_keras.checkpoints.vocabularies import load_vocabulary
+from txl_keras.checks import shown
 from txl_keras.data import WordTokenizer
 from txl_keras.data.corpora.files import write_text
+from txl_keras.json_files import read_json
 from txl_keras.models.hub import VOCABULARIES
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.output_folders import check_new
 from txl_keras.output_folders import replaced_when_complete
+from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
 from txl_keras.types import DType
 from txl_keras.types import PathLike
@@ -189,3 +192,35 @@ def _config(model):
         "vocab_size": sizes.pop("n_token"),
         **sizes,
     }
+
+
+# Files of a folder, also of an XLNet.
+
+
+def folder_config(folder, model_type, known):
+    """Returns the known keys of a folder's configuration, and its path."""
+    path = folder / "config.json"
+    config = read_json(path)
+    if config.get("model_type", model_type) != model_type:
+        raise ValueError(
+            f"{path} must be of model_type {model_type!r}. Received: "
+            f"{shown(config['model_type'])}"
+        )
+    if "vocab_size" in config:
+        config["n_token"] = config["vocab_size"]
+    # Most other keys are options of generation.
+    return {key: config[key] for key in {*known} & {*config}}, path
+
+
+def folder_tensors(folder):
+    """Returns the `Tensors` of a folder."""
+    # In the order of preference, as in the transformers library.
+    path = folder / "model.safetensors"
+    if path.is_file():
+        return read_safetensors(path)
+    path = folder / "pytorch_model.bin"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} must hold model.safetensors or pytorch_model.bin."
+        )
+    return torch_tensors(*load_torch(path), path)

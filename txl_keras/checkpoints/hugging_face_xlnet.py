@@ -8,8 +8,8 @@ from txl_keras.checkpoints.configuration import check_sizes
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.configuration import sized_arguments
-from txl_keras.checkpoints.hugging_face_files import folder_config
-from txl_keras.checkpoints.hugging_face_files import folder_tensors
+from txl_keras.checkpoints.hugging_face import folder_config
+from txl_keras.checkpoints.hugging_face import folder_tensors
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import feed_forward_and_norms
 from txl_keras.checkpoints.layout import read

@@ -6,7 +6,6 @@ writing share it.
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -14,8 +13,10 @@ import tensorflow as tf
 
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checks import shown
+from txl_keras.tensor_files import shapes_of
 from txl_keras.weights import build_in_graph
 from txl_keras.weights import build_undrawn
+from txl_keras.weights import of_all_layers
 from txl_keras.weights import to_tensor
 from txl_keras.weights import weights_by_name
 
@@ -43,9 +44,7 @@ class Entry:
 
     def fit(self, shapes):
         """Sets the shape of the foreign tensor, given those of our weights."""
-        # All blocks have the sizes of the first one.
-        paths = [re.sub("^block_[0-9]+", "block_0", x) for x in self.weights]
-        parts = [[*self.reshape(shapes[path])] for path in paths]
+        parts = [[*self.reshape(shapes[path])] for path in self.weights]
         shape = parts[0]
         shape[self.axis] = sum(part[self.axis] for part in parts)
         self.shape = tuple(shape[::-1] if self.transposed else shape)
@@ -91,8 +90,11 @@ def read(build, arguments, make_layout, tensors, source):
     # so before memory is allocated, a graph with one block, whose sizes all
     # blocks have, is compared with the file.
     small = build_in_graph(lambda: build({**arguments, "num_layers": 1}))
-    layout = make_layout(small, arguments["num_layers"])
-    _fit(layout, small)
+    num_layers = arguments["num_layers"]
+    layout = make_layout(small, num_layers)
+    shapes = of_all_layers(shapes_of(weights_by_name(small)), num_layers)
+    for entry in layout:
+        entry.fit(shapes)
     _refuse(source, _problems_of_shapes(layout, tensors))
     model = build_undrawn(lambda: build(arguments), arguments)
     weights = weights_by_name(model)
@@ -142,15 +144,6 @@ def _check_all_used(rest):
             "`model` must have only weights of the format. Received also: "
             f"{shown([*rest])}"
         )
-
-
-def _fit(layout, model):
-    shapes = {
-        weight.path.split("/", 1)[1]: tuple(weight.shape)
-        for weight in model.weights
-    }
-    for entry in layout:
-        entry.fit(shapes)
 
 
 def _problems_of_shapes(layout, tensors):

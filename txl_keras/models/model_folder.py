@@ -15,7 +15,6 @@ import copy
 import functools
 import json
 import os
-import re
 
 import keras
 import numpy as np
@@ -47,6 +46,7 @@ from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import shapes_of
 from txl_keras.tensor_files import write_safetensors
 from txl_keras.weights import build_in_graph
+from txl_keras.weights import of_all_layers
 from txl_keras.weights import to_tensor
 from txl_keras.weights import weights_by_name
 
@@ -60,8 +60,6 @@ _FIELDS = {
 _WEIGHT_DTYPES = ("float32", "bfloat16", "int8")
 _WEIGHTS = "model.safetensors"
 MAX_LENGTH = 1 << 20
-# Of lists of layers, such as blocks.
-_FIRST_LAYER = re.compile(r"^([a-z_]+)_0/")
 
 
 class ModelFolder:
@@ -259,13 +257,7 @@ def weight_specs(config, model_class, path, max_layers):
             f"The model in {path} does not describe a {model_class.__name__}: "
             f"{str(error)[-500:]}"
         ) from error
-    if is_quantized:
-        return specs
-    return {
-        _FIRST_LAYER.sub(rf"\g<1>_{layer}/", name): spec
-        for name, spec in specs.items()
-        for layer in range(sizes["num_layers"])
-    }
+    return specs if is_quantized else of_all_layers(specs, sizes["num_layers"])
 
 
 def backbone_config(config):

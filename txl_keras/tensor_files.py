@@ -151,13 +151,9 @@ def int8_with_scale(name, array):
         np.abs(array).max(reduced, keepdims=True, initial=0)
         for reduced in (axes[:split], axes[split:])
     ]
-    scale = min(largest, key=lambda m: np.mean(m, dtype=float)) / np.float32(
-        _MAX_INT8
-    )
-    # The largest float32 over 127, times 127, may be infinite.
-    limits = np.finfo(np.float32)
-    limit = np.nextafter(limits.max / np.float32(_MAX_INT8), np.float32(0))
-    scale = np.clip(scale, limits.tiny, limit)
+    largest = min(largest, key=lambda m: np.mean(m, dtype=float))
+    tiny = np.finfo(np.float32).tiny  # of rows of zeros
+    scale = np.maximum(largest / np.float32(_MAX_INT8), tiny)
     values = np.rint(array / scale).astype(np.int8)
     return {name: values, name + _SCALE: scale}
 

@@ -156,7 +156,8 @@ class Workdir:
         check_links(folder.path)
         if tokenizer is not None:
             overrides["tokenizer"] = tokenizer
-        return load_stored(TransformerXLCausalLM, folder, overrides=overrides)
+        model = load_stored(TransformerXLCausalLM, folder, overrides=overrides)
+        return model, folder.training.get("step") or 0
 
     def load_tokenizer(self):
         """Loads the tokenizer of the run, unless it has changed since."""

@@ -139,10 +139,8 @@ XLNET = load_hugging_face_xlnet, "hf_xlnet_bi"
     "model, changes, message",
     [
         (TRANSFO_XL, {"attn_type": 1}, "attn_type=1"),
-        (TRANSFO_XL, {"sample_softmax": 100}, "sample_softmax=100"),
         (TRANSFO_XL, {"model_type": "gpt2"}, "gpt2"),
         (TRANSFO_XL, {"vocab_size": ..., "n_head": ...}, "'n_token', 'n_he"),
-        (TRANSFO_XL, {"same_length": True, "mem_len": 0}, "none without mem"),
         (XLNET, {"model_type": "bert"}, "model_type 'xlnet'.*'bert'"),
         (XLNET, {"bi_data": True}, "bi_data"),
         (XLNET, {"same_length": True, "attn_type": "uni"}, "same_length"),

@@ -49,7 +49,7 @@ def load_folder(
             f"{shown(sorted(content))}"
         )
     stored = ModelFolder(folder)
-    return load_stored(model_class, stored, load_weights, dtype, overrides)[0]
+    return load_stored(model_class, stored, load_weights, dtype, overrides)
 
 
 def find_folder(preset, model_class):
@@ -97,8 +97,8 @@ def check_links(folder):
 def load_stored(
     model_class, stored, load_weights=True, dtype=None, overrides=()
 ):
-    """Returns the model of a `ModelFolder`, and its step."""
-    overrides, step = dict(overrides), None
+    """Returns the model of a `ModelFolder`."""
+    overrides = dict(overrides)
     stored_class = stored.model_class
     is_same = issubclass(model_class, stored_class)
     build_class = model_class if is_same else stored_class
@@ -125,7 +125,7 @@ def load_stored(
     model = build_undrawn(build, changed) if load_weights else build()
     if load_weights:
         try:
-            step = stored.restore_weights(model)
+            stored.restore_weights(model)
         except ValueError as error:
             if not sizes and not (is_same and own.keys() - {"tokenizer"}):
                 raise
@@ -134,7 +134,7 @@ def load_stored(
                 "of the preset, unless load_weights=False. Received: "
                 f"{sorted(overrides)}. {error}"
             ) from error
-    return _as_class(model_class, model, own, stored.load_tokenizer), step
+    return _as_class(model_class, model, own, stored.load_tokenizer)
 
 
 def _check_gives(model_class, built_class, backbone_class, folder):

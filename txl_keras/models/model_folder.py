@@ -108,7 +108,7 @@ class ModelFolder:
                 )
 
     def restore_weights(self, model):
-        """Loads the weights into a model; returns their step, 0 if unknown."""
+        """Loads the weights into a model."""
         weights = weights_by_name(model)
         self._check_weights(weights)
         received = file_digest(self._weights_path, "sha256")
@@ -129,7 +129,6 @@ class ModelFolder:
                     f"{self._weights_path} is damaged: {name} is not finite"
                 )
             weight.assign(tf.cast(value, weight.dtype))
-        return self.training.get("step") or 0
 
     def load_tokenizer(self):
         """Returns the tokenizer, or `None` if the model has none."""

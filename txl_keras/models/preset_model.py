@@ -11,8 +11,6 @@ from txl_keras.checks import check_model_name
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
-from txl_keras.data.tokenizers.saving import deserialize_tokenizer
-from txl_keras.data.tokenizers.saving import serialize_tokenizer
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.keras_internals import IntegerBatches
 from txl_keras.keras_internals import layers_of
@@ -199,6 +197,8 @@ class PresetModel(keras.Model):
                 config["backbone"]
             )
         if config.get("tokenizer") is not None:
+            from txl_keras.data.tokenizers.saving import deserialize_tokenizer
+
             config["tokenizer"] = deserialize_tokenizer(
                 config["tokenizer"], "The model's config"
             )
@@ -257,6 +257,8 @@ class BackboneModel(IntegerBatches, PresetModel):
     def get_config(self):
         config = super().get_config()
         if self.tokenizer is not None:
+            from txl_keras.data.tokenizers.saving import serialize_tokenizer
+
             config["tokenizer"] = serialize_tokenizer(self.tokenizer)
         softmax = getattr(self, "softmax", None)
         return add_arguments(config, BackboneModel, self, softmax)

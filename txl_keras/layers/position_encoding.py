@@ -1,7 +1,4 @@
-"""Sinusoidal encoding of relative distances, `R` in section 3.3 of the paper.
-
-Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden size.
-"""
+"""Sinusoids of relative distances, `R` in section 3.3 of the paper."""
 
 import keras
 from keras import ops

@@ -458,7 +458,7 @@ SAMPLERS = [
 ]
 
 
-@pytest.mark.parametrize("head_bias", [-3.0, 0.0, 2.0, 9.0])
+@pytest.mark.parametrize("head_bias", [-3.0, 2.0, 9.0])
 @pytest.mark.parametrize("parameters", SAMPLERS, ids=str)
 def test_samples_are_those_of_the_full_computation(parameters, head_bias):
     softmax = peaked_softmax(head_bias)
@@ -466,16 +466,14 @@ def test_samples_are_those_of_the_full_computation(parameters, head_bias):
     hidden, seeds, seen = some_states()
     expected = sampler(softmax.log_probs(hidden), seeds, seen)
     # Rows alone too: a tail is then left out that another row needs.
-    for rows in (slice(40), *(slice(i, i + 1) for i in range(5))):
+    for rows in (slice(40), *(slice(i, i + 1) for i in range(3))):
         ids = softmax.sample(hidden[rows], sampler, seeds[rows], seen[rows])
         assert ids.dtype == tf.int32
         np.testing.assert_array_equal(ids, expected[rows])
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize(
-    "parameters", [*SAMPLERS[:5], {}, SAMPLERS[7]], ids=str
-)
+@pytest.mark.parametrize("parameters", [{}, SAMPLERS[0], SAMPLERS[3]], ids=str)
 def test_compiled_samples_without_what_cannot_be_drawn(parameters, jit_compile):
     softmax = peaked_softmax(1.0)
     hidden, seeds, seen = some_states()
@@ -496,8 +494,6 @@ def test_compiled_samples_without_what_cannot_be_drawn(parameters, jit_compile):
     if not jit_compile:
         row = run(hidden[7:8], seeds[7:8], seen[7:8])
         np.testing.assert_array_equal(row, eager[7:8])
-    if parameters not in [*SAMPLERS[:5], {}]:
-        return
     # Now only words of the head are drawn.
     softmax.biases[0].assign(softmax.biases[0] + 39.0 * (np.arange(10) < 4))
     seen = tf.zeros_like(seen)

@@ -336,12 +336,6 @@ class AdaptiveSoftmax(ClusteredLayer):
             )
         return ids
 
-    def compute_output_spec(self, hidden, targets=None):
-        shape = (*hidden.shape[:-1], self.embedding.input_dim)
-        if targets is not None:
-            shape = targets.shape
-        return keras.KerasTensor(shape, dtype="float32")
-
     @classmethod
     def from_config(cls, config):
         embedding = keras.saving.deserialize_keras_object(config["embedding"])

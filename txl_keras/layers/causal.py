@@ -420,14 +420,8 @@ class CausalMultiHeadAttention(HeadsAttention):
     def compute_output_spec(
         self, query, memory=None, return_attention_scores=False, **kwargs
     ):
-        output = keras.KerasTensor(query.shape, dtype=self.compute_dtype)
         if not return_attention_scores:
-            return output
-        batch, length = query.shape[:2]
-        num_memory = 0 if memory is None else memory.shape[1]
-        known = length is not None and num_memory is not None
-        num_keys = length + num_memory if known else None
-        scores = keras.KerasTensor(
-            (batch, self.num_heads, length, num_keys), dtype="float32"
-        )
-        return output, scores
+            return keras.KerasTensor(query.shape, dtype=self.compute_dtype)
+        # Traces `call`, because Keras takes the shape above for all outputs.
+        kwargs = {"memory": memory, "return_attention_scores": True, **kwargs}
+        return keras.Operation.compute_output_spec(self, query, **kwargs)

@@ -225,13 +225,10 @@ class TwoStreamRelativeAttention(HeadsAttention):
         )
         return ops.where(is_other, other, same)
 
-    def compute_output_spec(self, content, query=None, **kwargs):
-        outputs = [
-            keras.KerasTensor(stream.shape, dtype=self.compute_dtype)
-            for stream in (content, query)
-            if stream is not None
-        ]
-        return outputs[0] if query is None else tuple(outputs)
+    def compute_output_shape(self, content_shape, query_shape=None):
+        if query_shape is None:
+            return content_shape
+        return content_shape, query_shape
 
 
 def targets_mask(content_mask, target_mapping):
@@ -362,5 +359,4 @@ class TwoStreamBlock(Block):
             query, attended[1], 2
         )
 
-    def compute_output_spec(self, content, query=None, **kwargs):
-        return self.attention.compute_output_spec(content, query)
+    compute_output_shape = TwoStreamRelativeAttention.compute_output_shape

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_list
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.types import Tensor
@@ -202,11 +203,7 @@ def known_ids(name, ids, vocabulary_size):
 
 
 def _checked_cutoffs(cutoffs, vocabulary_size):
-    if not hasattr(cutoffs, "__iter__"):
-        raise ValueError(
-            "`cutoffs` must be a sequence of integers. "
-            f"Received: cutoffs={cutoffs!r}"
-        )
+    check_list("cutoffs", cutoffs)
     cutoffs = tuple(check_integer("cutoffs", cutoff, 1) for cutoff in cutoffs)
     bounds = (0, *cutoffs, vocabulary_size)
     if any(low >= high for low, high in zip(bounds, bounds[1:], strict=False)):

@@ -181,18 +181,6 @@ def _keep_last(state, new):
     return tf.ensure_shape(kept, state.shape)
 
 
-def age_order(next_slot, length):
-    """Returns age ranks `(B, M)` of slots, 0 for the oldest, `next_slot`."""
-    slots = tf.range(length) - next_slot[:, None]
-    return tf.math.floormod(slots, max(length, 1))
-
-
-def slots_by_age(next_slot, length):
-    """Returns the slots `(B, M)` of all entries, the oldest first."""
-    slots = tf.range(length) + next_slot[:, None]
-    return tf.math.floormod(slots, max(length, 1))
-
-
 class RingWrite:
     """Computes where the last W = min(T, M) real entries are written."""
 

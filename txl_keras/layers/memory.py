@@ -217,11 +217,15 @@ class MemoryStack(ConfiguredLayer):
 
     def call(self, inputs, layer=None, mask=None):
         layer = self._checked_layer(layer)
+        remedy = self.batch_size and (
+            f"The memory was created with batch_size={self.batch_size}. Pass "
+            "that `batch_size` and a multiple of it as samples, batch with "
+            "`drop_remainder=True`, or create the memory with batch_size=None. "
+            "After an error in the first `fit`, call `compile` again."
+        )
+        expected = self.batch_size, None, self.hidden_dim
         inputs = check_shape_in_graph(
-            "inputs",
-            inputs,
-            (self.batch_size, None, self.hidden_dim),
-            remedy=_remedy(self.batch_size) if self.batch_size else "",
+            "inputs", inputs, expected, remedy=remedy or ""
         )
         rows = tf.shape(inputs)[0] if self.batch_size is None else None
         # Memory is read and written only after the check of `inputs`.
@@ -325,15 +329,6 @@ class MemoryStack(ConfiguredLayer):
             (*shape, self.hidden_dim), dtype=self.compute_dtype
         )
         return memory, keras.KerasTensor(shape, dtype="bool")
-
-
-def _remedy(batch_size):
-    return (
-        f"The memory was created with batch_size={batch_size}. Pass that "
-        "`batch_size` and a multiple of it as samples, batch with "
-        "`drop_remainder=True`, or create the memory with batch_size=None. "
-        "After an error in the first `fit`, call `compile` again."
-    )
 
 
 def check_memory_length(memory_length):

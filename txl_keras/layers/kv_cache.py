@@ -193,13 +193,15 @@ class RingWrite:
         entries,  # [B, N, T, H]
         lengths=None,  # [B], the numbers of real tokens, before padding
         rows=None,  # [B], rows of the state to write, by default the first B
+        first_slot=0,  # of the ring, if it is a part of the state
+        num_slots=None,  # of the state
     ):
         batch = tf.shape(next_slot)[0]
         num_heads, num_new = ops.shape(entries)[1:3]
         # Python's `min` of integers keeps shapes static.
         smaller = min if isinstance(num_new, int) else tf.minimum
         window = smaller(num_new, length)
-        self._sizes = num_heads, length
+        self._sizes = num_heads, num_slots or length
         self._all_real = lengths is None
         self._start = num_new - window
         ends = num_new if self._all_real else lengths[:, None]
@@ -208,7 +210,7 @@ class RingWrite:
             ends - window + tf.range(window), (batch, window)
         )
         slots = next_slot[:, None] + self._entry_indices
-        slots = tf.math.floormod(slots, length)
+        slots = first_slot + tf.math.floormod(slots, length)
         rows = tf.range(batch) if rows is None else rows
         coordinates = rows[:, None, None], tf.range(num_heads)[:, None]
         shape = (batch, num_heads, window)

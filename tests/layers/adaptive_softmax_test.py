@@ -1,4 +1,4 @@
-"""The softmax in clusters against one word at a time, in NumPy."""
+"""The softmax in clusters against its equation in NumPy."""
 
 import re
 
@@ -92,28 +92,24 @@ def parameters(name, softmax):
 
 
 def log_softmax(logits):
-    logits = logits - logits.max()
-    return logits - np.log(np.exp(logits).sum())
+    logits = logits - logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
 def reference(name, softmax, hidden):
-    """Log-probabilities, one token at a time."""
+    """Log-probabilities of all words, in float64."""
     clusters, (cluster_kernel, cluster_bias) = parameters(name, softmax)
-    flat = np.array(hidden, "float64").reshape(-1, D)
-    rows = []
-    for h in flat:
-        logits = [table @ (p @ h) + b for table, b, p in clusters]
-        if cluster_kernel is None:
-            rows.append(log_softmax(logits[0]))
-            continue
-        of_tails = cluster_kernel @ (clusters[0][2] @ h) + cluster_bias
-        head = log_softmax(np.concatenate([logits[0], of_tails]))
-        first = len(logits[0])
-        row = list(head[:first])
-        for i, tail in enumerate(logits[1:]):
-            row += list(head[first + i] + log_softmax(tail))
-        rows.append(row)
-    return np.array(rows).reshape(*np.shape(hidden)[:-1], V)
+    h = np.array(hidden, "float64")
+    head, *tails = (h @ p.T @ table.T + bias for table, bias, p in clusters)
+    if cluster_kernel is None:
+        return log_softmax(head)
+    first = head.shape[-1]
+    of_tails = h @ clusters[0][2].T @ cluster_kernel.T + cluster_bias
+    head = log_softmax(np.concatenate([head, of_tails], axis=-1))
+    words = [head[..., :first]]
+    for i, tail in enumerate(tails, first):
+        words.append(head[..., i : i + 1] + log_softmax(tail))
+    return np.concatenate(words, axis=-1)
 
 
 def tokens(*shape, low=0, high=V, seed=5):
@@ -181,8 +177,7 @@ def test_nll_and_log_probs_equal_numpy(name):
     np.testing.assert_allclose(nll, -picked, atol=1e-5)
     of_every_word = softmax(np.repeat(hidden[:1, 0], V, axis=0), np.arange(V))
     np.testing.assert_allclose(-of_every_word, expected[0, 0], atol=1e-5)
-    logits = np.array(softmax.logits(hidden))
-    logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+    logits = log_softmax(np.array(softmax.logits(hidden)))
     np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 

@@ -217,7 +217,7 @@ def _pad_rows(scores, before, after):
     return tf.pad(scores, [[0, 0], [0, 0], [before, after], [0, 0]])
 
 
-def softmax_matmul(scores, masks, values, dropout_masks=None, rate=0.0):
+def softmax_matmul(scores, masks, values, dropout_masks, rate):
     """Computes `dropout(softmax(scores)) values`, over keys in several parts.
 
     There is one tensor per part: scores `(N, B, T, S_i)`, masks that broadcast
@@ -320,7 +320,7 @@ def _drop(parts, dropout_masks):
     ]
 
 
-def shift_to_keys(scores, num_keys, nearest=0):
+def shift_to_keys(scores, num_keys, nearest):
     """Shifts `(N, B, T, R)` by distance to `(N, B, T, S)` by key.
 
     Unlike in `relative_shift`, distances may be more or fewer than keys. Keys
@@ -340,9 +340,8 @@ def shift_to_keys(scores, num_keys, nearest=0):
     # Not `ops.broadcast_to`, which does not accept a tensor as a size.
     repeated = tf.broadcast_to(scores[..., :1], (*batch, at_least(missing, 0)))
     scores = scores[..., at_least(-missing, 0) :]
-    shifted = shear(ops.concatenate([repeated, scores], axis=-1))
-    is_causal = isinstance(nearest, int) and nearest == 0
-    return shifted if is_causal else shifted[..., :num_keys]
+    # With negative distances, the last columns are keys after the segment.
+    return shear(ops.concatenate([repeated, scores], axis=-1))[..., :num_keys]
 
 
 def exponentials_of_parts(scores):

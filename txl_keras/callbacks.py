@@ -10,7 +10,7 @@ from absl import logging
 from txl_keras import keras_internals
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_path
-from txl_keras.layers.memory.memory_stack import MemoryStack
+from txl_keras.layers.memory import MemoryStack
 from txl_keras.tensor_files import shapes_of
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.checkpointing import copies

@@ -23,7 +23,7 @@ from txl_keras.extensions.compressive import CompressiveMemory
 from txl_keras.extensions.compressive import extend_compressed
 from txl_keras.extensions.compressive import reconstruction_loss
 from txl_keras.layers import DecoderBlock
-from txl_keras.layers.memory.memory_stack import initial_memory
+from txl_keras.layers.memory import initial_memory
 from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.samplers import Sampler

@@ -62,32 +62,42 @@ def everything(b, i, j, distance):
     return True
 
 
-def attend(layer, query, memory, allowed, score):
+def attend(layer, query, memory, allowed, score, content=None, places=None):
     """Outputs and probabilities, one number at a time.
 
     Args:
         allowed: Function of row, query, key and distance: may it be seen?
-        score: Function of projected query and key, head and distance.
+        score: Function of projected query and key, head, distance, row, query
+            and key.
+        content: What the segment's keys are of, by default `query`.
+        places: Lists of the places of queries, or `None`, if not their indices.
     """
     w = by_name(layer)
-    context = np.concatenate([memory, query], axis=1).astype("float64")
+    content = query if content is None else content
+    context = np.concatenate([memory, content], axis=1).astype("float64")
     num_memory, num_keys = memory.shape[1], context.shape[1]
     num_heads, key_dim = w["query"].shape[1:]
+    to_output = w["output"]
+    if to_output.shape[0] == query.shape[-1]:
+        to_output = np.moveaxis(to_output, 0, -1)
     outputs = np.zeros(query.shape)
     scores = np.zeros((len(query), num_heads, query.shape[1], num_keys))
-    for b, n, i in np.ndindex(*scores.shape[:3]):
-        q = context[b, num_memory + i] @ w["query"][:, n]
+    for b, n, row in np.ndindex(*scores.shape[:3]):
+        i = row if places is None else places[b][row]
+        q = query[b, row].astype("float64") @ w["query"][:, n]
         logits = np.full(num_keys, -math.inf)
-        for j in range(num_keys):
+        for j in range(num_keys) if i is not None else ():
             distance = num_memory + i - j
-            is_early = distance >= -layer.look_ahead
+            is_early = distance >= -getattr(layer, "look_ahead", math.inf)
             if is_early and allowed(b, i, j, distance):
                 k = context[b, j] @ w["key"][:, n]
-                logits[j] = score(q, k, n, distance) / math.sqrt(key_dim)
-        p = np.exp(logits - logits.max())
-        scores[b, n, i] = p / p.sum()
-        attended = scores[b, n, i] @ (context[b] @ w["value"][:, n])
-        outputs[b, i] += attended @ w["output"][n]
+                logit = score(q, k, n, distance, b, i, j)
+                logits[j] = logit / math.sqrt(key_dim)
+        if np.isfinite(logits).any():  # otherwise zeros
+            p = np.exp(logits - logits.max())
+            scores[b, n, row] = p / p.sum()
+            attended = scores[b, n, row] @ (context[b] @ w["value"][:, n])
+            outputs[b, row] += attended @ to_output[n]
     return outputs, scores
 
 

@@ -104,20 +104,18 @@ ABSOLUTE = {
 CLUSTERS = {"cutoffs": [10, 20], "div_val": 2, "embedding_dim": 12}
 # Options that do not depend on each other share a step.
 STEPS = {
-    "relative, adam": (train_step, {}, {"optimizer": "adam"}),
-    "shaw": (train_step, SHAW, {}),
-    "float16, lamb": (
-        train_step, {"dtype": "mixed_float16"}, {"optimizer": "lamb"}
+    "relative, clusters, blocks, adam": (
+        train_step, {"num_layers": 2, **CLUSTERS}, {"optimizer": "adam"}
     ),
-    "clusters, blocks": (
-        train_step, {"num_layers": 2, **CLUSTERS}, {}
+    "shaw, float16, lamb": (
+        train_step, {"dtype": "mixed_float16", **SHAW}, {"optimizer": "lamb"}
     ),
-    "pre-norm, pieces": (
-        train_step, {"normalize_first": True}, {"accumulate_steps": 2}
+    "absolute, pre-norm, pieces": (
+        train_step, {"normalize_first": True, **ABSOLUTE},
+        {"accumulate_steps": 2},
     ),
     "evaluation": (evaluation_step, CLUSTERS, {}),
     "no memory": (evaluation_step, {"memory_length": 0}, {}),
-    "absolute": (train_step, ABSOLUTE, {}),
     "absolute evaluation": (evaluation_step, ABSOLUTE, {}),
 }  # fmt: skip
 

@@ -3,36 +3,36 @@
 Where to find the paper in the code:
 
 - Section 3.2, recurrence over segments and its stop-gradient `SG`:
-  `Memory.extend` in `memory/memory_stack.py`, where a segment is added.
-- Section 3.3, terms (a) to (d) of the attention score:
-  `attention/relative.py` (projections) and `compute/definition.py` (sum).
-- Section 3.3, the sinusoids `R`: `attention/position_encoding.py`.
+  `Memory.extend` in `memory.py`, where a segment is added.
+- Section 3.3, terms (a) to (d) of the attention score: `relative.py`
+  (projections) and `compute/definition.py` (sum).
+- Section 3.3, the sinusoids `R`: `position_encoding.py`.
 - Section 3.3, one whole block: `decoder_block.py`.
-- Appendix B, the shift from distances to keys: `compute/relative_shift.py`;
-  `compute/__init__.py` lists its faster forms.
+- Appendix B, the shift from distances to keys: `relative_shift` in
+  `compute/definition.py`; `compute/__init__.py` lists its faster forms.
 - Clusters of the adaptive softmax (Grave et al., 2017) and of the adaptive
-  embedding (Baevski and Auli, 2019): `softmax/`.
+  embedding (Baevski and Auli, 2019): `adaptive_softmax.py`.
 
-`compute/` holds faster implementations of the same attention.
+Letters, everywhere: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N`
+heads, `H` head size, `D` hidden size, `V` vocabulary, `L` layers, `R`
+distances.
 """
 
-from txl_keras.layers.attention.causal import CausalMultiHeadAttention
-from txl_keras.layers.attention.position_encoding import (
-    RelativePositionEncoding,
-)
-from txl_keras.layers.attention.relative import RelativeMultiHeadAttention
-from txl_keras.layers.attention.shaw import ShawMultiHeadAttention
-from txl_keras.layers.attention.two_stream import TwoStreamRelativeAttention
-from txl_keras.layers.compute.relative_shift import relative_shift
+from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
+from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
+from txl_keras.layers.causal import CausalMultiHeadAttention
+from txl_keras.layers.compute.definition import relative_shift
 from txl_keras.layers.decoder_block import DecoderBlock
-from txl_keras.layers.memory.memory_stack import Memory
-from txl_keras.layers.memory.memory_stack import MemoryStack
-from txl_keras.layers.memory.projected_memory import Past
-from txl_keras.layers.memory.projected_memory import ProjectedMemory
+from txl_keras.layers.kv_cache import Past
+from txl_keras.layers.kv_cache import ProjectedMemory
+from txl_keras.layers.memory import Memory
+from txl_keras.layers.memory import MemoryStack
+from txl_keras.layers.position_encoding import RelativePositionEncoding
+from txl_keras.layers.relative import RelativeMultiHeadAttention
+from txl_keras.layers.relative import ShawMultiHeadAttention
 from txl_keras.layers.row_dropout import RowDropout
-from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
-from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
-from txl_keras.layers.two_stream_block import TwoStreamBlock
+from txl_keras.layers.two_stream import TwoStreamBlock
+from txl_keras.layers.two_stream import TwoStreamRelativeAttention
 
 __all__ = [
     "AdaptiveEmbedding",

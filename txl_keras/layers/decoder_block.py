@@ -1,7 +1,4 @@
-"""One Transformer-XL block, section 3.3 of the paper.
-
-Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden size.
-"""
+"""One Transformer-XL block, section 3.3 of the paper."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,14 +8,14 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
-from txl_keras.layers.attention.causal import CausalMultiHeadAttention
-from txl_keras.layers.attention.heads import check_memory
-from txl_keras.layers.attention.heads import check_steps_mask
-from txl_keras.layers.attention.relative import RelativeMultiHeadAttention
-from txl_keras.layers.attention.shaw import ShawMultiHeadAttention
+from txl_keras.layers.causal import CausalMultiHeadAttention
+from txl_keras.layers.causal import check_memory
+from txl_keras.layers.causal import check_steps_mask
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.compute.problem import zero_masked
+from txl_keras.layers.relative import RelativeMultiHeadAttention
+from txl_keras.layers.relative import ShawMultiHeadAttention
 from txl_keras.layers.sublayers import Block
 from txl_keras.types import Tensor
 

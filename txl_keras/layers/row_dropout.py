@@ -1,7 +1,4 @@
-"""Dropout with one seed per row of the batch.
-
-Letters: `B` batch.
-"""
+"""Dropout with one seed per row of the batch."""
 
 import keras
 import tensorflow as tf

@@ -17,19 +17,6 @@ from txl_keras.layers.row_dropout import RowDropout
 LORA_MATRICES = ("lora_kernel_a", "lora_kernel_b")
 
 
-def heads_dense(layer, equation, name, output_shape=None):
-    """Creates a projection to or from the heads of a layer."""
-    rank = len(equation.split("->")[1])
-    heads = [layer.num_heads, layer.key_dim]
-    return sublayer(
-        layer,
-        HeadsDense,
-        equation,
-        output_shape=output_shape or [None] * (rank - 3) + heads,
-        name=name,
-    )
-
-
 def sublayer(owner, layer_class, *args, **kwargs):
     """Creates a layer with the initializer and the dtype of its owner."""
     return layer_class(

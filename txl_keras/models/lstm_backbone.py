@@ -12,8 +12,8 @@ from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.extending import register
-from txl_keras.layers.memory.memory_stack import Memory
-from txl_keras.layers.memory.projected_memory import choose_rows
+from txl_keras.layers.memory import Memory
+from txl_keras.layers.memory import choose_rows
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.types import Tensor
 

@@ -16,7 +16,7 @@ from txl_keras.keras_internals import IntegerBatches
 from txl_keras.keras_internals import layers_of
 from txl_keras.keras_internals import make_quantized
 from txl_keras.layers.config import add_arguments
-from txl_keras.layers.memory.memory_stack import Memory
+from txl_keras.layers.memory import Memory
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.presets import build_preset

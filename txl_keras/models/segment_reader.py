@@ -15,11 +15,11 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.compilation import compile_layers
-from txl_keras.layers.memory.memory_stack import Memory
-from txl_keras.layers.memory.memory_stack import assign_variables
-from txl_keras.layers.memory.memory_stack import check_memory_length
-from txl_keras.layers.memory.memory_stack import read_variables
-from txl_keras.layers.memory.memory_stack import replica_variable
+from txl_keras.layers.memory import Memory
+from txl_keras.layers.memory import assign_variables
+from txl_keras.layers.memory import check_memory_length
+from txl_keras.layers.memory import read_variables
+from txl_keras.layers.memory import replica_variable
 from txl_keras.types import Tensor
 
 

@@ -18,7 +18,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_token_ids
-from txl_keras.layers.memory.memory_stack import Memory
+from txl_keras.layers.memory import Memory
 from txl_keras.models.fit_data import as_data
 from txl_keras.models.generation.beam_search import BeamSearch
 from txl_keras.models.generation.generator import Generator

@@ -18,20 +18,18 @@ from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import shown
 from txl_keras.extending import register
-from txl_keras.layers.attention.position_encoding import (
-    RelativePositionEncoding,
-)
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.decoder_block import check_remembers
-from txl_keras.layers.memory.memory_stack import COLD_STARTS
-from txl_keras.layers.memory.memory_stack import Memory
-from txl_keras.layers.memory.memory_stack import check_memory_length
-from txl_keras.layers.memory.projected_memory import ProjectedMemory
-from txl_keras.layers.padding import Padding
+from txl_keras.layers.kv_cache import ProjectedMemory
+from txl_keras.layers.memory import COLD_STARTS
+from txl_keras.layers.memory import Memory
+from txl_keras.layers.memory import Padding
+from txl_keras.layers.memory import check_memory_length
+from txl_keras.layers.position_encoding import RelativePositionEncoding
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.models.episodes import Episodes
 from txl_keras.models.recurrent_backbone import RecurrentBackbone

@@ -14,11 +14,9 @@ from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.extending import register
-from txl_keras.layers.attention.position_encoding import (
-    RelativePositionEncoding,
-)
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.two_stream_block import TwoStreamBlock
+from txl_keras.layers.position_encoding import RelativePositionEncoding
+from txl_keras.layers.two_stream import TwoStreamBlock
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 
 # With "uni" no token attends to later tokens.

@@ -11,8 +11,8 @@ import tensorflow as tf
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import checked
-from txl_keras.layers.memory.projected_memory import ProjectedMemory
-from txl_keras.layers.memory.ring_buffer import RingWrite
+from txl_keras.layers.kv_cache import ProjectedMemory
+from txl_keras.layers.kv_cache import RingWrite
 from txl_keras.serving.graph_writer import write_in_place
 
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 from txl_keras.layers.compute import target as targets
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import MASKED_SCORE
-from txl_keras.layers.compute.softmax import softmax_delta
+from txl_keras.layers.compute.tiles import softmax_delta
 from txl_keras.tpu.compiling import VERSIONS
 from txl_keras.tpu.compiling import check_packages
 

@@ -4,8 +4,7 @@ No tensor of all queries and all keys is ever created, and keys that are masked
 for a whole block are skipped. With many keys, the backward pass recomputes the
 scores instead of storing them, as FlashAttention does (Dao et al., 2022).
 
-Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
-head size; `t` queries of a block, `s` keys up to the last visible one, `r`
+More letters: `t` queries of a block, `s` keys up to the last visible one, `r`
 distances.
 """
 
@@ -14,15 +13,15 @@ import typing
 
 import tensorflow as tf
 
+from txl_keras.layers.compute.definition import shear
 from txl_keras.layers.compute.dropout import keep_pairs
 from txl_keras.layers.compute.problem import MASKED_SCORE
 from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import dot_product
-from txl_keras.layers.compute.relative_shift import shear
-from txl_keras.layers.compute.softmax import exponentials_of_parts
-from txl_keras.layers.compute.softmax import softmax_delta
-from txl_keras.layers.compute.softmax import zero_depending_on
 from txl_keras.layers.compute.target import fused
+from txl_keras.layers.compute.tiles import exponentials_of_parts
+from txl_keras.layers.compute.tiles import softmax_delta
+from txl_keras.layers.compute.tiles import zero_depending_on
 
 # Queries per block. Fewer make the matmuls too flat to be fast, more take more
 # memory. A block with more than `_MAX_PAIRS` pairs of a query and a key is

@@ -10,9 +10,6 @@ and attends by `softmax(A / sqrt(H)) V`. The other implementations return the
 same numbers, and tests compare them with this one. It gathers the scores of
 distances by index, while the others shift them (appendix B). It stores all
 `(N, B, T, S)` scores, and is the only one that returns probabilities.
-
-Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
-head size, `R` distances.
 """
 
 import tensorflow as tf
@@ -21,6 +18,7 @@ from keras import ops
 from txl_keras.layers.compute.dropout import keep_pairs
 from txl_keras.layers.compute.problem import MASKED_SCORE
 from txl_keras.layers.compute.problem import dot_product
+from txl_keras.types import Tensor
 
 
 def attend(problem):
@@ -75,3 +73,42 @@ def _heads_first(problem):
         parts[0] = [tf.gather(x, slots, axis=2, batch_dims=1) for x in parts[0]]
     for part in zip(*parts, strict=True):
         yield problem.in_key_layout(tf.concat(part, axis=2))
+
+
+def relative_shift(scores: Tensor) -> Tensor:
+    """Shifts attention scores from distances to keys.
+
+    The trick of appendix B in Dai et al., 2019. Column `r` of the input is
+    the distance `S - 1 - r`. Query `i` is at position `M + i`, so the score of
+    key `j` is in column `j + T - 1 - i`. Padding on the left and two reshapes
+    shift row `i` by `T - 1 - i` columns without any arithmetic. For T = 3 and
+    S = 5, where the numbers are distances:
+
+        4 3 2 1 0        2 1 0 x x
+        4 3 2 1 0   ->   3 2 1 0 x
+        4 3 2 1 0        4 3 2 1 0
+
+    `x` marks a key after the query. Its value is arbitrary, perhaps zero, and
+    must be masked.
+
+    Args:
+        scores: Tensor of shape `(B, N, T, S)`, by distance.
+
+    Returns:
+        Tensor of shape `(B, N, T, S)`, by key.
+
+    Example:
+
+    >>> scores = tf.constant([[[[4, 3, 2, 1, 0]] * 3]])  # (1, 1, 3, 5)
+    >>> shifted = relative_shift(scores)
+    >>> shifted[0, 0, 0, :3].numpy().tolist()
+    [2, 1, 0]
+    """
+    return shear(ops.pad(scores, [[0, 0], [0, 0], [0, 0], [1, 0]]))
+
+
+def shear(padded):
+    """Shifts row `i` of `(B, N, T, 1 + R)` left by `T - 1 - i`."""
+    _, heads, length, num_columns = ops.shape(padded)
+    reshaped = ops.reshape(padded, (-1, heads, num_columns, length))
+    return ops.reshape(reshaped[:, :, 1:], (-1, heads, length, num_columns - 1))

@@ -1,7 +1,4 @@
-"""Dropout masks that are a hash of a row's seed and a unit's index.
-
-Letters: `B` batch.
-"""
+"""Dropout masks that are a hash of a row's seed and a unit's index."""
 
 import math
 

@@ -3,9 +3,6 @@
 `Problem` holds the projected tensors, `Visible` is its mask, `Positions` adds
 scores by distance. The functions before them keep NaN and infinity out of what
 is masked, in layers and models.
-
-Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
-head size, `R` distances.
 """
 
 import dataclasses

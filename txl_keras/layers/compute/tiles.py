@@ -3,23 +3,18 @@
 Memory and segment stay separate tensors, called parts, so that they need not
 be concatenated. If memory is a few segments long, it is cut into tiles of one
 segment each, which makes the relative shift cheaper: see `_tiles_by_key`.
-
-Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
-head size, `R` distances.
 """
 
+import functools
 import itertools
 
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.layers.compute.definition import shear
 from txl_keras.layers.compute.dropout import keep_pairs
 from txl_keras.layers.compute.problem import MASKED_SCORE
 from txl_keras.layers.compute.problem import dot_product
-from txl_keras.layers.compute.relative_shift import shift_to_keys
-from txl_keras.layers.compute.softmax import exponentials_of_parts
-from txl_keras.layers.compute.softmax import softmax_delta
-from txl_keras.layers.compute.softmax import zero_depending_on
 
 # With more tiles than this, memory is shifted as a whole, because the compiled
 # program grows with the number of tiles.
@@ -222,7 +217,7 @@ def _pad_rows(scores, before, after):
     return tf.pad(scores, [[0, 0], [0, 0], [before, after], [0, 0]])
 
 
-def softmax_matmul(scores, masks, values, dropout_masks=None, rate=0.0):
+def softmax_matmul(scores, masks, values, dropout_masks, rate):
     """Computes `dropout(softmax(scores)) values`, over keys in several parts.
 
     There is one tensor per part: scores `(N, B, T, S_i)`, masks that broadcast
@@ -323,3 +318,63 @@ def _drop(parts, dropout_masks):
         tf.where(kept, part, 0)
         for part, kept in zip(parts, dropout_masks(), strict=True)
     ]
+
+
+def shift_to_keys(scores, num_keys, nearest):
+    """Shifts `(N, B, T, R)` by distance to `(N, B, T, S)` by key.
+
+    Unlike in `relative_shift`, distances may be more or fewer than keys. Keys
+    beyond the first distance get its score. If keys after the query are
+    visible, the last distance `nearest` is negative. For T = 3, S = 5 and
+    `nearest=-2` (column 0 is the padding, and is the score of no key):
+
+        5 4 3 2 1 0 -1 -2        2 1 0 -1 -2
+        5 4 3 2 1 0 -1 -2   ->   3 2 1  0 -1
+        5 4 3 2 1 0 -1 -2        4 3 2  1  0
+    """
+    *batch, num_distances = ops.shape(scores)
+    # Includes the padding column, so that no separate pad is needed.
+    missing = num_keys - nearest + 1 - num_distances
+    # Python's `max` of integers keeps shapes static.
+    at_least = max if isinstance(missing, int) else tf.maximum
+    # Not `ops.broadcast_to`, which does not accept a tensor as a size.
+    repeated = tf.broadcast_to(scores[..., :1], (*batch, at_least(missing, 0)))
+    scores = scores[..., at_least(-missing, 0) :]
+    # With negative distances, the last columns are keys after the segment.
+    return shear(ops.concatenate([repeated, scores], axis=-1))[..., :num_keys]
+
+
+def exponentials_of_parts(scores):
+    """Computes the terms of one softmax over several parts of the keys.
+
+    From a list of float32 scores `(..., S_i)` returns the list of
+    `exp(scores - max)`, and their max and sum over all parts, `(..., 1)`.
+    """
+    max_score = functools.reduce(
+        tf.maximum,
+        [tf.reduce_max(part, axis=-1, keepdims=True) for part in scores],
+    )
+    exponentials = [tf.exp(part - max_score) for part in scores]
+    total = tf.add_n(
+        [tf.reduce_sum(part, axis=-1, keepdims=True) for part in exponentials]
+    )
+    return exponentials, max_score, total
+
+
+def softmax_delta(output, output_gradient):
+    """Computes `delta` of FlashAttention: `sum_H(output * output_gradient)`.
+
+    It equals the sum over keys of weight times weight gradient, which the
+    gradient of a softmax subtracts. Shapes: `(..., T, H)` to `(..., T, 1)`.
+    """
+    product = tf.cast(output_gradient, tf.float32) * tf.cast(output, tf.float32)
+    return tf.reduce_sum(product, axis=-1, keepdims=True)
+
+
+def zero_depending_on(x):
+    """Returns zeros with a data dependency on the float32 tensor `x`.
+
+    XLA ignores control dependencies, but an op that adds these zeros has to
+    wait for `x`. They are NaN where `x` is, so XLA cannot fold them.
+    """
+    return tf.where(tf.math.is_nan(x), x, 0.0)

@@ -1,26 +1,23 @@
 """Memory of projected keys and values, the KV cache for inference.
 
-Letters: `B` batch, `T` segment, `M` memory, `N` heads, `H` head size,
-`L` layers.
+In a ring buffer a new entry replaces the oldest: slots are not in text order.
 """
 
 import collections
+import functools
 from collections.abc import Callable
 from typing import Any
 from typing import Self
 
 import tensorflow as tf
+from keras import ops
 
-from txl_keras.layers.memory.ring_buffer import RingWrite
-from txl_keras.layers.memory.ring_buffer import age_order
-from txl_keras.layers.memory.ring_buffer import slots_by_age
+from txl_keras.layers.memory import choose_rows
 from txl_keras.types import Tensor
 
 
 class Past(collections.namedtuple("Past", ["keys", "values", "mask", "order"])):
     """Holds the cached keys and values of one attention layer.
-
-    See `ProjectedMemory.pasts`, which returns one for each layer.
 
     Attributes:
         keys, values: Tensors `(B, N, M, H)`, in the order of slots.
@@ -88,7 +85,8 @@ class ProjectedMemory(
         mask = tf.range(self.length) >= self.length - self.valid_length[:, None]
         order = None
         if self.next_slot is not None:
-            order = age_order(self.next_slot, self.length)
+            slots = tf.range(self.length) - self.next_slot[:, None]
+            order = tf.math.floormod(slots, max(self.length, 1))
         return [
             Past(key, value, mask, order)
             for key, value in zip(self.keys, self.values, strict=True)
@@ -104,17 +102,13 @@ class ProjectedMemory(
         """Returns the same entries in text order."""
         if self.next_slot is None or self.length == 0:
             return self._replace(next_slot=None)
-        slots = slots_by_age(self.next_slot, self.length)
-
-        def arrange(states):
-            return tuple(
-                tf.gather(state, slots, axis=2, batch_dims=1)
-                for state in states
-            )
-
-        return ProjectedMemory(
-            arrange(self.keys), arrange(self.values), None, self.valid_length
+        slots = tf.range(self.length) + self.next_slot[:, None]
+        slots = tf.math.floormod(slots, self.length)  # the oldest first
+        keys, values = tf.nest.map_structure(
+            lambda state: tf.gather(state, slots, axis=2, batch_dims=1),
+            (self.keys, self.values),
         )
+        return ProjectedMemory(keys, values, None, self.valid_length)
 
     @staticmethod
     def largest(shapes: dict) -> dict:
@@ -176,21 +170,6 @@ class ProjectedMemory(
         )
 
 
-def choose_rows(chosen, new, old):
-    """Returns `new` in chosen rows, boolean `(B,)`, and `old` in the others.
-
-    Both are structures of tensors, or of `None` where `old` has none.
-    """
-
-    def choose(new, old):
-        if old is None:
-            return None
-        shape = (-1, *(1 for _ in old.shape[1:]))
-        return tf.where(tf.reshape(chosen, shape), new, old)
-
-    return tf.nest.map_structure(choose, new, old)
-
-
 def scatter(state, ring, entries):
     """Returns a copy of a state with new entries."""
     return tf.tensor_scatter_nd_update(state, ring.indices, entries)
@@ -200,3 +179,65 @@ def _keep_last(state, new):
     extended = tf.concat([state, new], axis=2)  # [B, N, M + T, H]
     kept = extended[:, :, tf.shape(new)[2] :]
     return tf.ensure_shape(kept, state.shape)
+
+
+class RingWrite:
+    """Computes where the last W = min(T, M) real entries are written."""
+
+    # Once for all layers, from the entries of any of them.
+
+    def __init__(
+        self,
+        next_slot,  # [B], the slot of the oldest entry
+        length,
+        entries,  # [B, N, T, H]
+        lengths=None,  # [B], the numbers of real tokens, before padding
+        rows=None,  # [B], rows of the state to write, by default the first B
+        first_slot=0,  # of the ring, if it is a part of the state
+        num_slots=None,  # of the state
+    ):
+        batch = tf.shape(next_slot)[0]
+        num_heads, num_new = ops.shape(entries)[1:3]
+        # Python's `min` of integers keeps shapes static.
+        smaller = min if isinstance(num_new, int) else tf.minimum
+        window = smaller(num_new, length)
+        self._sizes = num_heads, num_slots or length
+        self._all_real = lengths is None
+        self._start = num_new - window
+        ends = num_new if self._all_real else lengths[:, None]
+        # Indices of the entries in the segment, negative if before it.
+        self._entry_indices = tf.broadcast_to(
+            ends - window + tf.range(window), (batch, window)
+        )
+        slots = next_slot[:, None] + self._entry_indices
+        slots = first_slot + tf.math.floormod(slots, length)
+        rows = tf.range(batch) if rows is None else rows
+        coordinates = rows[:, None, None], tf.range(num_heads)[:, None]
+        shape = (batch, num_heads, window)
+        # [B, N, W, 3], for `tf.tensor_scatter_nd_update` of [rows, N, M, H].
+        self.indices = tf.stack(
+            [
+                tf.broadcast_to(coordinate, shape)
+                for coordinate in (*coordinates, slots[:, None])
+            ],
+            axis=-1,
+        )
+
+    @functools.cached_property
+    def flat_indices(self):
+        """Returns `indices` of a state in the shape `(rows N M, H)`."""
+        num_heads, num_slots = self._sizes
+        row, head, slot = tf.unstack(self.indices, axis=-1)
+        return tf.reshape((row * num_heads + head) * num_slots + slot, (-1,))
+
+    def values(self, entries, state=None):
+        """Returns the entries to write, `(B, N, W, H)`."""
+        if self._all_real:
+            return entries[:, :, self._start :]
+        # Rows with fewer than W real tokens write back what the state has.
+        indices = tf.maximum(self._entry_indices, 0)
+        return tf.where(
+            self._entry_indices[:, None, :, None] >= 0,
+            tf.gather(entries, indices, axis=2, batch_dims=1),
+            tf.gather_nd(state, self.indices),
+        )

@@ -1,7 +1,4 @@
-"""Adaptive embedding, whose size is smaller for rarer words.
-
-Letters: `B` batch, `T` segment, `V` vocabulary, `D` hidden size, `C` clusters.
-"""
+"""Adaptive embedding, whose size is smaller for rarer words."""
 
 from collections.abc import Sequence
 
@@ -9,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_list
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.types import Tensor
@@ -120,11 +118,9 @@ class AdaptiveEmbedding(ClusteredLayer):
         super().__init__(**kwargs)
         self.input_dim = check_integer("input_dim", input_dim, 1)
         self.output_dim = check_integer("output_dim", output_dim, 1)
-        self.embedding_dim = output_dim
-        if embedding_dim is not None:
-            self.embedding_dim = check_integer(
-                "embedding_dim", embedding_dim, 1
-            )
+        if embedding_dim is None:
+            embedding_dim = output_dim
+        self.embedding_dim = check_integer("embedding_dim", embedding_dim, 1)
         self.div_val = check_integer("div_val", div_val, 1)
         self.cutoffs = _checked_cutoffs(cutoffs, input_dim)
         self.project_same_dim = project_same_dim
@@ -167,23 +163,18 @@ class AdaptiveEmbedding(ClusteredLayer):
         return self.projections[0 if self.div_val == 1 else cluster]
 
     def call(self, token_ids):
-        token_ids = tf.convert_to_tensor(
-            check_token_ids("token_ids", token_ids, self.input_dim)
-        )
-        if token_ids.dtype not in (tf.int32, tf.int64):
-            token_ids = tf.cast(token_ids, tf.int32)
+        token_ids, known = known_ids("token_ids", token_ids, self.input_dim)
         rows = [self._rows(token_ids, i) for i in range(self.num_clusters)]
         if self.div_val == 1:
             rows = [tf.add_n(rows)]
         x = tf.add_n(list(map(self._project, rows, self.projections)))
-        known = (token_ids >= 0) & (token_ids < self.input_dim)
         return tf.where(known[..., None], x, tf.constant(float("nan"), x.dtype))
 
     def _rows(self, token_ids, cluster):
         """Looks up ids in a cluster's table, with zeros for other clusters."""
         # All ids are looked up in each table, so that shapes are static. That
         # costs little for the small embeddings of the tails.
-        ids = token_ids - tf.cast(self.bounds[cluster], token_ids.dtype)
+        ids = token_ids - self.bounds[cluster]
         inside = (ids >= 0) & (ids < self.cluster_size(cluster))
         table = tf.convert_to_tensor(self.embeddings[cluster])
         rows = tf.gather(table, tf.where(inside, ids, tf.zeros_like(ids)))
@@ -201,12 +192,18 @@ class AdaptiveEmbedding(ClusteredLayer):
         return (*token_ids_shape, self.output_dim)
 
 
+def known_ids(name, ids, vocabulary_size):
+    """Checks ids; returns them as int32, 0 if unknown, and which are known."""
+    # XLA cannot raise errors. Callers return NaN for unknown ids.
+    ids = tf.convert_to_tensor(check_token_ids(name, ids, vocabulary_size))
+    if ids.dtype.size < 4:  # 256 of uint8 would be 0
+        ids = tf.cast(ids, tf.int32)
+    known = (ids >= 0) & (ids < vocabulary_size)
+    return tf.cast(tf.where(known, ids, tf.zeros_like(ids)), tf.int32), known
+
+
 def _checked_cutoffs(cutoffs, vocabulary_size):
-    if not hasattr(cutoffs, "__iter__"):
-        raise ValueError(
-            "`cutoffs` must be a sequence of integers. "
-            f"Received: cutoffs={cutoffs!r}"
-        )
+    check_list("cutoffs", cutoffs)
     cutoffs = tuple(check_integer("cutoffs", cutoff, 1) for cutoff in cutoffs)
     bounds = (0, *cutoffs, vocabulary_size)
     if any(low >= high for low, high in zip(bounds, bounds[1:], strict=False)):

@@ -1,8 +1,7 @@
 """Adaptive softmax, over clusters of a large vocabulary.
 
-Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `C` tails
-(clusters after the first), `R` rows (all `B T` tokens), `K` rows per pass,
-`n` words of a cluster, `e` size of its embeddings.
+More letters: `C` tails (clusters after the first), `R` rows (all `B T`
+tokens), `K` rows per pass, `n` words of a cluster, `e` size of its embeddings.
 """
 
 import functools
@@ -15,9 +14,9 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape_in_graph
-from txl_keras.checks import check_token_ids
+from txl_keras.layers.adaptive_embedding import ClusteredLayer
+from txl_keras.layers.adaptive_embedding import known_ids
 from txl_keras.layers.compute.target import fused
-from txl_keras.layers.softmax.adaptive_embedding import ClusteredLayer
 from txl_keras.types import Tensor
 
 
@@ -139,22 +138,15 @@ class AdaptiveSoftmax(ClusteredLayer):
     def call(self, hidden, targets=None):
         if targets is None:
             return self.log_probs(hidden)
-        targets = tf.convert_to_tensor(
-            check_token_ids("targets", targets, self.embedding.input_dim)
-        )
-        targets = check_shape_in_graph(
-            "targets", targets, keras.ops.shape(hidden)[:-1]
-        )
-        if targets.dtype.size < 4:  # 256 of uint8 would be 0
-            targets = tf.cast(targets, tf.int32)
-        shape = tf.shape(targets)
+        targets, known = known_ids("targets", targets, self.embedding.input_dim)
+        shape = keras.ops.shape(hidden)[:-1]
+        targets = check_shape_in_graph("targets", targets, shape)
         hidden = tf.cast(hidden, tf.float32)
         hidden = tf.reshape(hidden, (-1, self.embedding.output_dim))  # [R, D]
-        flat = tf.reshape(targets, (-1,))
-        known = (flat >= 0) & (flat < self.embedding.input_dim)
-        flat = tf.cast(tf.where(known, flat, tf.zeros_like(flat)), tf.int32)
-        nll = tf.where(known, self._nll(hidden, flat), float("nan"))
-        return tf.ensure_shape(tf.reshape(nll, shape), targets.shape)
+        nll = self._nll(hidden, tf.reshape(targets, (-1,)))
+        nll = tf.reshape(nll, tf.shape(targets))
+        nll = tf.where(known, nll, float("nan"))
+        return tf.ensure_shape(nll, targets.shape)
 
     def _nll(self, hidden, targets):
         # The cluster of a target is the number of cutoffs that it reaches.
@@ -277,12 +269,10 @@ class AdaptiveSoftmax(ClusteredLayer):
     ) -> Tensor:
         """Samples one word per row, and computes only the tails it needs.
 
-        With filters, a tail is skipped if the head's probabilities show that
-        none of its words can be drawn (see `Sampler.needed_tails`), and the ids
-        equal `sampler(softmax.log_probs(hidden), seeds, seen)`. A sampler
-        without filters draws from the head first, then inside of a tail if that
-        tail was drawn: other ids of the same distribution. A tail that is
-        needed for one row is computed for all rows.
+        With filters, the ids equal `sampler(softmax.log_probs(hidden), seeds,
+        seen)`. A sampler without filters draws from the head first, then inside
+        of a tail if that tail was drawn: other ids of the same distribution. A
+        tail that is needed for one row is computed for all rows.
 
         Args:
             hidden: Tensor of shape `(B, D)`.
@@ -345,12 +335,6 @@ class AdaptiveSoftmax(ClusteredLayer):
                 tf.reduce_any(is_drawn), draw_inside, lambda ids=ids: ids
             )
         return ids
-
-    def compute_output_spec(self, hidden, targets=None):
-        shape = (*hidden.shape[:-1], self.embedding.input_dim)
-        if targets is not None:
-            shape = targets.shape
-        return keras.KerasTensor(shape, dtype="float32")
 
     @classmethod
     def from_config(cls, config):

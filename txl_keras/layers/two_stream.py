@@ -1,10 +1,7 @@
-"""XLNet's two-stream attention.
+"""XLNet's two-stream attention, and a block with it; `P` are targets.
 
 The content stream encodes a token with its context; the query stream predicts
 the token from its position and context alone.
-
-Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `P` targets,
-`N` heads, `H` head size, `D` hidden size.
 """
 
 import keras
@@ -13,9 +10,9 @@ from keras import ops
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_shape
 from txl_keras.layers import compute
-from txl_keras.layers.attention.heads import HeadsAttention
-from txl_keras.layers.attention.heads import check_memory
-from txl_keras.layers.attention.heads import key_mask
+from txl_keras.layers.causal import HeadsAttention
+from txl_keras.layers.causal import check_memory
+from txl_keras.layers.causal import key_mask
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Problem
@@ -23,6 +20,7 @@ from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.compute.problem import move_nonfinite_to_keys
 from txl_keras.layers.compute.problem import zero_masked
+from txl_keras.layers.sublayers import Block
 from txl_keras.layers.sublayers import project_heads
 
 
@@ -44,19 +42,11 @@ class TwoStreamRelativeAttention(HeadsAttention):
         A[i,j] = (q_i + u) . E_j W_k,E  +  (q_i + v) . R_{i-j} W_k,R
                + (q_i + b) . s[are i and j in different segments]
 
-    The layer does not store memory. Gradients flow into the `memory` argument
-    unless the caller has stopped them.
-
     Args:
-        num_heads: Integer `N`.
-        key_dim: Integer `H`, the size of a head.
-        dropout: Float in `[0, 1)`, dropout on the attention probabilities, by
-            default 0.
+        num_heads, key_dim, dropout, kernel_initializer, seed: See
+            `CausalMultiHeadAttention`.
         clamp_length: Optional integer. Distances are clipped to
             `[-clamp_length, clamp_length]`.
-        kernel_initializer: Initializer of all weights, by default
-            `"glorot_uniform"`.
-        seed: Optional integer, seeds dropout.
 
     Call arguments:
         content: Tensor of shape `(B, T, D)`, the content stream.
@@ -68,17 +58,14 @@ class TwoStreamRelativeAttention(HeadsAttention):
         memory: Optional tensor of shape `(B, M, D)`, the content states
             before the segment.
         content_mask: Optional boolean `(B, T)`, false at padding.
-        memory_mask: Optional boolean `(B, M)`, false where memory is empty.
+        memory_mask, training, dropout_seed: See `CausalMultiHeadAttention`.
         permutation_mask: Optional boolean `(B, T, T)`, true where token `i`
             may attend to token `j`. The diagonal is ignored. (Hugging Face's
             `perm_mask` is the opposite: 1 where it may not.)
         token_type_ids: Optional integers `(B, T)`, the segment of each token;
             those of memory are 0. Without them the segment term is left out.
         position_encoding: Optional tensor `(S + T, D)`, the output of
-            `RelativePositionEncoding(bidirectional=True)`. Pass it to several
-            layers so that it is computed only once.
-        training: Boolean. Dropout is applied only if it is true.
-        dropout_seed: Optional uint32 `(B,)`, see `RowDropout`.
+            `RelativePositionEncoding(bidirectional=True)`.
 
     Returns:
         Tensor of shape `(B, T, D)`; with a `query`, a pair of it and a tensor
@@ -103,6 +90,8 @@ class TwoStreamRelativeAttention(HeadsAttention):
         2.5 and appendix A.
     """
 
+    _output_equation = "btnh,dnh->btd"
+
     def __init__(
         self,
         num_heads: int,
@@ -114,9 +103,8 @@ class TwoStreamRelativeAttention(HeadsAttention):
         self._add_positions(clamp_length, bidirectional=True)
 
     def build(self, content_shape):
-        hidden_dim = content_shape[-1]
-        self._build_projections(hidden_dim, "btnh,dnh->btd")
-        self._position_dense.build((None, hidden_dim))
+        super().build(content_shape)
+        self._position_dense.build((None, self._hidden_dim))
         # u, v and b of the equation above.
         self._add_biases("content", "positional", "segment")
         # s: row 0 for the same segment, row 1 for another.
@@ -138,7 +126,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
         training=None,
         dropout_seed=None,
     ):
-        check_shape("content", content, (None, None, None))
+        check_shape("content", content, (None, None, self._hidden_dim))
         batch_size, length, hidden_dim = ops.shape(content)
         num_targets = length
         if target_mapping is not None:
@@ -237,13 +225,10 @@ class TwoStreamRelativeAttention(HeadsAttention):
         )
         return ops.where(is_other, other, same)
 
-    def compute_output_spec(self, content, query=None, **kwargs):
-        outputs = [
-            keras.KerasTensor(stream.shape, dtype=self.compute_dtype)
-            for stream in (content, query)
-            if stream is not None
-        ]
-        return outputs[0] if query is None else tuple(outputs)
+    def compute_output_shape(self, content_shape, query_shape=None):
+        if query_shape is None:
+            return content_shape
+        return content_shape, query_shape
 
 
 def targets_mask(content_mask, target_mapping):
@@ -272,3 +257,106 @@ def _masks(of_keys, length, permutation_mask):
         of_memory = ops.ones((batch_size, length, num_memory), "bool")
         query_stream &= ops.concatenate([of_memory, permutation_mask], axis=-1)
     return query_stream | own, query_stream
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class TwoStreamBlock(Block):
+    """Computes one XLNet block: two-stream attention, feed-forward.
+
+    Post-norm, as in appendix A.2 of Yang et al., 2019. Both streams `x` use
+    the same weights:
+
+        a = LayerNorm(x + Attention(x, content, memory))
+        y = LayerNorm(a + FeedForward(a)),   FeedForward = W_2 GELU(W_1 .)
+
+    Args:
+        num_heads, head_dim, intermediate_dim, dropout, attention_dropout,
+            layer_norm_epsilon, kernel_initializer: See `DecoderBlock`.
+        clamp_length: See `TwoStreamRelativeAttention`.
+
+    Call arguments:
+        content, query, target_mapping, memory, content_mask, memory_mask,
+            permutation_mask, token_type_ids, position_encoding, training,
+            dropout_seed: See `TwoStreamRelativeAttention`.
+
+    Returns:
+        Tensor of shape `(B, T, D)`; with a `query`, a pair of it and a tensor
+        of shape `(B, P, D)`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.layers import TwoStreamBlock
+
+    block = TwoStreamBlock(num_heads=2, head_dim=4, intermediate_dim=16)
+    content, query = block(np.ones((3, 5, 8)), np.ones((3, 5, 8)))
+    ```
+
+    Reference:
+        [Yang et al., 2019](https://arxiv.org/abs/1906.08237), appendix A.2.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        intermediate_dim: int,
+        layer_norm_epsilon: float = 1e-12,
+        clamp_length: int | None = None,
+        **kwargs,
+    ):
+        super().__init__(
+            num_heads,
+            head_dim,
+            intermediate_dim,
+            layer_norm_epsilon=layer_norm_epsilon,
+            **kwargs,
+        )
+        self.clamp_length = clamp_length
+        self._add_sublayers(TwoStreamRelativeAttention, "gelu")
+
+    def call(
+        self,
+        content,
+        query=None,
+        target_mapping=None,
+        memory=None,
+        content_mask=None,
+        memory_mask=None,
+        permutation_mask=None,
+        token_type_ids=None,
+        position_encoding=None,
+        training=None,
+        dropout_seed=None,
+    ):
+        attended = self.attention(
+            content,
+            query,
+            target_mapping=target_mapping,
+            memory=memory,
+            content_mask=content_mask,
+            memory_mask=memory_mask,
+            permutation_mask=permutation_mask,
+            token_type_ids=token_type_ids,
+            position_encoding=position_encoding,
+            training=training,
+            dropout_seed=fold_in(dropout_seed, 0),
+        )
+        content_mask = check_mask(
+            "content_mask", content_mask, ops.shape(content)[:2]
+        )
+        content = finite_masked(content, content_mask)
+
+        def transform(x, attended, site):
+            seed = fold_in(dropout_seed, site)
+            return self._post_norm(x, attended, training, seed, first_site=0)
+
+        if query is None:
+            return transform(content, attended, 1)
+        query = finite_masked(query, targets_mask(content_mask, target_mapping))
+        return transform(content, attended[0], 1), transform(
+            query, attended[1], 2
+        )
+
+    compute_output_shape = TwoStreamRelativeAttention.compute_output_shape

@@ -1,7 +1,4 @@
-"""Memory of hidden states, section 3.2 of the paper.
-
-Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `L` layers.
-"""
+"""Memory of hidden states, section 3.2 of the paper."""
 
 import collections
 import types
@@ -19,8 +16,6 @@ from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.layers.config import ConfiguredLayer
-from txl_keras.layers.memory.projected_memory import choose_rows
-from txl_keras.layers.padding import Padding
 from txl_keras.types import Tensor
 
 COLD_STARTS = ("masked", "zeros")
@@ -41,8 +36,7 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
     @property
     def length(self) -> int:
         """Returns the length M of the states."""
-        static = self.states[0].shape[1]
-        return tf.shape(self.states[0])[1] if static is None else static
+        return ops.shape(self.states[0])[1]
 
     def mask(self) -> Tensor:
         """Returns a boolean tensor `(B, length)`, true for real entries."""
@@ -72,12 +66,8 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
     ) -> Self:
         """Appends a segment and keeps the last M entries.
 
-        Gradients do not flow into memory (section 3.2 of Dai et al., 2019):
-        the memory of the next segment is
-
-            SG(last M of [memory, hidden states])
-
-        where `SG` is `tf.stop_gradient`.
+        No gradient flows into memory: with `SG` for `tf.stop_gradient`, it is
+        `SG(last M of [memory, hidden states])` (Dai et al., 2019, section 3.2).
 
         Args:
             hidden_states: L tensors `(B, T, D)`, what every block
@@ -102,8 +92,7 @@ def keep_last(state, hidden, length, lengths):
     hidden = tf.cast(tf.stop_gradient(hidden), state.dtype)
     extended = tf.concat([state, hidden], axis=1)  # [B, M + T, D]
     if lengths is None:
-        # Not `[:, -M:]`, which would keep everything if M is 0.
-        kept = extended[:, tf.shape(extended)[1] - length :]
+        kept = extended[:, tf.shape(hidden)[1] :]
     else:
         places = lengths[:, None] + tf.range(length)
         kept = tf.gather(extended, places, axis=1, batch_dims=1)
@@ -204,9 +193,8 @@ class MemoryStack(ConfiguredLayer):
         self.supports_jit = batch_size is not None
         self.built = True
         # Keras and tf.train.Checkpoint do not track a `SimpleNamespace`. They
-        # would save the memory of the first replica only.
-        # Each block has its own lengths, so that blocks can be called one by
-        # one.
+        # would save the memory of the first replica only. Each block has its
+        # own lengths, so that blocks can be called one by one.
         self._holder = types.SimpleNamespace(
             layers=[self._variables() for _ in range(num_layers)]
         )
@@ -229,11 +217,15 @@ class MemoryStack(ConfiguredLayer):
 
     def call(self, inputs, layer=None, mask=None):
         layer = self._checked_layer(layer)
+        remedy = self.batch_size and (
+            f"The memory was created with batch_size={self.batch_size}. Pass "
+            "that `batch_size` and a multiple of it as samples, batch with "
+            "`drop_remainder=True`, or create the memory with batch_size=None. "
+            "After an error in the first `fit`, call `compile` again."
+        )
+        expected = self.batch_size, None, self.hidden_dim
         inputs = check_shape_in_graph(
-            "inputs",
-            inputs,
-            (self.batch_size, None, self.hidden_dim),
-            remedy=_remedy(self.batch_size) if self.batch_size else "",
+            "inputs", inputs, expected, remedy=remedy or ""
         )
         rows = tf.shape(inputs)[0] if self.batch_size is None else None
         # Memory is read and written only after the check of `inputs`.
@@ -256,12 +248,12 @@ class MemoryStack(ConfiguredLayer):
             `Memory` of L states.
         """
         layers = [self._read_layer(i, rows) for i in range(self.num_layers)]
-        return layers[0]._replace(
-            **{
-                name: tuple(getattr(memory, name)[0] for memory in layers)
-                for name in _of_layers(layers[0])
-            }
+        # Fields with a tensor per block are tuples.
+        fields = (
+            sum(field, ()) if isinstance(field[0], tuple) else field[0]
+            for field in zip(*layers, strict=True)
         )
+        return type(layers[0])(*fields)
 
     def write(self, memory: Any) -> None:
         """Writes the memory of all blocks.
@@ -272,11 +264,11 @@ class MemoryStack(ConfiguredLayer):
         """
         rows = tf.shape(memory.valid_length)[0]
         for layer in range(self.num_layers):
-            of_layer = {
-                name: (getattr(memory, name)[layer],)
-                for name in _of_layers(memory)
-            }
-            self._write_layer(layer, memory._replace(**of_layer), rows)
+            fields = (
+                (field[layer],) if isinstance(field, tuple | list) else field
+                for field in memory
+            )
+            self._write_layer(layer, type(memory)(*fields), rows)
 
     def reset_state(self) -> None:
         """Resets all memory to a cold start."""
@@ -339,22 +331,6 @@ class MemoryStack(ConfiguredLayer):
         return memory, keras.KerasTensor(shape, dtype="bool")
 
 
-def _of_layers(memory):
-    """Yields the names of the fields with a tensor per block."""
-    for name, value in memory._asdict().items():
-        if isinstance(value, tuple | list):
-            yield name
-
-
-def _remedy(batch_size):
-    return (
-        f"The memory was created with batch_size={batch_size}. Pass that "
-        "`batch_size` and a multiple of it as samples, batch with "
-        "`drop_remainder=True`, or create the memory with batch_size=None. "
-        "After an error in the first `fit`, call `compile` again."
-    )
-
-
 def check_memory_length(memory_length):
     """Checks that a memory length is at least 0 and fits into int32."""
     return check_integer("memory_length", memory_length, 0, 2**31 - 1)
@@ -395,3 +371,43 @@ def assign_variables(variables, values):
     )
     for variable, value in pairs:
         variable.assign(tf.cast(value, variable.dtype))
+
+
+def choose_rows(chosen, new, old):
+    """Returns `new` in chosen rows, boolean `(B,)`, and `old` in the others.
+
+    Both are structures of tensors, or of `None` where `old` has none.
+    """
+
+    def choose(new, old):
+        if old is None:
+            return None
+        shape = (-1, *(1 for _ in old.shape[1:]))
+        return tf.where(tf.reshape(chosen, shape), new, old)
+
+    return tf.nest.map_structure(choose, new, old)
+
+
+class Padding:
+    """Moves padding to the end of each row of a segment, and back."""
+
+    # `mask` is boolean `(B, T)`, false for padding, and `lengths` `(B,)` are
+    # the numbers of other places. Both are `None` without padding.
+
+    def __init__(self, mask):
+        self.mask, self.lengths = mask, None
+        if mask is None:
+            return
+        self.lengths = tf.reduce_sum(tf.cast(mask, tf.int32), axis=1)
+        self._order = tf.argsort(tf.cast(~mask, tf.int32), axis=1, stable=True)
+
+    def at_the_end(self, x):
+        if self.mask is None:
+            return x
+        return tf.gather(x, self._order, axis=1, batch_dims=1)
+
+    def in_place(self, x):
+        if self.mask is None:
+            return x
+        inverse = tf.argsort(self._order, axis=1)
+        return tf.gather(x, inverse, axis=1, batch_dims=1)

@@ -1,4 +1,4 @@
-"""The softmax in clusters against one word at a time, in NumPy."""
+"""The softmax in clusters against its equation in NumPy."""
 
 import re
 
@@ -21,12 +21,7 @@ UNTIED = {"tie_projections": False, "tie_embeddings": False}
 LAYOUTS = {
     "ordinary": ({}, {}),
     "ordinary_untied": ({}, {"tie_embeddings": False}),
-    "ordinary_projected": ({"embedding_dim": 10}, {}),
-    "ordinary_projection_untied": (
-        {"embedding_dim": 10},
-        {"tie_projections": False},
-    ),
-    "one_tail": ({"cutoffs": (17,)}, {}),
+    "projected": ({"embedding_dim": 10}, {"tie_projections": False}),
     "one_tail_untied": ({"cutoffs": (17,)}, {"tie_embeddings": False}),
     "shared_projection": (SHARED, {}),
     "shared_projection_untied": (SHARED, UNTIED),
@@ -35,7 +30,6 @@ LAYOUTS = {
         {"tie_projections": [True, False, True, False]},
     ),
     "half_each": (HALF, {}),
-    "half_each_untied": (HALF, UNTIED),
     "half_each_all_but_first": (HALF, {"tie_projections": "all_but_first"}),
     "half_each_some": (HALF, {"tie_projections": [True, False, False, True]}),
     "half_each_same_dim_as_it_is": (
@@ -47,8 +41,6 @@ LAYOUTS = {
         {},
     ),
 }
-COMPILED = ("half_each_all_but_first", "one_tail_untied")
-NARROW = "nothing_left_for_the_last"
 
 
 def softmax_of(name, dtype=None, **config):
@@ -100,28 +92,24 @@ def parameters(name, softmax):
 
 
 def log_softmax(logits):
-    logits = logits - logits.max()
-    return logits - np.log(np.exp(logits).sum())
+    logits = logits - logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
 def reference(name, softmax, hidden):
-    """Log-probabilities, one token at a time."""
+    """Log-probabilities of all words, in float64."""
     clusters, (cluster_kernel, cluster_bias) = parameters(name, softmax)
-    flat = np.array(hidden, "float64").reshape(-1, D)
-    rows = []
-    for h in flat:
-        logits = [table @ (p @ h) + b for table, b, p in clusters]
-        if cluster_kernel is None:
-            rows.append(log_softmax(logits[0]))
-            continue
-        of_tails = cluster_kernel @ (clusters[0][2] @ h) + cluster_bias
-        head = log_softmax(np.concatenate([logits[0], of_tails]))
-        first = len(logits[0])
-        row = list(head[:first])
-        for i, tail in enumerate(logits[1:]):
-            row += list(head[first + i] + log_softmax(tail))
-        rows.append(row)
-    return np.array(rows).reshape(*np.shape(hidden)[:-1], V)
+    h = np.array(hidden, "float64")
+    head, *tails = (h @ p.T @ table.T + bias for table, bias, p in clusters)
+    if cluster_kernel is None:
+        return log_softmax(head)
+    first = head.shape[-1]
+    of_tails = h @ clusters[0][2].T @ cluster_kernel.T + cluster_bias
+    head = log_softmax(np.concatenate([head, of_tails], axis=-1))
+    words = [head[..., :first]]
+    for i, tail in enumerate(tails, first):
+        words.append(head[..., i : i + 1] + log_softmax(tail))
+    return np.concatenate(words, axis=-1)
 
 
 def tokens(*shape, low=0, high=V, seed=5):
@@ -189,14 +177,15 @@ def test_nll_and_log_probs_equal_numpy(name):
     np.testing.assert_allclose(nll, -picked, atol=1e-5)
     of_every_word = softmax(np.repeat(hidden[:1, 0], V, axis=0), np.arange(V))
     np.testing.assert_allclose(-of_every_word, expected[0, 0], atol=1e-5)
-    logits = np.array(softmax.logits(hidden))
-    logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+    logits = log_softmax(np.array(softmax.logits(hidden)))
     np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
 # Less rows than there are in a tail, as many, and more: see `counted_tokens`.
-@pytest.mark.parametrize("tail_rows", [1, 7, 24])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name,tail_rows",
+    [("half_each", 1), ("half_each", 24), *((name, 7) for name in LAYOUTS)],
+)
 def test_gradients_are_those_through_log_probs(name, tail_rows):
     softmax = softmax_of(name, tail_rows=tail_rows)
     inputs = counted_tokens()
@@ -225,12 +214,16 @@ def counted_tokens():
     return hidden, targets, upstream
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize(
-    "name,tail_rows", [(COMPILED[0], 7), (COMPILED[1], 4), (NARROW, 4)]
+    "name,jit_compile",
+    [
+        ("half_each_all_but_first", False),
+        ("one_tail_untied", True),
+        ("nothing_left_for_the_last", True),
+    ],
 )
-def test_compiled_wherever_the_targets_fall(name, tail_rows, jit_compile):
-    softmax = softmax_of(name, tail_rows=tail_rows)
+def test_compiled_wherever_the_targets_fall(name, jit_compile):
+    softmax = softmax_of(name, tail_rows=4)
     run = tf.function(with_gradients(softmax), jit_compile=jit_compile)
     assert_same(softmax, run, *counted_tokens())
     # All in the head, or all in one tail: none is dropped.
@@ -291,7 +284,7 @@ def test_eager_targets_outside_the_vocabulary_are_an_error(name, bad):
             softmax_of(name)(hidden, given)
 
 
-@pytest.mark.parametrize("name", ["ordinary", "half_each", "one_tail"])
+@pytest.mark.parametrize("name", ["ordinary", "half_each"])
 def test_targets_outside_the_vocabulary_are_nan_by_xla_and_no_others(name):
     softmax = softmax_of(name, tail_rows=4)
     hidden, targets, upstream = tokens(B, T)
@@ -454,7 +447,7 @@ SAMPLERS = [
 ]
 
 
-@pytest.mark.parametrize("head_bias", [-3.0, 0.0, 2.0, 9.0])
+@pytest.mark.parametrize("head_bias", [-3.0, 2.0, 9.0])
 @pytest.mark.parametrize("parameters", SAMPLERS, ids=str)
 def test_samples_are_those_of_the_full_computation(parameters, head_bias):
     softmax = peaked_softmax(head_bias)
@@ -462,16 +455,14 @@ def test_samples_are_those_of_the_full_computation(parameters, head_bias):
     hidden, seeds, seen = some_states()
     expected = sampler(softmax.log_probs(hidden), seeds, seen)
     # Rows alone too: a tail is then left out that another row needs.
-    for rows in (slice(40), *(slice(i, i + 1) for i in range(5))):
+    for rows in (slice(40), *(slice(i, i + 1) for i in range(3))):
         ids = softmax.sample(hidden[rows], sampler, seeds[rows], seen[rows])
         assert ids.dtype == tf.int32
         np.testing.assert_array_equal(ids, expected[rows])
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize(
-    "parameters", [*SAMPLERS[:5], {}, SAMPLERS[7]], ids=str
-)
+@pytest.mark.parametrize("parameters", [{}, SAMPLERS[0], SAMPLERS[3]], ids=str)
 def test_compiled_samples_without_what_cannot_be_drawn(parameters, jit_compile):
     softmax = peaked_softmax(1.0)
     hidden, seeds, seen = some_states()
@@ -492,8 +483,6 @@ def test_compiled_samples_without_what_cannot_be_drawn(parameters, jit_compile):
     if not jit_compile:
         row = run(hidden[7:8], seeds[7:8], seen[7:8])
         np.testing.assert_array_equal(row, eager[7:8])
-    if parameters not in [*SAMPLERS[:5], {}]:
-        return
     # Now only words of the head are drawn.
     softmax.biases[0].assign(softmax.biases[0] + 39.0 * (np.arange(10) < 4))
     seen = tf.zeros_like(seen)

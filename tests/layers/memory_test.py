@@ -7,7 +7,7 @@ import tensorflow as tf
 from layer_checks import check_layer
 
 from txl_keras.layers import MemoryStack
-from txl_keras.layers.memory.memory_stack import initial_memory
+from txl_keras.layers.memory import initial_memory
 
 B, M, D, L = 3, 5, 4, 2
 

@@ -1,7 +1,4 @@
-"""Sinusoidal encoding of relative distances, `R` in section 3.3 of the paper.
-
-Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden size.
-"""
+"""Sinusoids of relative distances, `R` in section 3.3 of the paper."""
 
 import keras
 from keras import ops
@@ -95,40 +92,25 @@ class RelativePositionEncoding(ConfiguredLayer):
         self.built = True
 
     def call(self, inputs, memory=None):
-        num_memory = 0 if memory is None else ops.shape(memory)[1]
+        hidden_dim = inputs.shape[-1]
+        if hidden_dim % 2:
+            raise ValueError(
+                "The last axis of `inputs` must be even, because one half of "
+                "the encoding is sines and the other half cosines. Received: "
+                f"inputs.shape={tuple(inputs.shape)}"
+            )
         length = ops.shape(inputs)[1]
-        farthest = num_memory + length - (not self.bidirectional)
-        distance = farthest - ops.arange(self._num_rows(length, num_memory))
-        distance = ops.cast(distance, "float32")
+        num_keys = length + (0 if memory is None else ops.shape(memory)[1])
+        if self.bidirectional:
+            farthest, num_rows = num_keys, num_keys + length
+        else:
+            farthest = num_keys - 1
+            num_rows = num_keys - Visible(0, length, self.look_ahead).nearest
+        distance = ops.cast(farthest - ops.arange(num_rows), "float32")
         if self.clamp_length is not None:
             limit = float(self.clamp_length)
             distance = ops.clip(distance, -limit, limit)
-        hidden_dim = _even_hidden_dim(inputs.shape)
         exponent = ops.arange(0, hidden_dim, 2, dtype="float32") / hidden_dim
         frequency = ops.power(10000.0, -exponent)
         angle = distance[:, None] * frequency[None, :]  # [S, D / 2]
         return ops.concatenate([ops.sin(angle), ops.cos(angle)], axis=-1)
-
-    def compute_output_spec(self, inputs, memory=None):
-        length = inputs.shape[1]
-        num_memory = 0 if memory is None else memory.shape[1]
-        num_rows = None
-        if None not in (length, num_memory):
-            num_rows = self._num_rows(length, num_memory)
-        return keras.KerasTensor(
-            (num_rows, _even_hidden_dim(inputs.shape)), dtype="float32"
-        )
-
-    def _num_rows(self, length, num_memory):
-        ahead = -Visible(0, length, self.look_ahead).nearest
-        return num_memory + length + (length if self.bidirectional else ahead)
-
-
-def _even_hidden_dim(shape):
-    if shape[-1] % 2:
-        raise ValueError(
-            "The last axis of `inputs` must be even, because one half of the "
-            "encoding is sines and the other half cosines. Received: "
-            f"inputs.shape={tuple(shape)}"
-        )
-    return shape[-1]

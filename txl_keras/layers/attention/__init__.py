@@ -1,1 +1,0 @@
-"""Attention layers, which project states and describe a `Problem`."""

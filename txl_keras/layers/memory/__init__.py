@@ -1,1 +1,0 @@
-"""Memory of earlier segments: hidden states, or keys and values."""

@@ -1,1 +1,0 @@
-"""Adaptive embedding and adaptive softmax, by clusters of the vocabulary."""

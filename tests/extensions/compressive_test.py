@@ -73,7 +73,11 @@ def test_both_tiers_equal_the_golden_ones(name, kind, start):
     for step, length in enumerate(config["segment_lengths"]):
         segment = numbers["hidden"][:, first : first + length]
         first += length
-        memory, *_ = extend_compressed(memory, [segment], [layer], slots)
+        usage = numbers["usage"][step]  # of memory and segment, at the end
+        usage = usage[:, usage.shape[1] - size - length :]
+        memory, *_ = extend_compressed(
+            memory, [segment], [layer], slots, lambda lengths: [usage]
+        )
         tokens = numbers[f"{start}/memory_{step}"]
         compressed = numbers[f"{start}/{kind}/compressed_{step}"]
         num_real = tokens.shape[1] + compressed.shape[1]
@@ -107,7 +111,7 @@ def test_reconstruction_loss_equals_the_golden_one(scaling):
         hidden = numbers["hidden"]
         groups, lengths = tf.constant([2, 2]), tf.fill((2,), hidden.shape[1])
         rows = reconstruction_loss(
-            block, 3, hidden, old, layer(old), groups, lengths
+            block, hidden, old, layer(old), 3, groups, lengths
         )
         mean = tf.reduce_mean(rows)
         squared = mean * numbers[f"{scaling}/attention_old"].size

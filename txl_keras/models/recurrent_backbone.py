@@ -71,8 +71,9 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
     has_parts = False
     # True if calls without a memory go on from the last call.
     stateful = False
-    # The class of what `initial_memory` and calls return.
+    # The classes of what `initial_memory`, calls and `memory_stack` return.
     memory_class = Memory
+    stack_class = MemoryStack
     # Weights that only `losses` train, whose gradient is clipped apart.
     auxiliary_variables = ()
     # Arguments that evaluation may change, as no weight depends on them.
@@ -275,7 +276,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         name: str | None = None,
     ) -> MemoryStack:
         """Creates a `MemoryStack` for the memory of this model."""
-        return MemoryStack(
+        return self.stack_class(
             self.num_states,
             batch_size,
             self.past_length(memory_length),

@@ -300,9 +300,18 @@ def test_a_reset_forgets_both_tiers_and_what_is_pending():
     assert np.abs(hidden[1] - expected[1]).max() > 1e-3
 
 
-def test_an_episode_may_not_begin_in_a_segment():
-    with pytest.raises(ValueError, match=r"`reset` must be of shape \(B,\)"):
-        small_backbone(**CONV)(random_ids(2, 5), reset=np.ones((2, 5), bool))
+def test_an_episode_is_compressed_without_the_one_before():
+    backbone = small_backbone(**CONV)
+    _, memory = read(backbone, [9, 9, 2], seed=1)
+    (ids,) = segments([17])
+    reset = np.zeros((2, 17), bool)
+    reset[1, 3] = True
+    found, memory = backbone(ids, memory=memory, reset=reset)
+    expected, alone = backbone(ids[1:, 3:])
+    assert_same([found[1:, 3:]], [expected], atol=1e-5)
+    assert alone.valid_length[0] == 6 + 2 and alone.pending_length[0] == 2
+    found, expected = map(tf.nest.flatten, (memory, alone))
+    assert_same([x[1:] for x in found], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

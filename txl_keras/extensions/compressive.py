@@ -276,18 +276,13 @@ def reconstruction_loss(
             )
             return tf.cast(attended, "float32")
 
-        expected = attend(tf.stop_gradient(evicted), rate * num_groups)
-        found = attend(compressed, num_groups)
-    loss = tf.reduce_mean(
-        tf.math.squared_difference(tf.stop_gradient(expected), found),
-        axis=(2, 3),
-    )
+        change = attend(tf.stop_gradient(evicted), rate * num_groups)
+        change -= attend(compressed, num_groups)
+    loss = tf.reduce_mean(tf.square(change), axis=(2, 3))
     is_real = tf.sequence_mask(lengths, tf.shape(loss)[1])
-    loss = tf.math.divide_no_nan(
-        tf.reduce_sum(tf.where(is_real, loss, 0.0), axis=1),
-        tf.cast(lengths, loss.dtype),
-    )
-    return tf.where(num_groups > 0, loss, 0.0)
+    total = tf.reduce_sum(tf.where(is_real, loss, 0.0), axis=1)
+    mean = tf.math.divide_no_nan(total, tf.cast(lengths, total.dtype))
+    return tf.where(num_groups > 0, mean, 0.0)
 
 
 class CompressiveCache(
@@ -335,38 +330,29 @@ class CompressiveCache(
         states = tuple(tf.unstack(*states, axis=1))
         return CompressiveCache(keys, values, states, *self[3:-1], None)
 
-    def write(self, write, first, size, entries, lengths, num_new):
+    def write(self, write, first, end, entries, lengths, num_new):
         """Writes entries to a ring buffer, as `ProjectedMemory.append` does."""
-        end, order = first + size, self.order
+        size, order = end - first, self.order
         ages = order[:, first:end] - first
-        next_slot = tf.math.floormod(-ages[:, 0], size)
+        slot = tf.math.floormod(-ages[:, 0], size)
         ages = first + tf.math.floormod(ages - num_new[:, None], size)
         order = tf.concat([order[:, :first], ages, order[:, end:]], axis=1)
-
-        def written(states, new):
-            ring = RingWrite(
-                next_slot,
-                size,
-                new[0],
-                lengths,
-                first_slot=first,
-                num_slots=self.length,
+        parts = []
+        for states, new in zip(self[:3], entries, strict=True):
+            place = new[0], lengths, None, first, self.length
+            ring = RingWrite(slot, size, *place)
+            updates = (
+                write(state, ring, ring.values(entry, state))
+                for state, entry in zip(states, new, strict=True)
             )
-            return tuple(
-                write(state, ring, ring.values(part, state))
-                for state, part in zip(states, new, strict=True)
-            )
-
-        parts = map(written, self[:3], entries)
+            parts.append(tuple(updates))
         return CompressiveCache(*parts, *self[3:-1], order)
 
     @staticmethod
     def largest(shapes):
         """Returns the largest counts of served tensors `(B, *shape)`."""
-        return {
-            "valid_length": shapes["states"][1],
-            "pending_length": shapes["pending"][1],
-        }
+        names = {"valid_length": "states", "pending_length": "pending"}
+        return {name: shapes[states][1] for name, states in names.items()}
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -375,8 +361,7 @@ class CompressiveBackbone(TransformerXLBackbone):
 
     The reach is `L (memory_length + compression_rate compressed_length)`
     tokens. In training the reconstruction loss, which trains the compression
-    alone, is added to `losses`, as Keras layers do. `reset` must be of shape
-    `(B,)`.
+    alone, is added to `losses`, as Keras layers do.
 
     Args:
         *args, **kwargs: Arguments of `TransformerXLBackbone`; `memory_length`
@@ -405,7 +390,7 @@ class CompressiveBackbone(TransformerXLBackbone):
 
     memory_class = CompressiveMemory
     # Which tokens are compressed together depends on where reading began.
-    has_finite_reach = shows_attention = takes_episodes = False
+    has_finite_reach = shows_attention = False
     evaluation_arguments = (
         *TransformerXLBackbone.evaluation_arguments,
         "compressed_length",
@@ -461,11 +446,9 @@ class CompressiveBackbone(TransformerXLBackbone):
         memory = super().initial_memory(batch_size, memory_length)
         return CompressiveMemory.of(memory, self.compression_rate - 1)
 
-    @property
-    def stack_class(self):
-        return functools.partial(
-            CompressiveMemoryStack, self.compression_rate - 1
-        )
+    def stack_class(self, *args, **kwargs):
+        places = self.compression_rate - 1
+        return CompressiveMemoryStack(places, *args, **kwargs)
 
     def remember(self, memory, states, lengths=None, training=False):
         memory, *evicted, counts = extend_compressed(
@@ -541,22 +524,21 @@ class CompressiveBackbone(TransformerXLBackbone):
             projected = [block.project(state) for block, state in pairs]
             return *zip(*projected, strict=True), (tf.stack(states, axis=1),)
 
-        def nothing():  # of the same shapes
-            rate = self.compression_rate
-            most = (ops.shape(inputs[0])[1] + rate - 1) // rate
-            return tf.nest.map_structure(lambda x: x[:, :, :most], entries)
-
         # Where tokens are read one by one, few of them complete a group.
-        groups = tf.cond(tf.reduce_any(num_groups > 0), compress, nothing)
+        most = (ops.shape(inputs[0])[1] - 1) // self.compression_rate + 1
+        groups = tf.cond(
+            tf.reduce_any(num_groups > 0),
+            compress,
+            lambda: tf.nest.map_structure(lambda x: x[:, :, :most], entries),
+        )
         # What is overwritten was read before.
         with tf.control_dependencies(oldest):
             memory = memory.write(
                 write, 0, num_slots, groups, num_groups, num_groups
             )
             memory = memory.write(
-                write, num_slots, memory.length - num_slots, entries, lengths,
-                num_new,
-            )  # fmt: skip
+                write, num_slots, memory.length, entries, lengths, num_new
+            )
         return memory._replace(**fields)
 
     def empty_projected_memory(self, memory_length):

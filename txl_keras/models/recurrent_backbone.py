@@ -78,8 +78,6 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
     auxiliary_variables = ()
     # Arguments that evaluation may change, as no weight depends on them.
     evaluation_arguments = ()
-    # True if `reset` may be of shape (B, T).
-    takes_episodes = True
     # The number of later tokens that a block attends to.
     look_ahead = 0
     # False with absolute positions: no segment continues from the memory of

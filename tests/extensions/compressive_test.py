@@ -346,10 +346,11 @@ def test_what_depends_on_a_limited_reach_is_refused():
         warmup_segments(small_backbone(**CONV), 5)
 
 
-def test_generation_compresses_what_it_writes():
+@pytest.mark.parametrize("kind", ["conv", "most_used"])
+def test_generation_compresses_what_it_writes(kind):
     # Untied and with large weights, one block does not repeat a token.
     varied = {"tie_embeddings": False, "initializer_stddev": 1.0}
-    model = small_model(**CONV, **varied)
+    model = small_model(**{**CONV, "compression": kind}, **varied)
     prompts = [random_ids(23).tolist(), random_ids(6, seed=1).tolist()]
     written = model.generate(
         prompts,

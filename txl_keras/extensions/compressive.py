@@ -330,7 +330,7 @@ class CompressiveCache(
         states = tuple(tf.unstack(*states, axis=1))
         return CompressiveCache(keys, values, states, *self[3:-1], None)
 
-    def write(self, write, first, end, entries, lengths, num_new):
+    def write(self, first, end, entries, lengths, num_new, write=scatter):
         """Writes entries to a ring buffer, as `ProjectedMemory.append` does."""
         size, order = end - first, self.order
         ages = order[:, first:end] - first
@@ -450,7 +450,7 @@ class CompressiveBackbone(TransformerXLBackbone):
         memory = super().initial_memory(batch_size, memory_length)
         return CompressiveMemory.of(memory, self.compression_rate - 1)
 
-    def stack_class(self, *args, **kwargs):
+    def _stack_class(self, *args, **kwargs):
         places = self.compression_rate - 1
         return CompressiveMemoryStack(places, *args, **kwargs)
 
@@ -513,7 +513,7 @@ class CompressiveBackbone(TransformerXLBackbone):
         oldest = tf.gather(*memory.states, slots, axis=2, batch_dims=1)
         return *outputs, tuple(tf.unstack(oldest, axis=1))
 
-    def append(self, memory, entries, lengths=None, write=scatter):
+    def append(self, memory, entries, lengths=None, **kwargs):
         *projected, inputs, oldest = entries
         memory, num_slots = memory.as_ring(), self.compressed_length
         _, make_groups, (num_groups, num_new), fields = evict(
@@ -538,10 +538,11 @@ class CompressiveBackbone(TransformerXLBackbone):
         # What is overwritten was read before.
         with tf.control_dependencies(oldest):
             memory = memory.write(
-                write, 0, num_slots, groups, num_groups, num_groups
+                0, num_slots, groups, num_groups, num_groups, **kwargs
             )
+            end = memory.length
             memory = memory.write(
-                write, num_slots, memory.length, entries, lengths, num_new
+                num_slots, end, entries, lengths, num_new, **kwargs
             )
         return memory._replace(**fields)
 

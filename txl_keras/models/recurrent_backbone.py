@@ -73,7 +73,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
     stateful = False
     # The classes of what `initial_memory`, calls and `memory_stack` return.
     memory_class = Memory
-    stack_class = MemoryStack
+    _stack_class = MemoryStack
     # Weights that only `losses` train, whose gradient is clipped apart.
     auxiliary_variables = ()
     # Arguments that evaluation may change, as no weight depends on them.
@@ -276,7 +276,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         name: str | None = None,
     ) -> MemoryStack:
         """Creates a `MemoryStack` for the memory of this model."""
-        return self.stack_class(
+        return self._stack_class(
             self.num_states,
             batch_size,
             self.past_length(memory_length),

@@ -54,9 +54,12 @@ def test_a_text_is_continued(name, monkeypatch):
     )
 
 
-@EVERY
-def test_a_functional_model_hands_memory_on(options, tmp_path):
-    every_model_test.test_a_functional_model_hands_memory_on(options, tmp_path)
+# Same-layer recurrence differs from the core in `remember` alone.
+@pytest.mark.parametrize("name", ["compressive", "gtrxl"])
+def test_a_functional_model_hands_memory_on(name, tmp_path):
+    every_model_test.test_a_functional_model_hands_memory_on(
+        BACKBONES[name], tmp_path
+    )
 
 
 @EVERY

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from backbones_test import BACKBONES
 from factories import random_ids
 from factories import small_model
 
@@ -42,20 +43,39 @@ def read_segments(model, rows=2):
         yield ids, log_probs
 
 
-def test_clients_pass_the_memory_on(model, served):
+def check_clients(model, served):
+    """Reads segments with memory that a client passes on; returns it."""
     memory = served.signatures["initial_memory"](batch_size=tf.constant(2))
-    assert set(memory) == {
-        "memory", "states", "valid_length", "pending", "pending_length",
-    }  # fmt: skip
     for ids, expected in read_segments(model):
         memory = served.signatures["serving_default"](
             ids=tf.constant(ids), **memory
         )
         found = memory.pop("log_probs")
         np.testing.assert_allclose(found, expected, atol=2e-5)
+    return memory
+
+
+def test_clients_pass_the_memory_on(model, served):
+    memory = check_clients(model, served)
+    assert set(memory) == {
+        "memory", "states", "valid_length", "pending", "pending_length",
+    }  # fmt: skip
     # 30 tokens: 6 in memory, and 8 groups of 3 left it, for 4 slots.
     assert memory["valid_length"].numpy().tolist() == [10, 10]
     assert memory["pending_length"].numpy().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(BACKBONES[name] for name in ("gtrxl", "same_layer")),
+        {**BACKBONES["compressive"], "compression": "most_used"},
+    ],
+)
+def test_clients_of_others_pass_it_on(options, tmp_path):
+    model, path = small_model(num_layers=2, **options), str(tmp_path / "1")
+    export(model, path, max_segment_length=9, num_slots=0)
+    check_clients(model, tf.saved_model.load(path))
 
 
 def test_slots_keep_the_memory(model, served):

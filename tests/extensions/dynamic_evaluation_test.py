@@ -188,33 +188,28 @@ def mean_square(model, segments):
 
 
 @pytest.fixture(scope="module")
-def compiled(model, mean_square):
-    """Evaluators of `model`, and the request that stops them."""
-    stop = _Stops()
-    options = {"segment_length": 5, "stop": stop}
-    evaluators = {
-        "sgd": DynamicEvaluator(model, 0.0, **options),
-        "rms": DynamicEvaluator(model, 0.0, mean_square, **options),
+def stop():
+    return _Stops()
+
+
+@pytest.fixture(scope="module")
+def compiled(model, mean_square, stop):
+    """An evaluator of each rule: to compile its step takes a second."""
+    return {
+        rule: DynamicEvaluator(
+            model, 0.0, statistics, segment_length=5, stop=stop
+        )
+        for rule, statistics in (("sgd", None), ("rms", mean_square))
     }
-    return evaluators, stop
-
-
-@pytest.fixture
-def stop(compiled):
-    _, stop = compiled
-    stop.variable.assign(0.0)
-    return stop
 
 
 @pytest.fixture
 def evaluator(compiled, stop):
-    """Function that returns an evaluator of `model`.
-
-    It does not compile the step of a rule again: rates are arguments of it.
-    """
+    """Function that returns an evaluator of `model` with other rates."""
+    stop.variable.assign(0.0)
 
     def evaluator(rule, learning_rate, decay=0.0):
-        found = compiled[0][rule]
+        found = compiled[rule]
         found.learning_rate, found.decay = learning_rate, decay
         found.backup = None
         return found
@@ -379,6 +374,14 @@ def test_weights_come_back_after_an_error(evaluator, model, segments):
 def test_wrong_arguments_are_named(model, arguments, error):
     with pytest.raises(ValueError, match=error):
         DynamicEvaluator(model, **{"learning_rate": 0.1, **arguments})
+
+
+def test_replicas_are_refused(model):
+    one = tf.distribute.OneDeviceStrategy("cpu:0")
+    with one.scope(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(one), "num_replicas_in_sync", 2)
+        with pytest.raises(ValueError, match="must run on one replica"):
+            DynamicEvaluator(model, 0.1)
 
 
 def test_wrong_segments_and_statistics_are_refused(

@@ -17,22 +17,17 @@ from txl_keras.evaluation import context_losses
 from txl_keras.evaluation import warmup_segments
 from txl_keras.extensions.same_layer import SameLayerBackbone
 from txl_keras.models import SegmentReader
-from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.weights import weights_by_name
 
 NAMES = ("same_layer_recurrence", "same_layer_recurrence_prenorm")
-PREFIXES = {
-    SameLayerBackbone: "same_layer",
-    TransformerXLBackbone: "layer_below",
-}
-EACH = pytest.mark.parametrize("make", PREFIXES)
+EACH = pytest.mark.parametrize("name", NAMES)
 
 
-def golden_model(name, arrays, make=SameLayerBackbone):
+def golden_model(name, arrays):
     """The model of the golden numbers, from tensors of the original's names."""
     trained = load_tied(arrays, stored_config(name))
-    backbone = make.from_config(trained.backbone.get_config())
+    backbone = SameLayerBackbone.from_config(trained.backbone.get_config())
     model = TransformerXLCausalLM(backbone)
     model.set_weights(trained.get_weights())
     return model
@@ -43,19 +38,18 @@ def golden(name):
 
 
 @EACH
-@pytest.mark.parametrize("name", NAMES)
-def test_scores_and_memory_equal_the_golden_ones(name, make):
-    model = golden_model(name, stored_arrays(name), make)
-    numbers, prefix = golden(name), PREFIXES[make]
+def test_scores_and_memory_equal_the_golden_ones(name):
+    model = golden_model(name, stored_arrays(name))
+    numbers = golden(name)
     tokens = numbers["tokens"]
     memory = None
     reader = SegmentReader(model.backbone, tokens.shape[1], 6)
     reader.begin()
     for i, (inputs, targets) in enumerate(segments(tokens, 6)):
-        expected = numbers[f"{prefix}/nll"][i].T
+        expected = numbers["same_layer/nll"][i].T
         nll, memory = model.score(inputs, targets, memory)
         np.testing.assert_allclose(nll, expected, atol=2e-5)
-        found = numbers[f"{prefix}/memory_{i}"]
+        found = numbers[f"same_layer/memory_{i}"]
         assert len(found) == len(memory.states)
         check_memory(memory, found, atol=2e-5)
         hidden, entries = reader.read(inputs)
@@ -65,7 +59,7 @@ def test_scores_and_memory_equal_the_golden_ones(name, make):
         )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_gradients_equal_the_golden_ones(name):
     model = golden_model(name, stored_arrays(name))
     numbers = golden(name)
@@ -91,16 +85,15 @@ def test_gradients_equal_the_golden_ones(name):
 # === Properties ===
 
 
-@EACH
-def test_outputs_reach_beyond_all_layers(make):
-    model = small_model(num_layers=2, make=make)
+def test_outputs_reach_beyond_all_layers():
+    model = small_model(num_layers=2, make=SameLayerBackbone)
     tokens = random_ids(43)
     other = np.concatenate([[(tokens[0] + 1) % 11], tokens[1:]])
     # The last segment begins 36 tokens later; 2 layers of 6 reach 12 back.
     last = [
         segment_nll(model, t[None], [6] * 7)[0, -6:] for t in (tokens, other)
     ]
-    assert (last[0] != last[1]).any() == (make is SameLayerBackbone)
+    assert (last[0] != last[1]).any()
 
 
 def test_context_losses_read_the_whole_context():
@@ -111,12 +104,3 @@ def test_context_losses_read_the_whole_context():
     np.testing.assert_allclose(found, [[expected]], atol=1e-5)
     with pytest.raises(ValueError, match="finite reach"):
         warmup_segments(model.backbone, 5)
-
-
-def test_a_folder_names_the_class(tmp_path):
-    model = small_model(num_layers=1, make=SameLayerBackbone)
-    model.save_to_preset(tmp_path / "preset")
-    for cls in (TransformerXLCausalLM, TransformerXLBackbone):
-        loaded = cls.from_preset(str(tmp_path / "preset"))
-        backbone = getattr(loaded, "backbone", loaded)
-        assert type(backbone) is SameLayerBackbone

@@ -16,6 +16,7 @@ compression rate, `P` places for pending tokens, `G` groups, `D` hidden size,
 
 import collections
 import functools
+import itertools
 
 import keras
 import tensorflow as tf
@@ -30,12 +31,14 @@ from txl_keras.layers.kv_cache import ProjectedMemory
 from txl_keras.layers.memory import Memory
 from txl_keras.layers.memory import MemoryStack
 from txl_keras.layers.memory import keep_last
+from txl_keras.layers.memory import scatter
+from txl_keras.layers.kv_cache import RingWrite
 from txl_keras.models.presets import SIZES
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.scripts import options
 
-COMPRESSIONS = ("conv", "dilated_conv", "mean_pool", "max_pool")
-
+_POOLS = {"mean_pool": tf.reduce_mean, "max_pool": tf.reduce_max}
+COMPRESSIONS = ("conv", "dilated_conv", *_POOLS, "most_used")
 
 __all__ = ["CompressiveBackbone", "CompressiveMemory", "Compression"]
 
@@ -51,6 +54,7 @@ class Compression(ConfiguredLayer):
     - `"dilated_conv"`: its c taps are 2 apart, with c - 1 zeros in front. So
       groups overlap.
     - `"mean_pool"`, `"max_pool"`: mean and maximum of c states.
+    - `"most_used"`: the `S / c` states that were attended to most, in order.
 
     Groups are formed from the first state on. The last `S mod c` states are
     lost.
@@ -63,6 +67,8 @@ class Compression(ConfiguredLayer):
         inputs: Tensor of shape `(B, S, D)`, oldest first.
         lengths: Optional int32 tensor `(B,)`, how many states of each row are
             real. The others are at the end. By default all are real.
+        usage: Float tensor `(B, S)`, the attention that each state received,
+            for `"most_used"`.
 
     Returns:
         Tensor of shape `(B, G, D)`. Of row r the first `lengths[r] // c` are
@@ -100,33 +106,29 @@ class Compression(ConfiguredLayer):
                 shape=(size,), initializer="zeros", name="bias"
             )
 
-    def call(self, inputs, lengths=None):
-        batch, size, width = ops.shape(inputs)
+    def call(self, inputs, lengths=None, usage=None):
+        batch, size, _ = ops.shape(inputs)
         num_groups = size // self.rate
-        if lengths is not None:
-            # What is not real may be anything, also NaN.
-            is_real = tf.sequence_mask(lengths, size)
-            inputs = tf.where(is_real[..., None], inputs, 0)
-        if self.compression == "dilated_conv":
-            # Indices of states with c - 1 zeros in front.
-            taps = (
-                tf.range(num_groups)[:, None] * self.rate
-                + tf.range(self.rate) * 2
-            )
-            padded = tf.pad(inputs, [[0, 0], [self.rate - 1, 0], [0, 0]])
-            groups = tf.gather(padded, taps, axis=1)
-        else:
-            groups = inputs[:, : num_groups * self.rate]
-        groups = tf.reshape(groups, (batch, num_groups, self.rate, width))
-        if self.compression == "mean_pool":
-            return tf.reduce_mean(groups, axis=2)
-        if self.compression == "max_pool":
-            return tf.reduce_max(groups, axis=2)
-        kernel = tf.reshape(
-            tf.cast(self.kernel, inputs.dtype), (self.rate * width, width)
-        )
-        groups = tf.reshape(groups, (batch, num_groups, self.rate * width))
-        return tf.matmul(groups, kernel) + tf.cast(self.bias, inputs.dtype)
+        if lengths is None:
+            lengths = tf.fill((batch,), size)
+        is_real = tf.sequence_mask(lengths, size)
+        if self.compression == "most_used":
+            usage = tf.where(is_real, tf.cast(usage, "float32"), -1.0)
+            _, kept = tf.math.top_k(usage, num_groups)
+            is_kept = tf.sequence_mask(lengths // self.rate, num_groups)
+            kept = tf.sort(tf.where(is_kept, kept, size - 1))
+            return tf.gather(inputs, kept, axis=1, batch_dims=1)
+        # What is not real may be anything, also NaN.
+        inputs = tf.where(is_real[..., None], inputs, 0)
+        gap = 2 if self.compression == "dilated_conv" else 1
+        padding = [[0, 0], [(gap - 1) * (self.rate - 1), 0], [0, 0]]
+        taps = tf.range(num_groups)[:, None] * self.rate
+        taps += tf.range(self.rate) * gap
+        groups = tf.gather(tf.pad(inputs, padding), taps, axis=1)
+        if self.compression in _POOLS:
+            return _POOLS[self.compression](groups, axis=2)
+        kernel, bias = (tf.cast(x, inputs.dtype) for x in self.weights)
+        return tf.einsum("bgcd,cde->bge", groups, kernel) + bias
 
 
 def _mean(shape, dtype=None):
@@ -170,23 +172,20 @@ class CompressiveMemory(
 class CompressiveMemoryStack(MemoryStack):
     """Stores the memory of a `CompressiveBackbone`."""
 
-    def __init__(self, places, **kwargs):
+    def __init__(self, places, *args, **kwargs):
         self.places = places
-        super().__init__(**kwargs)
+        super().__init__(*args, **kwargs)
 
     def initial_memory(self, rows):
         return CompressiveMemory.of(super().initial_memory(rows), self.places)
 
 
-def extend_compressed(
-    memory, hidden_states, compressions, num_compressed, lengths=None
-):
-    """Appends a segment to memory and compresses what does not fit."""
-    # Algorithm 1. Also returns L pairs of states that left memory, `(B, S, D)`,
-    # and compressed ones, `(B, G, D)`; and how many groups and steps are real.
-    rate, size = compressions[0].rate, memory.length - num_compressed
-    places = memory.pending[0].shape[1]
-    length = ops.shape(hidden_states[0])[1]
+def evict(memory, tokens, hidden_states, compressions, num_slots, lengths):
+    """Finds what leaves a memory; of its M `tokens` the T oldest are enough."""
+    # Returns L states `(B, S, D)`, a function that compresses them, how many
+    # groups they are and how many steps are real, and fields of a new memory.
+    rate, size = compressions[0].rate, memory.length - num_slots
+    places, length = memory.pending[0].shape[1], ops.shape(hidden_states[0])[1]
     num_new = length if lengths is None else lengths
     num_new = tf.broadcast_to(num_new, tf.shape(memory.valid_length))
     num_tokens = tf.minimum(memory.valid_length, size)
@@ -195,30 +194,30 @@ def extend_compressed(
         memory.pending_length + num_tokens + num_new - size, 0
     )
     num_groups = num_evicted // rate
+    num_compressed = memory.valid_length - num_tokens + num_groups
     # The pending tokens, those of memory and the segment follow each other.
+    streams = [
+        tf.concat([*old, tf.stop_gradient(tf.cast(new, old[1].dtype))], axis=1)
+        for *old, new in zip(memory.pending, tokens, hidden_states, strict=True)
+    ]
     first = places + num_new - num_evicted
-    states, pending, evicted = [], [], []
-    for state, waiting, hidden, compress in zip(
-        memory.states, memory.pending, hidden_states, compressions, strict=True
-    ):
-        hidden = tf.cast(tf.stop_gradient(hidden), state.dtype)
-        slots, tokens = state[:, :num_compressed], state[:, num_compressed:]
-        stream = tf.concat([waiting, tokens, hidden], axis=1)
-        old = _take(stream, first, places + length)
-        new = compress(old, lengths=num_evicted)
-        evicted.append((old, new))
-        slots = keep_last(slots, new, num_compressed, num_groups)
-        tokens = keep_last(tokens, hidden, size, lengths)
-        states.append(tf.concat([slots, tokens], axis=1))
-        pending.append(_take(stream, num_new, places))
-    num_slots = memory.valid_length - num_tokens + num_groups
-    valid_length = tf.minimum(num_tokens + num_new, size)
-    valid_length += tf.minimum(num_slots, num_compressed)
-    pending_length = num_evicted % rate if places else memory.pending_length
-    memory = CompressiveMemory(
-        tuple(states), valid_length, tuple(pending), pending_length
-    )
-    return memory, evicted, num_groups, num_new
+    states = [_take(stream, first, places + length) for stream in streams]
+
+    def compress(usage):
+        used = itertools.repeat(None)
+        if compressions[0].compression == "most_used":
+            used = (_take(x, first, places + length) for x in usage(num_new))
+        parts = zip(compressions, states, used, strict=False)
+        return [layer(x, num_evicted, used) for layer, x, used in parts]
+
+    fields = {
+        "valid_length": tf.minimum(num_tokens + num_new, size)
+        + tf.minimum(num_compressed, num_slots),
+        "pending": tuple(_take(stream, num_new, places) for stream in streams),
+    }
+    if places:
+        fields["pending_length"] = num_evicted % rate
+    return states, compress, (num_groups, num_new), fields
 
 
 def _take(x, first, length):
@@ -228,8 +227,33 @@ def _take(x, first, length):
     return tf.gather(x, indices, axis=1, batch_dims=1)
 
 
+def extend_compressed(
+    memory, hidden_states, compressions, num_slots, usage, lengths=None
+):
+    """Appends a segment to memory: algorithm 1 of Rae et al. (2020).
+
+    `usage` is a function from the numbers of real steps to the attention that
+    they pay to each entry, L tensors `(B, P + M + T)`. Also returns what left
+    memory, what was made of it, and the numbers of groups and of real steps.
+    """
+    size = memory.length - num_slots
+    tokens = [state[:, num_slots:] for state in memory.states]
+    evicted, compress, counts, fields = evict(
+        memory, tokens, hidden_states, compressions, num_slots, lengths
+    )
+    compressed, states = compress(usage), []
+    for state, old, new, hidden in zip(
+        memory.states, tokens, compressed, hidden_states, strict=True
+    ):
+        slots = keep_last(state[:, :num_slots], new, num_slots, counts[0])
+        kept = keep_last(old, hidden, size, lengths)
+        states.append(tf.concat([slots, kept], axis=1))
+    memory = memory._replace(states=tuple(states), **fields)
+    return memory, evicted, compressed, counts
+
+
 def reconstruction_loss(
-    block, rate, inputs, evicted, compressed, num_groups, lengths
+    block, inputs, evicted, compressed, rate, num_groups, lengths
 ):
     """Computes how much attention changes when states are compressed.
 
@@ -252,63 +276,83 @@ def reconstruction_loss(
             )
             return tf.cast(attended, "float32")
 
-        expected = attend(tf.stop_gradient(evicted), rate * num_groups)
-        found = attend(compressed, num_groups)
-    loss = tf.reduce_mean(
-        tf.math.squared_difference(tf.stop_gradient(expected), found),
-        axis=(2, 3),
-    )
+        change = attend(tf.stop_gradient(evicted), rate * num_groups)
+        change -= attend(compressed, num_groups)
+    loss = tf.reduce_mean(tf.square(change), axis=(2, 3))
     is_real = tf.sequence_mask(lengths, tf.shape(loss)[1])
-    loss = tf.math.divide_no_nan(
-        tf.reduce_sum(tf.where(is_real, loss, 0.0), axis=1),
-        tf.cast(lengths, loss.dtype),
-    )
-    return tf.where(num_groups > 0, loss, 0.0)
+    total = tf.reduce_sum(tf.where(is_real, loss, 0.0), axis=1)
+    mean = tf.math.divide_no_nan(total, tf.cast(lengths, total.dtype))
+    return tf.where(num_groups > 0, mean, 0.0)
 
 
 class CompressiveCache(
     collections.namedtuple(
-        "CompressiveCache", ["keys", "values", *CompressiveMemory._fields]
+        "CompressiveCache",
+        ["keys", "values", *CompressiveMemory._fields, "order"],
     )
 ):
-    """Holds a `CompressiveMemory` with its keys and values, in text order."""
+    """Holds a `CompressiveMemory` with its keys and values `(B, N, C + M, H)`.
+
+    Slots and, behind them, tokens are two ring buffers. `order` is the age rank
+    of each entry, `(B, C + M)`, and the states of all blocks are one tensor
+    `(B, L, C + M, D)`. Without `order` all is in text order, as in memory.
+    """
 
     __slots__ = ()
-    length = Memory.length
+    length = ProjectedMemory.length
     mask = Memory.mask
     reset_rows = ProjectedMemory.reset_rows
 
     def pasts(self):
         """Returns a list of L `Past`, one for each attention layer."""
         pairs = zip(self.keys, self.values, strict=True)
-        return [Past(*pair, self.mask(), None) for pair in pairs]
+        return [Past(*pair, self.mask(), self.order) for pair in pairs]
 
     def as_ring(self):
-        """Returns itself: there is no ring buffer."""
-        return self
+        """Returns the same entries as ring buffers."""
+        if self.order is not None:
+            return self
+        order = tf.zeros_like(self.valid_length)[:, None]
+        return self._replace(
+            states=(tf.stack(self.states, axis=1),),
+            order=order + tf.range(self.length),
+        )
 
-    in_order = as_ring
+    def in_order(self):
+        """Returns the same entries in text order."""
+        if self.order is None:
+            return self
+        slots = tf.argsort(self.order)
+        keys, values, states = (
+            tuple(tf.gather(x, slots, axis=2, batch_dims=1) for x in entries)
+            for entries in (self.keys, self.values, self.states)
+        )
+        states = tuple(tf.unstack(*states, axis=1))
+        return CompressiveCache(keys, values, states, *self[3:-1], None)
+
+    def write(self, first, end, entries, lengths, num_new, write=scatter):
+        """Writes entries to a ring buffer, as `ProjectedMemory.append` does."""
+        size, order = end - first, self.order
+        ages = order[:, first:end] - first
+        slot = tf.math.floormod(-ages[:, 0], size)
+        ages = first + tf.math.floormod(ages - num_new[:, None], size)
+        order = tf.concat([order[:, :first], ages, order[:, end:]], axis=1)
+        parts = []
+        for states, new in zip(self[:3], entries, strict=True):
+            place = new[0], lengths, None, first, self.length
+            ring = RingWrite(slot, size, *place)
+            updates = (
+                write(state, ring, ring.values(entry, state))
+                for state, entry in zip(states, new, strict=True)
+            )
+            parts.append(tuple(updates))
+        return CompressiveCache(*parts, *self[3:-1], order)
 
     @staticmethod
     def largest(shapes):
         """Returns the largest counts of served tensors `(B, *shape)`."""
-        return {
-            "valid_length": shapes["states"][1],
-            "pending_length": shapes["pending"][1],
-        }
-
-
-def _keep_last(num_slots, num_groups, num_new, state, compressed, new):
-    """Appends to the slots and to the tokens of a state `(B, N, C + M, H)`."""
-    parts = []
-    for old, more, count in (
-        (state[:, :, :num_slots], compressed, num_groups),
-        (state[:, :, num_slots:], new, num_new),
-    ):
-        places = count[:, None] + tf.range(old.shape[2])
-        extended = tf.concat([old, more], axis=2)
-        parts.append(tf.gather(extended, places, axis=2, batch_dims=1))
-    return tf.concat(parts, axis=2)
+        names = {"valid_length": "states", "pending_length": "pending"}
+        return {name: shapes[states][1] for name, states in names.items()}
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -317,8 +361,7 @@ class CompressiveBackbone(TransformerXLBackbone):
 
     The reach is `L (memory_length + compression_rate compressed_length)`
     tokens. In training the reconstruction loss, which trains the compression
-    alone, is added to `losses`, as Keras layers do. `reset` must be of shape
-    `(B,)`.
+    alone, is added to `losses`, as Keras layers do.
 
     Args:
         *args, **kwargs: Arguments of `TransformerXLBackbone`; `memory_length`
@@ -347,7 +390,7 @@ class CompressiveBackbone(TransformerXLBackbone):
 
     memory_class = CompressiveMemory
     # Which tokens are compressed together depends on where reading began.
-    has_finite_reach = shows_attention = takes_episodes = False
+    has_finite_reach = shows_attention = False
     evaluation_arguments = (
         *TransformerXLBackbone.evaluation_arguments,
         "compressed_length",
@@ -396,6 +439,10 @@ class CompressiveBackbone(TransformerXLBackbone):
         return self.past_length(memory_length) + more
 
     @property
+    def reads_all_weights(self):
+        return self.compression == "most_used"
+
+    @property
     def auxiliary_variables(self):
         return [w for x in self.compressions for w in x.trainable_weights]
 
@@ -403,55 +450,101 @@ class CompressiveBackbone(TransformerXLBackbone):
         memory = super().initial_memory(batch_size, memory_length)
         return CompressiveMemory.of(memory, self.compression_rate - 1)
 
-    def memory_stack(self, batch_size, memory_length=None, name=None):
-        return CompressiveMemoryStack(
-            num_layers=self.num_layers,
-            batch_size=batch_size,
-            memory_length=self.past_length(memory_length),
-            hidden_dim=self.hidden_dim,
-            cold_start=self.cold_start,
-            places=self.compression_rate - 1,
-            dtype=self.dtype_policy,
-            name=name,
-        )
+    def _stack_class(self, *args, **kwargs):
+        places = self.compression_rate - 1
+        return CompressiveMemoryStack(places, *args, **kwargs)
 
     def remember(self, memory, states, lengths=None, training=False):
-        inputs = states[:-1]
-        memory, evicted, *counts = self._extend(memory, inputs, lengths)
+        memory, *evicted, counts = extend_compressed(
+            memory,
+            states[:-1],
+            self.compressions,
+            self.compressed_length,
+            functools.partial(self._usage, memory, states),
+            lengths,
+        )
         if training and self.auxiliary_variables:
-            rate = self.compression_rate
-            parts = zip(self.blocks, inputs, evicted, strict=True)
+            parts = zip(self.blocks, states, *evicted, strict=False)
             losses = [
-                reconstruction_loss(block, rate, x, *states, *counts)
-                for block, x, states in parts
+                reconstruction_loss(*part, self.compression_rate, *counts)
+                for part in parts
             ]
             self.add_loss(tf.reduce_mean(tf.add_n(losses)))
         return memory
 
-    def _extend(self, memory, states, lengths):
-        sizes = self.compressions, self.compressed_length
-        return extend_compressed(memory, states, *sizes, lengths)
+    def _usage(self, memory, states, lengths):
+        """Computes how much a segment attends to each entry.
+
+        Pending tokens get what they would get if they were still in memory.
+        """
+        at, usage, mask = self.compressed_length, [], memory.mask()
+        places = self.compression_rate - 1
+        waits = tf.sequence_mask(memory.pending_length, places)[:, ::-1]
+        mask = tf.concat([mask[:, :at], waits, mask[:, at:]], axis=1)
+        is_real = tf.sequence_mask(lengths, ops.shape(states[0])[1])
+        for block, x, state, waiting in zip(
+            self.blocks, states, memory.states, memory.pending, strict=False
+        ):
+            _, scores = block(
+                x,
+                tf.concat([state[:, :at], waiting, state[:, at:]], axis=1),
+                inputs_mask=is_real,
+                memory_mask=mask,
+                attention_biases=self._attention_biases(),
+                return_attention_scores=True,
+            )
+            scores = tf.where(is_real[:, None, :, None], scores, 0.0)
+            usage.append(tf.reduce_sum(scores, axis=(1, 2))[:, at:])
+        return usage
 
     def make_cache(self, memory, keys, values):
-        return CompressiveCache(keys, values, *memory)
+        return CompressiveCache(keys, values, *memory, None).as_ring()
 
     def entries(self, states, keys, values):
         return *super().entries(states, keys, values), tuple(states[:-1])
 
+    def call_projected(self, token_ids, memory, positions):
+        # Also the states of the tokens that may leave memory: if `append` read
+        # them where it writes, XLA would copy all states.
+        outputs = super().call_projected(token_ids, memory, positions)
+        memory, first = memory.as_ring(), self.compressed_length
+        last = first + ops.shape(token_ids)[1]
+        slots = tf.argsort(memory.order)[:, first:last]
+        oldest = tf.gather(*memory.states, slots, axis=2, batch_dims=1)
+        return *outputs, tuple(tf.unstack(oldest, axis=1))
+
     def append(self, memory, entries, lengths=None, **kwargs):
-        keys, values, states = entries
-        old = CompressiveMemory(*memory[2:])
-        new, evicted, *counts = self._extend(old, states, lengths)
-        groups = [
-            block.project(compressed)
-            for block, (_, compressed) in zip(self.blocks, evicted, strict=True)
-        ]
-        keep = functools.partial(_keep_last, self.compressed_length, *counts)
-        return CompressiveCache(
-            tuple(map(keep, memory.keys, [key for key, _ in groups], keys)),
-            tuple(map(keep, memory.values, [x for _, x in groups], values)),
-            *new,
+        *projected, inputs, oldest = entries
+        memory, num_slots = memory.as_ring(), self.compressed_length
+        _, make_groups, (num_groups, num_new), fields = evict(
+            memory, oldest, inputs, self.compressions, num_slots, lengths
         )
+        entries = *projected, (tf.stack(inputs, axis=1),)
+
+        def compress():
+            usage = functools.partial(self._usage, memory.in_order(), inputs)
+            states = make_groups(usage)
+            pairs = zip(self.blocks, states, strict=True)
+            projected = [block.project(state) for block, state in pairs]
+            return *zip(*projected, strict=True), (tf.stack(states, axis=1),)
+
+        # Where tokens are read one by one, few of them complete a group.
+        most = (ops.shape(inputs[0])[1] - 1) // self.compression_rate + 1
+        groups = tf.cond(
+            tf.reduce_any(num_groups > 0),
+            compress,
+            lambda: tf.nest.map_structure(lambda x: x[:, :, :most], entries),
+        )
+        # What is overwritten was read before.
+        with tf.control_dependencies(oldest):
+            memory = memory.write(
+                0, num_slots, groups, num_groups, num_groups, **kwargs
+            )
+            end = memory.length
+            memory = memory.write(
+                num_slots, end, entries, lengths, num_new, **kwargs
+            )
+        return memory._replace(**fields)
 
     def empty_projected_memory(self, memory_length):
         return self.project_memory(self.initial_memory(1, memory_length))

@@ -100,8 +100,8 @@ class OpenVinoReader(TokenReader):
         memory = self._cache.memory().in_order()
         self._caches[::2] = [key.numpy() for key in memory.keys]
         self._caches[1::2] = [value.numpy() for value in memory.values]
-        self._slot[:] = 0
-        self._valid_length[:, 0] = memory.valid_length.numpy()
+        self._inputs["slot"][:] = 0
+        self._inputs["valid_length"][:, 0] = memory.valid_length.numpy()
 
     def _build(self):
         is_short = self._settings[-1] != "float32" and self._has_bfloat16
@@ -112,9 +112,14 @@ class OpenVinoReader(TokenReader):
             (2 * len(graph.positions), *model.input("key_0").shape),
             graph.positions[0].dtype,
         )
-        self._ids = np.zeros(num_rows, np.int32)
-        self._slot = np.zeros(1, np.int32)
-        self._valid_length = np.zeros((num_rows, 1), np.int32)
+        self._inputs = {
+            "ids": np.zeros(num_rows, np.int32),
+            "slot": np.zeros(1, np.int32),
+            "valid_length": np.zeros((num_rows, 1), np.int32),
+        }
+        for i, rows in enumerate(graph.positions):
+            arrays = *self._caches[2 * i : 2 * i + 2], rows
+            self._inputs |= zip(_inputs_of(i), arrays, strict=True)
         hints = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": graph.precision,
@@ -122,32 +127,25 @@ class OpenVinoReader(TokenReader):
         compiled = openvino_core().compile_model(model, "CPU", hints)
         self._request = compiled.create_infer_request()
         # OpenVINO reads the arrays where they are, and does not keep them.
-        self._arrays = {
-            "ids": self._ids,
-            "slot": self._slot,
-            "valid_length": self._valid_length,
-        }
-        for i, rows in enumerate(graph.positions):
-            arrays = self._caches[2 * i], self._caches[2 * i + 1], rows
-            for part, array in zip(_PARTS, arrays, strict=True):
-                self._arrays[f"{part}_{i}"] = array
-        for name, array in self._arrays.items():
+        for name, array in self._inputs.items():
             kind = model.input(name).element_type
             self._request.set_tensor(name, _tensor(array, kind))
 
     def reorder(self, rows):
         self._caches[:] = self._caches[:, rows]
-        self._valid_length[:] = self._valid_length[rows]
+        valid_length = self._inputs["valid_length"]
+        valid_length[:] = valid_length[rows]
 
     def __call__(self, token):
-        self._ids[:] = token
+        self._inputs["ids"][:] = token
         self._request.infer()
         log_probs, entries = (x.data for x in self._request.output_tensors)
+        slot, valid_length = self._inputs["slot"], self._inputs["valid_length"]
         entries = entries.view(self._caches.dtype)
-        self._caches[..., self._slot[0], :] = entries
+        self._caches[..., slot[0], :] = entries
         length = self._caches.shape[3]
-        self._slot[:] = (self._slot + 1) % length
-        np.minimum(self._valid_length + 1, length, out=self._valid_length)
+        slot[:] = (slot + 1) % length
+        np.minimum(valid_length + 1, length, out=valid_length)
         return tf.constant(log_probs)
 
 
@@ -180,7 +178,9 @@ def _check(model, memory_length, weights, name):
         )
 
 
-_PARTS = "key", "value", "position"  # the inputs of a block
+def _inputs_of(block):
+    """Returns the names of a block's keys, values and positions."""
+    return [f"{part}_{block}" for part in ("key", "value", "position")]
 
 
 class _Graph:
@@ -219,9 +219,8 @@ class _Graph:
         inputs = {"ids": ids, "slot": slot, "valid_length": valid_length}
         for i, rows in enumerate(self.positions):
             shapes = self._shape, self._shape, rows.shape
-            for part, shape in zip(_PARTS, shapes, strict=True):
-                parameter = op.parameter(shape, self._cache_type)
-                inputs[f"{part}_{i}"] = parameter
+            for name, shape in zip(_inputs_of(i), shapes, strict=True):
+                inputs[name] = op.parameter(shape, self._cache_type)
         tables = [
             self._matrix(self._value(f"token_embedding/embeddings_{i}"))
             for i in range(self._embedding.num_clusters)
@@ -229,7 +228,7 @@ class _Graph:
         self._set_distances(slot, valid_length, length)
         x, entries = self._embed(ids, tables), []
         for i in range(len(self.positions)):
-            past = [inputs[f"{part}_{i}"] for part in _PARTS]
+            past = [inputs[name] for name in _inputs_of(i)]
             x, *new = self._block(x, f"block_{i}/", *past)
             entries += [op.unsqueeze(entry, 0) for entry in new]
         outputs = {
@@ -346,26 +345,23 @@ class _Graph:
             for i, is_tied in enumerate(softmax.tie_projections)
         ]
         head, *tails = (
-            op.add(
-                op.matmul(projected, table, False, True),
-                self._value(f"softmax/bias_{i}"),
-            )
-            for i, (projected, table) in enumerate(
-                zip(hidden, tables, strict=True)
-            )
+            self._logits(*parts, f"softmax/bias_{i}")
+            for i, parts in enumerate(zip(hidden, tables, strict=True))
         )
         if not tails:
             return op.log_softmax(head, 1)
         kernel = self._value("softmax/cluster_kernel")
-        entries = op.add(
-            op.matmul(hidden[0], kernel, False, True),
-            self._value("softmax/cluster_bias"),
-        )
+        bias = "softmax/cluster_bias"
+        entries = self._logits(hidden[0], kernel, bias)
         head = op.log_softmax(op.concat([head, entries], 1), 1)
         sizes = np.array([-1, *(1 for _ in tails)])
         words, *entries = op.variadic_split(head, np.int32(1), sizes).outputs()
         inside = (op.log_softmax(tail, 1) for tail in tails)
         return op.concat([words, *map(op.add, inside, entries)], 1)
+
+    def _logits(self, x, rows, bias):
+        product = self._op.matmul(x, rows, False, True)
+        return self._op.add(product, self._value(bias))
 
     def _projection(self, cluster, of_embedding):
         """Returns the name of a cluster's projection, which may not exist."""
@@ -505,9 +501,11 @@ i-th of the keys and values |
         _import_openvino().save_model(
             graph.build(), local / "model.xml", compress_to_fp16=False
         )
-        rows = [rows.view(view) for rows in graph.positions]
-        names = (f"position_{i}" for i in range(len(rows)))
-        np.savez(local / "positions.npz", **dict(zip(names, rows, strict=True)))
+        rows = {
+            f"position_{i}": rows.view(view)
+            for i, rows in enumerate(graph.positions)
+        }
+        np.savez(local / "positions.npz", **rows)
         for file in local.iterdir():
             target = os.path.join(unfinished, file.name)
             tf.io.gfile.copy(str(file), target)

@@ -5,6 +5,8 @@ Letters: `B` batch, `T` segment, `M` memory.
 
 import tensorflow as tf
 
+from txl_keras.layers.padding import Padding
+
 
 class Episodes:
     """Keeps the steps of one episode from those of another."""
@@ -26,18 +28,14 @@ class Episodes:
         keys = tf.concat([in_memory, numbers], axis=1)
         return numbers[:, :, None] == keys[:, None, :]
 
-    def keep_last(self, memory, padding):
-        """Masks what a memory holds of episodes that ended in the segment."""
+    def last(self, memory, states, padding):
+        """Returns memory, states and their lengths, of the last episodes."""
         if self._numbers is None:
-            return memory
-        last = self._numbers[:, -1]
-        is_last = self._numbers == last[:, None]
+            return memory, states, padding.lengths
+        last = self._numbers[:, -1:]
+        is_last = self._numbers == last
         if padding.mask is not None:
             is_last &= padding.mask
-        steps = tf.reduce_sum(tf.cast(is_last, tf.int32), axis=1)
-        valid_length = tf.where(
-            last > 0,
-            tf.minimum(steps, memory.valid_length),
-            memory.valid_length,
-        )
-        return memory._replace(valid_length=valid_length)
+        others = Padding(padding.at_the_end(is_last))
+        states = [others.at_the_end(state) for state in states]
+        return memory.reset_rows(last[:, 0] > 0), states, others.lengths

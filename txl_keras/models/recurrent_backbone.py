@@ -71,19 +71,20 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
     has_parts = False
     # True if calls without a memory go on from the last call.
     stateful = False
-    # The class of what `initial_memory` and calls return.
+    # The classes of what `initial_memory`, calls and `memory_stack` return.
     memory_class = Memory
+    _stack_class = MemoryStack
     # Weights that only `losses` train, whose gradient is clipped apart.
     auxiliary_variables = ()
     # Arguments that evaluation may change, as no weight depends on them.
     evaluation_arguments = ()
-    # True if `reset` may be of shape (B, T).
-    takes_episodes = True
     # The number of later tokens that a block attends to.
     look_ahead = 0
     # False with absolute positions: no segment continues from the memory of
     # another, and padding changes a text's hidden states.
     remembers = True
+    # True if `append` reads the weights of `project_positions`, too.
+    reads_all_weights = False
     # True if a token depends on a limited number of segments.
     has_finite_reach = True
     # The most tokens that a segment may have, or None.
@@ -277,7 +278,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         name: str | None = None,
     ) -> MemoryStack:
         """Creates a `MemoryStack` for the memory of this model."""
-        return MemoryStack(
+        return self._stack_class(
             self.num_states,
             batch_size,
             self.past_length(memory_length),

@@ -315,8 +315,8 @@ class TransformerXLBackbone(RecurrentBackbone):
                 scores.append(probabilities)
             states.append(x)
 
-        memory = self.remember(memory, states, padding.lengths, training)
-        memory = episodes.keep_last(memory, padding)
+        last = episodes.last(memory, states, padding)
+        memory = self.remember(*last, training)
         if stack is not None:
             stack.write(memory)
 
@@ -393,11 +393,10 @@ class TransformerXLBackbone(RecurrentBackbone):
         """Splits `reset` into `Episodes` and resets of rows."""
         if reset is None or ops.ndim(reset) != 2:
             return Episodes(None), reset
-        if self.cold_start != "masked" or not self.takes_episodes:
+        if self.cold_start != "masked":
             raise ValueError(
-                "`reset` must be of shape (B,) unless memory holds single "
-                "tokens, with cold_start='masked': otherwise a new episode "
-                "would see what it may not, or have no zeros before it. "
+                "`reset` must be of shape (B,) unless cold_start='masked': "
+                "otherwise a new episode would have no zeros before it. "
                 f"Received: reset of shape {ops.shape(reset)}"
             )
         reset = check_mask("reset", reset, ops.shape(inputs)[:2])

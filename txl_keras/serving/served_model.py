@@ -104,6 +104,8 @@ class ServedModel:
         project = tf.function(self.backbone.project_positions, autograph=False)
         variables = project.get_concrete_function(1).variables
         not_read = {id(variable) for variable in variables}
+        if self.backbone.reads_all_weights:
+            not_read = set()
         weights = [weight.value for weight in self.model.weights]
         return [value for value in weights if id(value) not in not_read]
 

@@ -1,9 +1,11 @@
-"""The evaluator of dynamic evaluation, and the statistics that it uses.
+"""Dynamic evaluation: a model goes on learning from the text that it scores.
 
 Letters: `B` rows, `T` segment, `P` predictions of a text, which has `P + 1`
 tokens.
 """
 
+import functools
+import itertools
 import time
 from collections.abc import Callable
 
@@ -11,19 +13,34 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.checkpoints.tf1 import load_slot
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.compilation import compile_layers
+from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.data.segments import Segments
+from txl_keras.evaluation.backup import Backup
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import scores_of
 from txl_keras.evaluation.evaluator import segments_in_memory
+from txl_keras.evaluation.report import score
+from txl_keras.extending import register
+from txl_keras.layers.memory import assign_variables
+from txl_keras.scripts import data_flags
+from txl_keras.scripts import options
+from txl_keras.scripts.options import FLAGS
 from txl_keras.training.stopping import StopRequest
+from txl_keras.types import PathLike
 from txl_keras.weights import weights_by_name
+
+__all__ = ["DynamicEvaluator", "collect_mean_square", "load_tf1_mean_square"]
 
 _SECONDS_BETWEEN_BACKUPS = 300
 # Entries of a batch that its scores depend on.
 _SCORED = ("inputs", "targets", "weights", "reset")
+# Most tokens of valid on which pairs of learning rate and decay are compared.
+_SEARCH_TOKENS = 50_000
+_LEARNING_RATES = {"sgd": [0.01, 0.03, 0.1], "rms": [3e-6, 1e-5, 3e-5, 1e-4]}
 
 
 class DynamicEvaluator(Evaluator):
@@ -61,7 +78,7 @@ class DynamicEvaluator(Evaluator):
         clip_decay: Boolean, whether the pull back is at most 1.
         batch_size: Integer `B`, the number of streams of the text.
         segment_length: Integer `T`. Collect `mean_square` with the same.
-        stop: Optional `StopRequest`.
+        stop: See `Evaluator`.
 
     Example:
 
@@ -118,11 +135,15 @@ class DynamicEvaluator(Evaluator):
 
     def build(self, rows: int) -> None:
         """Creates memory, of hidden states, and compiles what reads."""
-        self._weights = _trainable_variables(self.model)
-        self._start = {
-            name: tf.Variable(variable, trainable=False)
-            for name, variable in self._weights.items()
+        is_trained = {id(w.value) for w in self.model.trainable_weights}
+        self._weights = {
+            name: variable
+            for name, variable in sorted(weights_by_name(self.model).items())
+            if id(variable) in is_trained
         }
+        self._start = tf.nest.map_structure(
+            lambda weight: tf.Variable(weight, trainable=False), self._weights
+        )
         if self._mean_square is not None:
             # Not arrays, which would become constants of the graph.
             self._mean_square = {
@@ -132,6 +153,9 @@ class DynamicEvaluator(Evaluator):
         # A variable, because other numbers would be traced again.
         self._rates = tf.Variable([0.0, 0.0], trainable=False)
         self._memory = self.model.backbone.memory_stack(rows)
+        states = enumerate(self._memory.state_variables)
+        # All that changes from segment to segment.
+        self._state = self._weights | {f"memory/{i}": x for i, x in states}
         self._compiled_read = compile_layers(
             self._differentiate, self.strategy, self.model, training=True
         )
@@ -191,8 +215,7 @@ class DynamicEvaluator(Evaluator):
         if token_nll is None:
             token_nll = np.empty(segments.num_predictions + 1, np.float32)
         self._rates.assign([self.learning_rate, self.decay])
-        for name, variable in self._weights.items():
-            self._start[name].assign(variable)
+        assign_variables(self._start, self._weights)
         done, saved = self._restore(token_nll), time.monotonic()
 
         def on_execution(count, total):
@@ -217,37 +240,31 @@ class DynamicEvaluator(Evaluator):
                 f"learning rate. Received: learning_rate={self.learning_rate}"
             ) from error
         finally:
-            for name, variable in self._weights.items():
-                variable.assign(self._start[name])
+            assign_variables(self._weights, self._start)
         if self.backup:
             self.backup.remove()
+        # Also of the segments that an earlier process scored.
         is_scored = ~np.isnan(token_nll)
         total = np.sum(token_nll, where=is_scored, dtype=np.float64)
         return scores_of(total, is_scored.sum())
 
-    def _variables(self):
-        """Returns the variables that change, by name."""
-        memory = enumerate(self._memory.state_variables)
-        return self._weights | {f"memory/{i}": state for i, state in memory}
-
     def _save(self, done, token_nll):
-        """Saves the state after some segments, if there is a backup."""
         if self.backup:
-            state = {"done": np.array(done), "nll": token_nll}
             # float32 is exact for the dtypes of a memory; NumPy can save it.
-            for name, variable in self._variables().items():
-                state[name] = tf.cast(variable, "float32").numpy()
-            self.backup.save(state)
+            floats = tf.nest.map_structure(
+                lambda x: np.array(tf.cast(x, "float32")), self._state
+            )
+            state = {"done": np.array(done), "nll": token_nll}
+            self.backup.save(state | floats)
 
     def _restore(self, token_nll):
         """Goes back to a saved state, if any; returns the segments done."""
-        state = self.backup and self.backup.restore()
-        if not state:
+        saved = self.backup and self.backup.restore()
+        if not saved:
             return 0
-        token_nll[:] = state["nll"]
-        for name, variable in self._variables().items():
-            variable.assign(tf.cast(state[name], variable.dtype))
-        return int(state["done"])
+        token_nll[:] = saved["nll"]
+        assign_variables(self._state, {k: saved[k] for k in self._state})
+        return int(saved["done"])
 
 
 def collect_mean_square(
@@ -279,9 +296,8 @@ def collect_mean_square(
     reader = DynamicEvaluator(
         model, 0.0, batch_size=segments.batch_size, segment_length=length
     )
-    sums = dict.fromkeys(_trainable_variables(model), 0.0)
     num_before = segments_in_memory(model.backbone, length)
-    next_step = 0
+    sums, next_step = {}, 0
     for i in range(num_segments):
         step = i * len(segments) // num_segments
         if step - num_before > next_step:
@@ -291,12 +307,160 @@ def collect_mean_square(
             _, gradients = reader._read(segments.batch(before))
         next_step = step + 1
         for name, gradient in gradients.items():
-            sums[name] += tf.square(gradient)
+            sums[name] = sums.get(name, 0.0) + tf.square(gradient)
     return {name: total.numpy() / num_segments for name, total in sums.items()}
 
 
-def _trainable_variables(model):
-    """Returns the variables of the trainable weights by name."""
-    trainable = {id(weight.value) for weight in model.trainable_weights}
-    named = sorted(weights_by_name(model).items())
-    return {k: variable for k, variable in named if id(variable) in trainable}
+def load_tf1_mean_square(prefix: PathLike, config: dict) -> dict:
+    """Loads Adam's mean squares of gradients from a TensorFlow 1 checkpoint.
+
+    The published script of Krause et al., 2019, uses these with the weights of
+    the same checkpoint, and not the statistics that it collects.
+
+    Args:
+        prefix, config: See `txl_keras.checkpoints.load_tf1`.
+
+    Returns:
+        Dictionary of float32 arrays by the names of weights, for
+        `DynamicEvaluator(mean_square=...)`.
+
+    Example, with files that are not part of the package:
+
+    ```
+    model = load_tf1("model.ckpt-0", "config.json")
+    mean_square = load_tf1_mean_square("model.ckpt-0", "config.json")
+    evaluator = DynamicEvaluator(  # the published settings for enwik8
+        model, 1.2e-5, mean_square, decay=24, epsilon=1e-4, clip_decay=False,
+        segment_length=128,
+    )
+    ```
+    """
+    model = load_slot(prefix, config, None, {}, slot="/Adam_1")
+    return {
+        name: np.asarray(weight, np.float32)
+        for name, weight in weights_by_name(model).items()
+    }
+
+
+class Dynamic(options.Options):
+    """Holds options of dynamic evaluation.
+
+    Evaluation options:
+    dynamic: Dynamic evaluation: change the weights after each segment, by its
+        gradient (sgd), or by that over the root mean square of gradients on
+        train (rms). Default: fixed weights.
+    dynamic_learning_rate: Learning rate of --dynamic, or several to try on up
+        to 50,000 tokens of valid. Default: 0.01,0.03,0.1 for sgd and
+        3e-6,1e-5,3e-5,1e-4 for rms.
+    dynamic_decay: Decay towards the original weights in --dynamic=rms, or
+        several to try on valid.
+    dynamic_segments: Segments, from all of train, whose gradients are the
+        statistics of --dynamic=rms.
+    """
+
+    dynamic: options.one_of(["sgd", "rms"]) = None
+    dynamic_learning_rate: list = None
+    dynamic_decay: list = ["0"]
+    dynamic_segments: options.integer(1) = 200
+
+    batch_size = 1  # by default
+
+    @classmethod
+    def check(cls):
+        """Checks the flags before anything is loaded."""
+        users = dict.fromkeys(["dynamic_decay", "dynamic_segments"], ["rms"])
+        users["dynamic_learning_rate"] = [*_LEARNING_RATES]
+        options.check_used("dynamic", users)
+        if FLAGS.dynamic:
+            for rate, decay in _pairs():
+                check_number("dynamic_learning_rate", rate, 0)
+                check_number("dynamic_decay", decay, 0)
+            expected = "`stride` must be left out with --dynamic."
+            options.refuse(FLAGS.stride is not None, expected)
+
+    @classmethod
+    def build(cls, model, settings, config, workdir, stop):
+        """Returns an evaluator, with the best rates on valid, and facts."""
+
+        segments = functools.partial(
+            _segments, config, model.tokenizer, settings
+        )
+        pairs, mean_square = _pairs(), None
+        if FLAGS.dynamic == "rms":
+            count, train = FLAGS.dynamic_segments, segments("train")
+            print(f"Collecting statistics of {count} segments.")
+            count = min(count, len(train))
+            mean_square = collect_mean_square(model, train, count)
+        sizes = {k: settings[k] for k in ("batch_size", "segment_length")}
+        evaluator = DynamicEvaluator(
+            model, pairs[0][0], mean_square, pairs[0][1], stop=stop, **sizes
+        )
+        if len(pairs) > 1:
+            _search(evaluator, segments("valid"), pairs, model.tokenizer)
+        facts = {
+            "dynamic": FLAGS.dynamic,
+            "learning_rate": evaluator.learning_rate,
+            "decay": evaluator.decay,
+            "segments": FLAGS.dynamic_segments,
+        }
+        if workdir is not None:
+            path = workdir.file(f"evaluation_{FLAGS.split}_state")
+            evaluator.backup = Backup(path, {**settings, **facts})
+        return evaluator, facts
+
+
+def _pairs():
+    """Returns the pairs of learning rate and decay to try."""
+    rates = _LEARNING_RATES[FLAGS.dynamic]
+    if FLAGS.dynamic_learning_rate is not None:
+        rates = options.numbers("dynamic_learning_rate", float)
+    decays = options.numbers("dynamic_decay", float)
+    return [*itertools.product(rates, decays)]
+
+
+def _segments(config, tokenizer, settings, split):
+    """Returns segments of a split of the run's text, or else of --corpus."""
+    run_corpus, limit = config["corpus"], None
+    options.refuse(
+        not run_corpus and FLAGS.split == WHOLE,
+        "`split` must be valid or test with --preset and --dynamic, unless it "
+        "is sgd with one --dynamic_learning_rate: statistics are those of the "
+        "train split of --corpus, and rates are compared on valid.",
+    )
+    names = ("data_dir",) if run_corpus else None
+    text = data_flags.corpus_options(run_corpus, names)
+    corpus, prepared = data_flags.prepare_split(text, tokenizer, split)
+    if run_corpus:
+        expected = config["data"].get(split)
+        data_flags.check_run_text(prepared, expected, corpus, FLAGS.workdir)
+    if split == "valid":
+        limit = min(_SEARCH_TOKENS, FLAGS.max_eval_tokens or _SEARCH_TOKENS)
+    tokens, documents = prepared.head(limit)
+    names = "batch_size", "segment_length", "reset_documents"
+    sizes = {name: settings[name] for name in names}
+    return Segments(tokens, drop_remainder=False, documents=documents, **sizes)
+
+
+def _search(evaluator, valid, pairs, tokenizer):
+    """Gives the evaluator the best pair of learning rate and decay."""
+    losses = {}
+    for pair in pairs:
+        evaluator.learning_rate, evaluator.decay = pair
+        try:
+            scores = evaluator.evaluate(valid)
+        except FloatingPointError:
+            continue  # too high a learning rate
+        losses[pair] = scores["nll"]
+        print(
+            f"valid, learning rate {pair[0]:g}, decay {pair[1]:g}: "
+            f"{score(scores['nll'], tokenizer)}",
+            flush=True,
+        )
+    if not losses:
+        raise FloatingPointError(
+            "The weights are not finite at any `dynamic_learning_rate`."
+        )
+    evaluator.learning_rate, evaluator.decay = min(losses, key=losses.get)
+
+
+register("evaluator", dynamic=Dynamic)

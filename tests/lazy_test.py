@@ -8,4 +8,4 @@ def test_names_are_imported_on_first_use_and_listed():
     for name in data.__all__:
         assert getattr(data, name).__name__ == name
     with pytest.raises(AttributeError, match="'txl_keras.data' has no .*'nam"):
-        data.name
+        data.__getattr__("name")

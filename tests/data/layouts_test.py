@@ -1,33 +1,13 @@
 import numpy as np
 import pytest
 
-from txl_keras.data import layouts
-from txl_keras.data.layouts import Stream
-from txl_keras.data.layouts import WholeSegments
+from txl_keras.data.layouts import Layout
 from txl_keras.data.layouts import document_lengths
 from txl_keras.data.layouts import draw
 from txl_keras.data.layouts import permutation
+from txl_keras.data.segments import Segments
 
 DOCUMENTS = np.array([0, 1, 14, 30, 31, 52])
-
-
-def all_rows(layout, epoch=0):
-    """`Rows` of an epoch with arrays of shape `(steps, B)`."""
-    steps = [layout.rows(epoch, step) for step in range(layout.steps_per_epoch)]
-    return layouts.Rows(*map(np.stack, zip(*steps, strict=True)))
-
-
-def inputs_of(layout, epoch=0):
-    """All input positions of an epoch, row by row."""
-    rows = all_rows(layout, epoch)
-    return [
-        [
-            position
-            for start, count in zip(starts, counts, strict=True)
-            for position in range(start, start + count)
-        ]
-        for starts, counts in zip(rows.starts.T, rows.counts.T, strict=True)
-    ]
 
 
 def test_a_draw_is_that_of_splitmix64():
@@ -46,7 +26,7 @@ def test_a_draw_is_that_of_splitmix64():
 
 
 def test_a_permutation_is_one_and_differs_by_seed_and_epoch():
-    size = (1 << 20) + 5  # more than one piece
+    size = 100_003
     orders = [permutation(size, *key) for key in [(0, 0), (0, 1), (1, 0)]]
     for order in orders:
         np.testing.assert_array_equal(np.sort(order), np.arange(size))
@@ -65,45 +45,57 @@ def test_a_permutation_is_one_and_differs_by_seed_and_epoch():
 def test_roll_reads_each_row_once_around_in_an_order_of_the_epoch(
     batch_size, num_tokens
 ):
-    layout = Stream(num_tokens, batch_size, 4, seed=5, rolls=True)
+    segments = Segments(
+        np.arange(num_tokens), batch_size, 4, True, order="roll", seed=5
+    )
     bounds = [r * (num_tokens - 1) // batch_size for r in range(batch_size + 1)]
     # Whatever the offset, of 0 to 3, as many whole segments are left.
-    assert layout.steps_per_epoch == ((num_tokens - 1) // batch_size - 3) // 4
+    steps = len(segments)
+    assert steps == ((num_tokens - 1) // batch_size - 3) // 4
     firsts = set()
     for epoch in range(40):
-        rows = all_rows(layout, epoch)
-        assert (rows.counts == 4).all() and rows.scored.all()
-        for row, inputs in enumerate(inputs_of(layout, epoch)):
-            assert len(inputs) == len(set(inputs))
-            assert bounds[row] <= min(inputs) and max(inputs) < bounds[row + 1]
-            assert max(inputs) - min(inputs) + 1 == len(inputs)
+        batches = [segments.batch(epoch * steps + i) for i in range(steps)]
+        assert all(batch["weights"].all() for batch in batches)
+        for row in range(batch_size):
+            inputs = np.array([batch["inputs"][row] for batch in batches])
+            reset = np.array([batch["reset"][row] for batch in batches])
+            first, last = inputs.min(), inputs.max()
+            assert len(np.unique(inputs)) == inputs.size == last - first + 1
+            assert bounds[row] <= first and last < bounds[row + 1]
             # Reset in the first step, and where it does not go on.
-            goes_on = np.diff(rows.starts[:, row]) == 4
-            np.testing.assert_array_equal(rows.reset[1:, row], ~goes_on)
-            assert rows.reset[0, row] and (~goes_on).sum() <= 1
-            firsts.add((row, inputs[0] - bounds[row]))
+            goes_on = np.diff(inputs[:, 0]) == 4
+            np.testing.assert_array_equal(reset[1:], ~goes_on)
+            assert reset[0] and (~goes_on).sum() <= 1
+            firsts.add((row, inputs[0, 0] - bounds[row]))
     # Most of the places to begin at, of 4 offsets by the segments.
-    places = batch_size * 4 * layout.steps_per_epoch
-    assert len(firsts) > min(places / 2, 30)
+    assert len(firsts) > min(batch_size * 4 * steps / 2, 30)
     assert len({offset % 4 for _, offset in firsts}) == 4
 
 
 def test_shuffle_has_all_documents_once_in_an_order_of_the_epoch():
-    layout = Stream(60, 2, 5, documents=DOCUMENTS)
-    assert layout.steps_per_epoch == Stream(60, 2, 5).steps_per_epoch
-    bounds = [*DOCUMENTS.tolist(), 60]
-    documents = set(zip(bounds[:-1], bounds[1:], strict=True))
+    def batch(batch_size, length, step):
+        return Segments(
+            np.arange(60), batch_size, length, True, order="shuffle",
+            documents=DOCUMENTS,
+        ).batch(step)  # fmt: skip
+
     orders = set()
     for epoch in range(30):
-        whole = layout.spans(epoch, 0, 60)
-        assert set(whole) == documents
-        orders.add(tuple(whole))
-        stream = [p for span in whole for p in range(*span)]
-        for start in range(0, 59):
-            for stop in range(start + 1, min(start + 20, 60) + 1):
-                spans = layout.spans(epoch, start, stop)
-                found = [p for span in spans for p in range(*span)]
-                assert found == stream[start:stop]
+        whole = batch(1, 59, epoch)
+        stream = [0, *whole["targets"][0]]
+        stream[0] = whole["inputs"][0, 0]
+        begins = np.flatnonzero(np.isin(stream, DOCUMENTS))
+        for document in np.split(stream, begins[1:]):
+            following = [*DOCUMENTS[document[0] < DOCUMENTS], 60][0]
+            assert document.tolist() == [*range(document[0], following)]
+        assert sorted(stream) == list(range(60))
+        orders.add(tuple(stream))
+        for step in range(5):  # rows of 29 or 30 predictions
+            found = batch(2, 5, 5 * epoch + step)
+            for row, start in enumerate((0, 29)):
+                part = stream[start + 5 * step :][:6]
+                assert found["inputs"][row].tolist() == part[:-1]
+                assert found["targets"][row].tolist() == part[1:]
     assert len(orders) > 25
 
 
@@ -113,9 +105,11 @@ def test_shuffle_has_all_documents_once_in_an_order_of_the_epoch():
 def test_whole_segments_are_scored_once_after_those_before_them(
     warmup, batch_size, num_tokens
 ):
-    whole = np.zeros(1, int)
-    layout = WholeSegments(whole, num_tokens, batch_size, 4, False, warmup)
-    rows = all_rows(layout)
+    text = np.zeros(1, int), np.array([num_tokens - 1])
+    layout = Layout(*text, batch_size, 4, False, warmup)
+    steps = range(layout.steps_per_epoch)
+    each = [layout.rows(0, step) for step in steps]
+    rows = [np.stack(arrays) for arrays in zip(*each, strict=True)]
     scored = []
     for row in range(batch_size):
         starts, counts, is_scored, reset = (array[:, row] for array in rows)
@@ -131,7 +125,7 @@ def test_whole_segments_are_scored_once_after_those_before_them(
         # As many before its own as were asked for, or there are.
         assert len(read) - len(own) == min(warmup, own[0] // 4)
     assert scored == list(range(0, num_tokens - 1, 4))
-    assert rows.counts[rows.scored].sum() == num_tokens - 1
+    assert rows[1][rows[2]].sum() == num_tokens - 1
     longest = -(-layout.num_segments // batch_size)
     assert longest <= layout.steps_per_epoch <= longest + warmup
     # One row has nothing to warm up for.
@@ -139,29 +133,30 @@ def test_whole_segments_are_scored_once_after_those_before_them(
 
 
 @pytest.mark.parametrize(
-    ("options", "least"),
-    [({}, 13), ({"rolls": True}, 22), ({"documents": np.array([0, 5])}, 13)],
+    ("order", "least"), [("sequential", 13), ("roll", 22), ("shuffle", 13)]
 )
-def test_too_few_tokens_are_refused_with_both_numbers(options, least):
+def test_too_few_tokens_are_refused_with_both_numbers(order, least):
     message = f"has {least - 1} tokens, and {least} are needed"
+    options = {"order": order, "documents": np.array([0, 5])}
     with pytest.raises(ValueError, match=message):
-        Stream(least - 1, 3, 4, **options)
-    assert Stream(least, 3, 4, **options).steps_per_epoch >= 1
+        Segments(np.zeros(least - 1, int), 3, 4, True, **options)
+    assert len(Segments(np.zeros(least, int), 3, 4, True, **options)) >= 1
 
 
 def test_a_seed_gives_the_same_rows_in_every_release():
-    layout = Stream(25, 1, 4, seed=3, rolls=True)
-    starts = [int(layout.rows(0, step).starts[0]) for step in range(5)]
+    segments = Segments(np.arange(25), 1, 4, True, order="roll", seed=3)
+    starts = [segments.batch(step)["inputs"][0, 0] for step in range(5)]
     assert starts == [9, 13, 17, 1, 5]
 
 
 def test_too_few_segments_are_refused_with_both_numbers():
+    sizes = np.array([0, 12, 15, 0, 20, 7])  # 12 segments of 5
     with pytest.raises(ValueError, match="has 12 segments, and 13 are needed"):
-        WholeSegments(DOCUMENTS, 60, 13, 5, drop_remainder=True)
-    layout = WholeSegments(DOCUMENTS, 60, 13, 5, drop_remainder=False)
+        Layout(DOCUMENTS, sizes, 13, 5, drop_remainder=True)
+    layout = Layout(DOCUMENTS, sizes, 13, 5, drop_remainder=False)
     assert layout.steps_per_epoch == 1
     with pytest.raises(ValueError, match="has 0 segments, and 1 are needed"):
-        WholeSegments(np.zeros(1, int), 1, 2, 5, drop_remainder=False)
+        Segments(np.zeros(1, int), 2, 5, drop_remainder=False)
 
 
 @pytest.mark.parametrize(

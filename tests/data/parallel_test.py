@@ -1,7 +1,11 @@
 import multiprocessing
 import os
+import pathlib
 import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
@@ -75,3 +79,37 @@ def test_an_error_is_raised_where_it_belongs(threads, bad):
     assert [next(results) for _ in range(bad)] == list(range(bad))
     with pytest.raises(ValueError, match=f"item {bad}"):
         next(results)
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/task"), reason="finds workers in /proc"
+)
+def test_a_killed_parent_leaves_no_worker():
+    script = """
+import itertools, time
+from txl_keras.data.parallel import ordered_map
+for i in ordered_map(lambda i: i, itertools.count(), 2):
+    print(i, flush=True)
+    time.sleep(0.1)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE
+    )
+    children = []
+    while process.stdout.readline() and not children:
+        listed = f"/proc/{process.pid}/task/{process.pid}/children"
+        children = pathlib.Path(listed).read_text().split()
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while any(map(is_running, children)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert children and not any(map(is_running, children))
+
+
+def is_running(pid):
+    try:
+        status = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rsplit(")", 1)[1].split()[0] != "Z"

@@ -100,27 +100,15 @@ def test_a_dataset_has_the_batches_again_and_again():
         (lambda: batches().dataset(0), "num_steps=0"),
         (lambda: pad_texts([[1], []]), "n at least 1.*index 1"),
         (lambda: pad_texts(None), "`token_ids`"),
+        (lambda: pad_texts([[3], [1.5]]), "dtype float64"),
+        (lambda: pad_texts([[3], [2**31]]), "from 2147483648 to"),
+        (lambda: pad_texts([[3], [[1, 2]]]), r"shape \(1, 2\) at index 1"),
+        *(
+            (lambda x=x: TextBatches([[1]], [x], B, T), "`label_ids` must")
+            for x in (0.5, -1, None)
+        ),
     ],
 )
 def test_bad_arguments_are_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [
-        ([1.5], "dtype float64"),
-        (np.array([2**31], "uint32"), "from 2147483648 to"),
-        ([[1, 2]], r"shape \(1, 2\) at index 1"),
-    ],
-)
-def test_what_is_no_id_is_refused(ids, message):
-    with pytest.raises(ValueError, match=f"token_ids.*{message}"):
-        pad_texts([[3], ids])
-
-
-def test_what_is_no_label_is_refused():
-    for label in (0.5, -1, None):
-        with pytest.raises(ValueError, match="`label_ids` must"):
-            TextBatches(texts(), [label] * len(LENGTHS), B, T)

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import hashlib
 import itertools
-import json
 import math
 import os
 import sys
@@ -124,8 +123,7 @@ class LabelledTexts:
 
     def fingerprint(self) -> str:
         """Returns a SHA-256 of all texts and labels, in order."""
-        content = json.dumps([self.texts, self.labels])
-        return hashlib.sha256(content.encode()).hexdigest()
+        return files.json_digest([self.texts, self.labels])
 
 
 def read_labelled_texts(

@@ -1,12 +1,8 @@
-"""Layouts: the token positions that each batch row reads in each step.
+"""`Layout`: the token positions that each batch row reads in each step.
 
-Layouts compute positions only. `Segments` chooses a layout and reads the tokens
-at the positions it returns. A layout has `steps_per_epoch`, the same in every
-epoch, and `length`, the largest number of inputs of a row in one step.
-
-Letters: `B` is the batch size, `T` the tokens of a segment, `P` the predictions
-of the stream (prediction p reads token p, its target is token p + 1), `S` the
-number of segments.
+Letters: `B` is the batch size, `T` the tokens of a segment, `D` the number of
+texts, `S` that of their segments, `P` the predictions of a text (prediction p
+reads token p, its target is token p + 1).
 """
 
 import functools
@@ -26,106 +22,48 @@ class Rows(NamedTuple):
     reset: np.ndarray  # boolean, True where memory is reset before the step
 
 
-class Stream:
-    """Assigns predictions `[r P // B, (r + 1) P // B)` to row r, T per step."""
+class Layout:
+    """Assigns segments `[r S // B, (r + 1) S // B)` of D texts to row r."""
 
-    # With `documents`, they are concatenated in a new random order in every
-    # epoch. Memory is carried from one to the next, as the original code does
-    # for the sentences of the One Billion Word corpus.
+    # A text is a document, or all that a row reads. Text d has the predictions
+    # from `starts[d]` on, `sizes[d]` of them, in segments of T, the last one
+    # maybe shorter. Memory is reset where a text begins. The content of a
+    # segment does not depend on B, only the row that reads it does.
     #
-    # If a row `rolls`, it begins at a random offset below T and at a random
-    # segment, and after its last segment continues at its first one with memory
-    # reset. No token is an input twice in an epoch. Fewer than 2 T tokens at
-    # the ends of a row are left out, and they differ between epochs.
-
-    def __init__(
-        self,
-        num_tokens,
-        batch_size,
-        segment_length,
-        seed=0,
-        rolls=False,
-        documents=None,
-    ):
-        spare = segment_length - 1 if rolls else 0  # the largest offset
-        needed = batch_size * (segment_length + spare) + 1
-        _check_enough(num_tokens, "tokens", needed, batch_size, segment_length)
-        self.length = segment_length
-        self._begins = _split(num_tokens - 1, batch_size)[:-1]
-        row_length = (num_tokens - 1) // batch_size  # of the shortest row
-        self.steps_per_epoch = (row_length - spare) // segment_length
-        self._seed = seed
-        self._rolls = rolls
-        self._documents = documents
-        if documents is not None:
-            sizes = document_lengths(documents, num_tokens)
-            self._order = concatenated(sizes, seed)
-
-    def rows(self, epoch, step):
-        """Returns the `Rows` of a step, counted from 0 within its epoch."""
-        starts, segment = self._begins, step
-        if self._rolls:
-            number = self.steps_per_epoch
-            drawn = draw(self._seed, epoch, np.arange(len(starts)))
-            drawn = drawn % np.uint64(self.length * number)
-            offset, first = np.divmod(drawn.astype(np.int64), number)
-            starts = starts + offset
-            segment = (first + step) % number
-        scored = np.full(len(starts), True)
-        return Rows(
-            starts + segment * self.length,
-            np.full_like(starts, self.length),
-            scored,
-            scored & ((segment == 0) | (step == 0)),
-        )
-
-    def spans(self, epoch, start, stop):
-        """Returns the token ranges of `[start, stop)` of the stream."""
-        if self._documents is None:
-            return [(start, stop)]
-        order, offsets = self._order(epoch)
-        first = np.searchsorted(offsets, start, "right") - 1
-        last = np.searchsorted(offsets, stop, "left")
-        shift = self._documents[order[first:last]] - offsets[first:last]
-        starts = np.maximum(offsets[first:last], start) + shift
-        stops = np.minimum(offsets[first + 1 : last + 1], stop) + shift
-        return list(zip(starts.tolist(), stops.tolist(), strict=True))
-
-
-class WholeSegments:
-    """Assigns segments `[r S // B, (r + 1) S // B)` of documents to row r."""
-
-    # Each document is divided into segments of T, the last one maybe shorter;
-    # with a `seed`, in a new order of documents in every epoch. The content of
-    # a segment does not depend on B, only the row that reads it does. A row
-    # first reads `warmup_segments` before its own to fill its memory, without
-    # scoring their targets; if it has fewer, it is idle in the first steps. An
-    # epoch ends when the shortest row has no segment left (`drop_remainder`),
-    # or when all segments were read:
+    # A row first reads `warmup_segments` before its own to fill its memory,
+    # without scoring their targets; if it has fewer, it is idle in the first
+    # steps. An epoch ends when the shortest row has no segment left
+    # (`drop_remainder`), or when all segments were read:
     #
     # S = 5, B = 2, 1 for warm-up    step 0   step 1   step 2   step 3
     # row 0                          .        0        1        .
     # row 1                          (1)      2        3        4
+    #
+    # In the order "shuffle", texts are in a new order in every epoch. In the
+    # order "roll", a row begins at a random offset below T and at a random
+    # segment, and after its last segment continues at its first one.
 
     def __init__(
         self,
-        documents,
-        num_tokens,
+        starts,
+        sizes,
         batch_size,
         segment_length,
         drop_remainder,
         warmup_segments=0,
-        seed=None,
+        order="sequential",
+        seed=0,
     ):
         self.length = segment_length
-        self._documents = documents
-        self._document_lengths = document_lengths(documents, num_tokens)
-        # A document of n tokens has n - 1 predictions; one token has none.
-        sizes = -(-(self._document_lengths - 1) // segment_length)
-        self._order = concatenated(sizes, seed)
-        self.num_segments = int(sizes.sum(dtype=np.int64))
+        self._starts, self._sizes = starts, sizes
+        numbers = -(-sizes // segment_length)
+        self._order = concatenated(
+            numbers, seed if order == "shuffle" else None
+        )
+        self._seed = seed if order == "roll" else None
+        self.num_segments = int(numbers.sum(dtype=np.int64))
         needed = batch_size if drop_remainder else 1
-        _check_enough(
+        check_enough(
             self.num_segments, "segments", needed, batch_size, segment_length
         )
         bounds = _split(self.num_segments, batch_size)
@@ -135,27 +73,42 @@ class WholeSegments:
         self._begin = np.maximum(self._first - self._warmup, 0)
         spare = 0 if drop_remainder else batch_size - 1
         longest = (self.num_segments + spare) // batch_size
-        self.steps_per_epoch = self._warmup + longest
+        self.steps_per_epoch = self._warmup + longest  # of every epoch
 
     def rows(self, epoch, step):
         """Returns the `Rows` of a step, counted from 0 within its epoch."""
         segment = self._first - self._warmup + step
         is_read = (segment >= self._begin) & (segment < self._last)
+        index, offset = np.clip(segment, 0, self.num_segments - 1), 0
+        if self._seed is not None:
+            number = self.steps_per_epoch
+            drawn = draw(self._seed, epoch, np.arange(len(index)))
+            drawn = drawn % np.uint64(self.length * number)
+            offset, turn = np.divmod(drawn.astype(np.int64), number)
+            index = self._first + (turn + step) % number
         order, offsets = self._order(epoch)
-        index = np.clip(segment, 0, self.num_segments - 1)
         place = np.searchsorted(offsets, index, "right") - 1
-        document = order[place]
+        text = order[place]
         done = (index - offsets[place]) * self.length
-        left = self._document_lengths[document] - 1 - done
+        left = self._sizes[text] - done
         return Rows(
-            self._documents[document] + done,
+            self._starts[text] + offset + done,
             np.where(is_read, np.minimum(self.length, left), 0),
             segment >= self._first,
             is_read & ((done == 0) | (segment == self._begin)),
         )
 
-    def spans(self, epoch, start, stop):
-        return [(start, stop)]
+
+def equal_texts(num_tokens, batch_size, segment_length, spare=0):
+    """Divides a stream into one text per row: returns `starts` and `sizes`."""
+    # Each is as long as the shortest row, in whole segments, and leaves out the
+    # rest, and as many tokens more as are to spare.
+    needed = batch_size * (segment_length + spare) + 1
+    check_enough(num_tokens, "tokens", needed, batch_size, segment_length)
+    starts = _split(num_tokens - 1, batch_size)[:-1]
+    size = (num_tokens - 1) // batch_size - spare
+    size -= size % segment_length
+    return starts, np.full(batch_size, size)
 
 
 def concatenated(sizes, seed=None):
@@ -164,16 +117,16 @@ def concatenated(sizes, seed=None):
     # Two epochs, because prefetching reads past the end of an epoch.
     @functools.lru_cache(maxsize=2)
     def of_epoch(epoch):
-        count = len(sizes)
-        if seed is None:
-            order = np.arange(count)
-        else:
-            order = permutation(count, seed, epoch)
-        offsets = np.zeros(count + 1, np.int64)
-        np.cumsum(sizes[order], out=offsets[1:])
-        return order, offsets
+        order = permutation(len(sizes), seed, epoch)
+        return order, np.append(0, np.cumsum(sizes[order], dtype=np.int64))
 
-    return of_epoch if seed is not None else lambda epoch: of_epoch(0)
+    if seed is not None:
+        return of_epoch
+    unchanged = (
+        np.arange(len(sizes)),
+        np.append(0, np.cumsum(sizes, dtype=np.int64)),
+    )
+    return lambda epoch: unchanged
 
 
 def document_lengths(documents, num_tokens):
@@ -221,7 +174,7 @@ def _split(size, parts):
     return np.arange(parts + 1, dtype=np.int64) * size // parts
 
 
-def _check_enough(available, unit, needed, batch_size, segment_length):
+def check_enough(available, unit, needed, batch_size, segment_length):
     if available < needed:
         raise ValueError(
             f"The text has {available} {unit}, and {needed} are needed for one "

@@ -15,7 +15,6 @@ A split is complete once metadata.json exists, which is written last.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import re
@@ -237,8 +236,4 @@ def _lock(path):
 def _folder(folder, name, key):
     name = os.path.basename(name.rstrip("/"))
     slug = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[-40:]
-    return os.path.join(folder, f"{slug}-{_hash(key)[:16]}")
-
-
-def _hash(content):
-    return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
+    return os.path.join(folder, f"{slug}-{files.json_digest(key)[:16]}")

@@ -5,7 +5,10 @@ import numpy as np
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_token_ids
-from txl_keras.data import layouts
+from txl_keras.data.layouts import Layout
+from txl_keras.data.layouts import concatenated
+from txl_keras.data.layouts import document_lengths
+from txl_keras.data.layouts import equal_texts
 from txl_keras.data.step_batches import StepBatches
 
 ORDERS = ("sequential", "roll", "shuffle")
@@ -49,9 +52,11 @@ class Segments(StepBatches):
             documents begin, starting with 0, for `order="shuffle"` and
             `reset_documents`.
         order: String. `"sequential"`: as described above. For training there
-            are also `"roll"`, which starts every row at a random offset in each
-            epoch and wraps around, and `"shuffle"`, which reorders the
-            `documents` in each epoch (see `layouts.Stream` for both).
+            are also `"roll"`, with which a row begins at a random place in each
+            epoch and wraps around, with memory reset, so that fewer than 2 T
+            tokens at its ends are left out; and `"shuffle"`, which concatenates
+            the `documents` in a new order in each epoch, as the original code
+            does for the One Billion Word corpus.
         reset_documents: Boolean. True: memory is reset at the start of each of
             the `documents`. Each document begins a segment, and its last
             segment is padded.
@@ -116,6 +121,7 @@ class Segments(StepBatches):
         self._check_combination(documents)
         if reset_documents or order == "shuffle":
             documents = documents.astype(np.int64, copy=False)
+        self._shuffled = None
         self._layout = self._make_layout(documents)
 
     @property
@@ -215,24 +221,47 @@ class Segments(StepBatches):
             tokens, starts.tolist(), counts.tolist(), strict=True
         ):
             if count:  # an idle row reads nothing, not even a last target
-                spans = self._layout.spans(epoch, start, start + count + 1)
+                spans = self._spans(epoch, start, start + count + 1)
                 parts = [self.tokens[begin:end] for begin, end in spans]
                 row[: count + 1] = np.concatenate(parts)
         check_token_ids("tokens", tokens, NUM_IDS)
         return tokens.astype(np.int32)
 
+    def _spans(self, epoch, start, stop):
+        """Returns the token ranges of `[start, stop)` of the stream."""
+        if self._shuffled is None:
+            return [(start, stop)]
+        order, offsets = self._shuffled(epoch)
+        first = np.searchsorted(offsets, start, "right") - 1
+        last = np.searchsorted(offsets, stop, "left")
+        shift = self._documents[order[first:last]] - offsets[first:last]
+        starts = np.maximum(offsets[first:last], start) + shift
+        stops = np.minimum(offsets[first + 1 : last + 1], stop) + shift
+        return list(zip(starts.tolist(), stops.tolist(), strict=True))
+
     def _make_layout(self, documents):
-        sizes = len(self.tokens), self.batch_size, self.segment_length
-        if self.reset_documents or not self.drop_remainder:
-            if not self.reset_documents:  # the whole text is one
-                documents = np.zeros(1, int)
-                sizes = (max(sizes[0], 1), *sizes[1:])
-            seed = self.seed if self.order == "shuffle" else None
-            more = self.drop_remainder, self.warmup_segments, seed
-            return layouts.WholeSegments(documents, *sizes, *more)
-        documents = documents if self.order == "shuffle" else None
-        return layouts.Stream(
-            *sizes, self.seed, self.order == "roll", documents
+        num_tokens, length = len(self.tokens), self.segment_length
+        order = self.order
+        if self.reset_documents:
+            texts = documents, document_lengths(documents, num_tokens) - 1
+        elif not self.drop_remainder:  # the whole text is one
+            texts = np.zeros(1, np.int64), np.array([max(num_tokens - 1, 0)])
+        else:
+            spare = length - 1 if order == "roll" else 0  # the largest offset
+            texts = equal_texts(num_tokens, self.batch_size, length, spare)
+            if order == "shuffle":
+                # Rows read the documents as one stream.
+                lengths = document_lengths(documents, num_tokens)
+                self._shuffled = concatenated(lengths, self.seed)
+                self._documents, order = documents, "sequential"
+        return Layout(
+            *texts,
+            self.batch_size,
+            length,
+            self.drop_remainder,
+            self.warmup_segments,
+            order,
+            self.seed,
         )
 
     def _check_combination(self, documents):

@@ -94,18 +94,42 @@ class StepBatches:
             A `tf.distribute.DistributedDataset` of dicts, one element per step.
         """
 
-        def rows_of(first_row, num_rows):
-            if not in_memory:
-                rows = first_row, num_rows
-                return self.dataset(first_step, num_steps, *rows)
-            check_integer("num_steps", num_steps, 1)
-            steps = range(first_step, first_step + num_steps)
-            batches = [self.batch(step, first_row, num_rows) for step in steps]
-            return tf.data.Dataset.from_tensor_slices(
-                {key: np.stack([b[key] for b in batches]) for key in batches[0]}
-            )
+        rows = replica_batch_size(self.batch_size, strategy)
+        replicas = strategy.num_replicas_in_sync
 
-        return _distribute(rows_of, self.batch_size, strategy)
+        def worker_dataset(context):
+            local, rest = divmod(replicas, context.num_input_pipelines)
+            if rest:
+                raise ValueError(
+                    "All workers must have the same number of replicas. "
+                    f"Received: {replicas} replicas on "
+                    f"{context.num_input_pipelines} workers"
+                )
+            read = self._in_memory if in_memory else self.dataset
+            first_row = context.input_pipeline_id * local * rows
+            dataset = read(first_step, num_steps, first_row, local * rows)
+            if local == 1:
+                return dataset
+
+            def per_replica(value):
+                if value.shape.rank == 0:
+                    return tf.fill([local], value)
+                return tf.reshape(value, (local, rows, *value.shape[1:]))
+
+            return dataset.map(
+                lambda batch: tf.nest.map_structure(per_replica, batch)
+            ).unbatch()
+
+        return strategy.distribute_datasets_from_function(worker_dataset)
+
+    def _in_memory(self, first_step, num_steps, *rows):
+        """Reads all batches of `dataset` immediately."""
+        check_integer("num_steps", num_steps, 1)
+        steps = range(first_step, first_step + num_steps)
+        batches = [self.batch(step, *rows) for step in steps]
+        return tf.data.Dataset.from_tensor_slices(
+            {key: np.stack([b[key] for b in batches]) for key in batches[0]}
+        )
 
 
 def dataset_of(batch, spec, start=0, end=None):
@@ -132,37 +156,6 @@ def dataset_of(batch, spec, start=0, end=None):
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
-
-
-def _distribute(rows_of, batch_size, strategy):
-    """Distributes datasets of some rows, `rows_of(first_row, num_rows)`."""
-    replicas = strategy.num_replicas_in_sync
-    rows = replica_batch_size(batch_size, strategy)
-
-    def worker_dataset(context):
-        local, rest = divmod(replicas, context.num_input_pipelines)
-        if rest:
-            raise ValueError(
-                "All workers must have the same number of replicas. Received: "
-                f"{replicas} replicas on {context.num_input_pipelines} workers"
-            )
-        first_row = context.input_pipeline_id * local * rows
-        dataset = rows_of(first_row, local * rows)
-        if local == 1:
-            return dataset
-
-        def per_replica(value):
-            if value.shape.rank == 0:
-                return tf.fill([local], value)
-            return tf.reshape(value, (local, rows, *value.shape[1:]))
-
-        return dataset.flat_map(
-            lambda batch: tf.data.Dataset.from_tensor_slices(
-                {key: per_replica(value) for key, value in batch.items()}
-            )
-        )
-
-    return strategy.distribute_datasets_from_function(worker_dataset)
 
 
 def replica_batch_size(batch_size, strategy, name="batch_size"):

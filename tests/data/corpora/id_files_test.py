@@ -219,7 +219,7 @@ def test_damage_is_a_value_error_that_names_the_file(name, first, tmp_path):
     rng = np.random.default_rng(0)
     symbols = np.frombuffer(b"(){}[]'\",:-<>|O8i4 \n\x00\xff*#", np.uint8)
     path, refused = tmp_path / name, 0
-    for _ in range(400):
+    for _ in range(100):
         damaged = np.frombuffer(data, np.uint8).copy()
         places = rng.integers(0, first or len(data), rng.integers(1, 6))
         damaged[places] = rng.choice(symbols, len(places))
@@ -229,7 +229,7 @@ def test_damage_is_a_value_error_that_names_the_file(name, first, tmp_path):
         except ValueError as error:
             assert str(path) in str(error)
             refused += 1
-    assert refused > 100
+    assert refused > 25
 
 
 def test_a_size_that_no_compression_reaches_is_refused(tmp_path):
@@ -246,8 +246,8 @@ def test_a_size_that_no_compression_reaches_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "arrays",
     [
-        {"tokens": IDS, "documents": np.zeros(10**8, np.uint8)},
-        {"tokens": np.zeros(10**8, np.uint8)},
+        {"tokens": IDS, "documents": np.zeros(2 * 10**7, np.uint8)},
+        {"tokens": np.zeros(2 * 10**7, np.uint8)},
     ],
     ids=["documents", "tokens"],
 )

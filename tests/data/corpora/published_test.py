@@ -111,11 +111,9 @@ def test_bytes_are_split_in_order(name, suffix, tmp_path, monkeypatch):
         assert len(list(corpus.text(split))) == 1
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zip"])
-@pytest.mark.parametrize("change", ["shorter", "altered"])
+@pytest.mark.parametrize("suffix, end", [("", b""), (".gz", b"E")])
 @pytest.mark.parametrize("name", BYTES)
-def test_other_bytes_are_refused(name, change, suffix, tmp_path):
-    end = b"" if change == "shorter" else b"E"
+def test_other_bytes_are_refused(name, end, suffix, tmp_path):
     write_bytes(tmp_path, name + suffix, BYTES[name][:-1] + end)
     with pytest.raises(
         ValueError, match=r"Expected: (sha256|md5) \w+. Received: \w+"
@@ -217,7 +215,7 @@ def server(tmp_path, small, monkeypatch):
         address = f"http://127.0.0.1:{server.server_port}"
         small("enwik8", url=f"{address}/enwik8.zip")
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield served, cut
         server.shutdown()

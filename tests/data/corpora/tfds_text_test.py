@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import requests
 import tensorflow_datasets as tfds
@@ -57,8 +58,7 @@ def test_the_identity_is_that_of_dataset_and_feature(tmp_path, small):
 @pytest.mark.parametrize(
     "splits, valid, test",
     [
-        *(({"train": 2, name: 3, "test": 1}, name, "test")
-          for name in ("valid", "val", "dev")),
+        ({"train": 2, "dev": 3, "test": 1}, "dev", "test"),
         ({"train": 2, "validation": 3}, "validation", "validation"),
         ({"train": 2, "test": 3}, "test", "test"),
     ],
@@ -127,14 +127,69 @@ def test_order_is_kept_across_files_and_sections(tmp_path, monkeypatch):
         "DownloadConfig",
         lambda **options: config(num_shards=3, **options),
     )
-    monkeypatch.setattr(SmallTexts, "SPLITS", {"train": 500})
+    monkeypatch.setattr(SmallTexts, "SPLITS", {"train": 60})
     monkeypatch.setattr(corpus_module, "SECTION_BYTES", 300)
     corpus = load(tmp_path)
     assert len(list(tmp_path.glob("small_texts/2.0.0/*train*"))) == 3
-    for split, begin, end in (("train", 0, 450), ("valid", 450, 475)):
-        expected = lines("train", 500)[begin:end]
+    for split, begin, end in (("train", 0, 54), ("valid", 54, 57)):
+        expected = lines("train", 60)[begin:end]
         assert list(corpus.text(split)) == expected
         sections = corpus.text(split).sections()
-        assert len(sections) > 2
+        assert (len(sections) > 2) == (split == "train")
         found = [text for s in sections for text in s]
         assert found == expected
+
+
+# === Labelled texts ===
+
+
+class SmallReviews(SmallTexts):
+    """Reviews with a class, a number and a string that may all be labels."""
+
+    SPLITS = {"train": 7, "test": 3, "unsupervised": 2}
+
+    def _info(self):
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict(
+                {
+                    "text": tfds.features.Text(),
+                    "label": tfds.features.ClassLabel(names=["bad", "good"]),
+                    "stars": np.int64,
+                    "language": tfds.features.Text(),
+                    "score": np.float32,
+                }
+            ),
+            disable_shuffling=True,
+        )
+
+    def _generate_examples(self, split, size):
+        for i in range(size):
+            labels = {"label": i % 2, "stars": i % 5, "language": "fr"}
+            yield i, {"text": f"né {split} {i}", **labels, "score": 0.5}
+
+
+@pytest.mark.parametrize(
+    "column,label",
+    [("label", ["bad", "good"]), ("stars", ["0", "1"]), ("language", ["fr"])],
+)
+def test_splits_have_texts_with_labels(tmp_path, column, label):
+    splits = tfds_text.load_labelled_texts(
+        "small_reviews", str(tmp_path), label_column=column
+    )
+    assert list(splits) == ["train", "test"]
+    test = splits["test"]
+    assert test.texts == ["né test 0", "né test 1", "né test 2"]
+    assert test.labels[: len(label)] == label
+    assert test.place(2) == "small_reviews test, example 2"
+    assert len(splits["train"]) == 7
+
+
+@pytest.mark.parametrize("wrong", ["body", "score"])
+@pytest.mark.parametrize("flag", ["text_column", "label_column"])
+def test_columns_must_be_features_of_their_kind(tmp_path, flag, wrong):
+    message = f"`{flag}` must .*'text'.*'language'.*{flag}='{wrong}'"
+    with pytest.raises(ValueError, match=message):
+        tfds_text.load_labelled_texts(
+            "small_reviews", str(tmp_path), **{flag: wrong}
+        )

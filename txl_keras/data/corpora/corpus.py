@@ -2,10 +2,10 @@
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterator
 
 from txl_keras.checks import check_one_of
+from txl_keras.data.corpora.files import json_digest
 
 SPLITS = ("train", "valid", "test")
 WHOLE = "all"  # the only split of an undivided text
@@ -77,7 +77,7 @@ class Corpus:
             `bytes`. Its `num_bytes` is their approximate size, or None.
         """
         text = self.splits[check_one_of("split", split, self.splits)]
-        return text if isinstance(text, Text) else _GivenText(text)
+        return text if isinstance(text, Text) else Text(text)
 
     def blocks(self, split: str) -> Iterator:
         """Returns the text of a split in `Block`s of about 1 MiB.
@@ -97,8 +97,7 @@ class Corpus:
     def fingerprint(self) -> str:
         """Returns a SHA-256 that identifies the text of prepared ids."""
         if self.identity is not None:
-            content = [self.name, self.encoding, self.identity]
-            return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+            return json_digest([self.name, self.encoding, self.identity])
         digest = hashlib.sha256(f"{self.name} {self.encoding}".encode())
         for split in self.splits:
             for block in self.blocks(split):
@@ -109,9 +108,21 @@ class Corpus:
 
 
 class Text:
-    """Base class of a split or section: its documents, read when iterated."""
+    """A split or section: documents that are read when it is iterated over."""
 
     num_bytes = None  # approximate size, if it is known
+
+    def __init__(self, documents):
+        if isinstance(documents, bytes):
+            documents = [documents]
+        self._documents = documents
+        self.num_bytes = getattr(documents, "num_bytes", None)
+        if isinstance(documents, list):
+            is_flat = all(isinstance(text, bytes) for text in documents)
+            self.num_bytes = sum(map(len, documents)) if is_flat else None
+
+    def __iter__(self):
+        return iter(self._documents)
 
     def sections(self):
         """Returns the `Text`s of about `SECTION_BYTES` that are this one."""
@@ -132,22 +143,6 @@ class Text:
                 filled += len(piece)
         if pieces:
             yield Block(tuple(pieces), continues, amid_line)
-
-
-class _GivenText(Text):
-    """Documents that a user gives: `bytes`, a list, or any iterable."""
-
-    def __init__(self, documents):
-        if isinstance(documents, bytes):
-            documents = [documents]
-        self._documents = documents
-        self.num_bytes = getattr(documents, "num_bytes", None)
-        if isinstance(documents, list):
-            is_flat = all(isinstance(text, bytes) for text in documents)
-            self.num_bytes = sum(map(len, documents)) if is_flat else None
-
-    def __iter__(self):
-        return iter(self._documents)
 
 
 @dataclasses.dataclass(frozen=True)

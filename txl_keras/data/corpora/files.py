@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import hashlib
 import itertools
+import json
 import math
 import os
 import sys
@@ -133,6 +134,11 @@ def _chunks_of(file, start=0, stop=None):
         left -= len(chunk)
 
 
+def json_digest(content):
+    """Returns the hexadecimal SHA-256 of a JSON value."""
+    return digest_of([json.dumps(content).encode()])
+
+
 def file_digest(path, algorithm="sha256"):
     """Returns the hexadecimal digest of a file, without decompressing it."""
     with open_checked(path, math.inf) as file:
@@ -252,13 +258,10 @@ def absolute_path(path):
     return os.path.abspath(os.path.expanduser(path))
 
 
-def modification_time(path):
-    """Returns when a file was last written, in nanoseconds."""
-    if is_remote(path):
-        return tf.io.gfile.stat(path).mtime_nsec
-    return os.stat(path).st_mtime_ns  # `gfile` returns whole seconds
-
-
 def version_of(path):
-    """Returns the size of a file and when it was last written."""
-    return tf.io.gfile.stat(path).length, modification_time(path)
+    """Returns the size of a file and when it was last written, in ns."""
+    if not is_remote(path):  # of which `gfile` returns whole seconds
+        found = os.stat(path)
+        return found.st_size, found.st_mtime_ns
+    found = tf.io.gfile.stat(path)
+    return found.length, found.mtime_nsec

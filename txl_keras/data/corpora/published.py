@@ -88,13 +88,17 @@ PUBLISHED = {
 
 def load(name, data_dir=None, manual_dir=None):
     """Opens a published text as a `Corpus`; its files are found when read."""
-    published = PUBLISHED[name]
+    text = PUBLISHED[name]
     manual_dir = files.check_manual_dir(manual_dir)
-    found = _Files(published, files.data_folder(data_dir), manual_dir)
+    data_dir = files.data_folder(data_dir)
+    # Once, because all of a text is checked.
+    paths = functools.cache(
+        functools.partial(_paths, text, data_dir, manual_dir or data_dir)
+    )
     return Corpus(
         name,
-        {split: _Text(found, split) for split in SPLITS},
-        "latin-1" if published.has_bytes else "utf-8",
+        {split: _Text(text, paths, split) for split in SPLITS},
+        "latin-1" if text.has_bytes else "utf-8",
         # Files are refused unless their text is the published one.
         identity=name,
     )
@@ -103,11 +107,11 @@ def load(name, data_dir=None, manual_dir=None):
 class _Text(Text):
     """Reads a split, which is one document, again in each iteration."""
 
-    def __init__(self, found, split):
-        self._found = found
+    def __init__(self, text, paths, split):
+        self._paths = paths
         self._split = split
         self._bounds = 0, None
-        if found.published.has_bytes:
+        if text.has_bytes:
             valid = NUM_BYTES - 2 * HELD_OUT_BYTES
             ends = [0, valid, valid + HELD_OUT_BYTES, NUM_BYTES]
             start, stop = ends[SPLITS.index(split) :][:2]
@@ -115,103 +119,91 @@ class _Text(Text):
             self.num_bytes = stop - start
 
     def __iter__(self):
-        path = self._found.paths[self._split]
-        yield files.read_bytes(path, *self._bounds)
+        yield files.read_bytes(self._paths()[self._split], *self._bounds)
 
 
-class _Files:
-    """Finds or downloads the files of a text, and checks them, once."""
+def _paths(text, data_dir, folder):
+    """Finds or downloads the files of each split, and checks their text."""
+    for place in (folder, data_dir):
+        paths = _find_in(place, text.members)
+        if paths is not None:
+            return _checked(paths, text)
+    with tempfile.TemporaryDirectory() as temporary:
+        unpacked = _checked(_unpack(text, folder, temporary), text)
+        return _keep(unpacked, data_dir, text.members)
 
-    def __init__(self, published, data_dir, manual_dir):
-        self.published = published
-        self._data_dir = data_dir
-        self._folder = manual_dir or data_dir
 
-    @functools.cached_property
-    def paths(self):
-        """Returns the path of the text of each split."""
-        for folder in (self._folder, self._data_dir):
-            paths = self._find_in(folder)
-            if paths is not None:
-                return self._checked(paths)
-        with tempfile.TemporaryDirectory() as temporary:
-            return self._keep(self._checked(self._unpack(temporary)))
+def _find_in(folder, members):
+    """Returns the files by split, which may end in `.gz`, or None."""
+    # Files may also have just the last part of a member's name.
+    for name, suffix in itertools.product((str, os.path.basename), ("", ".gz")):
+        paths = {
+            split: os.path.join(folder, name(member) + suffix)
+            for split, member in members.items()
+        }
+        if all(map(files.is_file, paths.values())):
+            return paths
+    return None
 
-    def _find_in(self, folder):
-        """Returns the files by split, which may end in `.gz`, or None."""
-        members = self.published.members
-        # Files may also have just the last part of a member's name.
-        bare = {split: os.path.basename(x) for split, x in members.items()}
-        for names, suffix in itertools.product((members, bare), ("", ".gz")):
-            paths = {
-                split: os.path.join(folder, name + suffix)
-                for split, name in names.items()
-            }
-            if all(map(files.is_file, paths.values())):
-                return paths
-        return None
 
-    def _checked(self, paths):
-        """Returns the paths, after a check that the text is the published."""
-        for split, expected in self.published.expected.items():
-            path = paths[split]
-            if self.published.has_bytes:
-                what = "md5" if len(expected) == 32 else "sha256"
-                received = files.digest_of(files.read_bytes(path), what)
-            else:
-                what = "words and line ends"
-                lines = files.read_between(path, b"\n")
-                received = sum(len(line.decode().split()) + 1 for line in lines)
-            if received != expected:
-                raise ValueError(
-                    f"{path} is damaged or another file. Download it again "
-                    f"from {self.published.url}. Expected: {what} {expected}. "
-                    f"Received: {received}"
-                )
-        return paths
-
-    def _unpack(self, temporary):
-        """Unpacks the archive, which is there or downloaded."""
-        name = self.published.archive
-        try:
-            archive = os.path.join(self._folder, name)
-            if files.is_file(archive):  # where Keras would download it to
-                tf.io.gfile.copy(archive, os.path.join(temporary, name))
-            # Keeps Keras's progress bar out of results and logs.
-            watched = sys.stderr if sys.stderr.isatty() else io.StringIO()
-            with contextlib.redirect_stdout(watched):
-                folder = keras.utils.get_file(
-                    name,
-                    self.published.url,
-                    extract=True,
-                    cache_dir=temporary,
-                    cache_subdir=".",
-                )
-            paths = self._find_in(folder)
-            reason = "it has no such text"
-        # Keras raises nothing more specific.
-        except Exception as error:  # noqa: BLE001
-            paths, reason = None, f"{error}"[:300]
-        if paths is None:
-            raise ConnectionError(
-                f"{name} could not be downloaded or unpacked: "
-                f"{reason}. Put it or its unpacked files, which may end in "
-                f".gz, in the folder {self._folder}, or pass the folder that "
-                "has them as `manual_dir`."
+def _checked(paths, text):
+    """Returns the paths, after a check that the text is the published one."""
+    for split, expected in text.expected.items():
+        path = paths[split]
+        if text.has_bytes:
+            what = "md5" if len(expected) == 32 else "sha256"
+            received = files.digest_of(files.read_bytes(path), what)
+        else:
+            what = "words and line ends"
+            lines = files.read_between(path, b"\n")
+            received = sum(len(line.decode().split()) + 1 for line in lines)
+        if received != expected:
+            raise ValueError(
+                f"{path} is damaged or another file. Download it again from "
+                f"{text.url}. Expected: {what} {expected}. Received: {received}"
             )
-        return paths
+    return paths
 
-    def _keep(self, unpacked):
-        """Copies unpacked files to the folder of data; returns their paths."""
-        kept = {}
-        try:
-            for split, name in self.published.members.items():
-                path = kept[split] = os.path.join(self._data_dir, name)
-                if files.is_file(path):  # of all splits
-                    continue
-                tf.io.gfile.makedirs(os.path.dirname(path))
-                with files.renamed_when_complete(path) as unfinished:
-                    tf.io.gfile.copy(unpacked[split], unfinished)
-        except (OSError, tf.errors.OpError) as error:
-            raise files.data_dir_error(self._data_dir, error) from error
-        return kept
+
+def _unpack(text, folder, temporary):
+    """Unpacks the archive, which is in the folder or downloaded."""
+    name = text.archive
+    try:
+        archive = os.path.join(folder, name)
+        if files.is_file(archive):  # where Keras would download it to
+            tf.io.gfile.copy(archive, os.path.join(temporary, name))
+        # Keeps Keras's progress bar out of results and logs.
+        watched = sys.stderr if sys.stderr.isatty() else io.StringIO()
+        with contextlib.redirect_stdout(watched):
+            unpacked = keras.utils.get_file(
+                name,
+                text.url,
+                extract=True,
+                cache_dir=temporary,
+                cache_subdir=".",
+            )
+        paths = _find_in(unpacked, text.members)
+        reason = "it has no such text"
+    # Keras raises nothing more specific.
+    except Exception as error:  # noqa: BLE001
+        paths, reason = None, f"{error}"[:300]
+    if paths is None:
+        raise ConnectionError(
+            f"{name} could not be downloaded or unpacked: {reason}. Put it or "
+            "its unpacked files, which may end in .gz, in the folder "
+            f"{folder}, or pass the folder that has them as `manual_dir`."
+        )
+    return paths
+
+
+def _keep(unpacked, data_dir, members):
+    """Copies unpacked files to the folder of data; returns their paths."""
+    kept = {x: os.path.join(data_dir, name) for x, name in members.items()}
+    try:
+        for source, path in {unpacked[x]: kept[x] for x in kept}.items():
+            tf.io.gfile.makedirs(os.path.dirname(path))
+            with files.renamed_when_complete(path) as unfinished:
+                tf.io.gfile.copy(source, unfinished)
+    except (OSError, tf.errors.OpError) as error:
+        raise files.data_dir_error(data_dir, error) from error
+    return kept

@@ -1,6 +1,5 @@
 """Saves and loads tokenizers, and tells them apart."""
 
-import hashlib
 import json
 import os
 
@@ -8,6 +7,7 @@ import tensorflow as tf
 
 from txl_keras import data
 from txl_keras.checks import shown
+from txl_keras.data.corpora.files import json_digest
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.json_files import check_fields
@@ -77,5 +77,4 @@ def deserialize_tokenizer(content, source):
 
 def tokenizer_hash(tokenizer):
     """Returns a SHA-256 that identifies a tokenizer and its options."""
-    content = json.dumps([type(tokenizer).__name__, tokenizer.get_config()])
-    return hashlib.sha256(content.encode()).hexdigest()
+    return json_digest([type(tokenizer).__name__, tokenizer.get_config()])

@@ -20,11 +20,10 @@ from script_runs import TRAIN
 from script_runs import metrics_of
 from script_runs import output_of_script
 from script_runs import results_of
-from script_runs import run_script
 
 from txl_keras.data import load_corpus
 from txl_keras.data import vocabulary
-from txl_keras.training import strategy
+from txl_keras.scripts import training_run
 from txl_keras.training.checkpointing import saved_steps
 from txl_keras.workdir import Workdir
 
@@ -165,29 +164,21 @@ def test_a_run_killed_at_its_very_end_is_finished_by_the_same_command(
 
 
 def test_rows_that_replicas_cannot_share_stop_before_any_work(
-    corpus, tmp_path, fail, monkeypatch
+    train, fail, tmp_path, monkeypatch
 ):
-    workdir = tmp_path / "run"
-    flags = (
-        f"--corpus={corpus}", f"--workdir={workdir}", *TINY,
-        "--num_cpu_devices=2",
-    )  # fmt: skip
-    done = run_script(
-        "main.py", *flags, "--batch_size=3", "--eval_batch_size=4"
-    )
-    assert done.returncode != 0
-    assert re.search(r"\bbatch_size=3\b.*\b2\b", done.stderr, re.DOTALL)
-    assert "Traceback" not in done.stderr
     # The devices of this process are in use and cannot be split any more.
     monkeypatch.setattr(
-        strategy,
+        training_run,
         "create_strategy",
         lambda tpu, num_cpu_devices: types.SimpleNamespace(
             num_replicas_in_sync=num_cpu_devices
         ),
     )
-    error = fail("main.py", *flags, "--batch_size=4", "--eval_batch_size=3")
-    assert re.search(r"\beval_batch_size=3\b.*\b2\b", error, re.DOTALL)
+    workdir = tmp_path / "run"
+    flags = f"--workdir={workdir}", "--num_cpu_devices=2", "--batch_size=4"
+    for wrong in ("batch_size=3", "eval_batch_size=5"):
+        error = train(*flags, f"--{wrong}", run=fail)
+        assert re.search(rf"\b{wrong}\b.*\b2\b", error, re.DOTALL)
     assert not workdir.exists()
 
 

@@ -29,7 +29,6 @@ from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
-from txl_keras.scripts.exporting import export_run
 from txl_keras.scripts.options import FLAGS
 from txl_keras.scripts.samples import Samples
 from txl_keras.training.memory_estimate import estimate_bytes
@@ -134,7 +133,8 @@ def _train(workdir, strategy, stop):
             samples.finish(loop, step)
             if trainer.model.backbone.has_attention:
                 # Copied to one device: that model may be on several.
-                export_run(workdir, *workdir.load_model(tokenizer))
+                best = workdir.load_model(tokenizer)
+                trained_model.export_run(workdir, *best)
             workdir.write_results({"step": step, **scores})
     if is_chief(strategy):
         _print_results(workdir, tokenizer)

@@ -12,6 +12,7 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts.options import FLAGS
+from txl_keras.serving import export
 from txl_keras.workdir import Workdir
 
 
@@ -72,15 +73,34 @@ def load_trained_model():
     """Loads the model that the flags name, with its tokenizer."""
     # Also returns the memory length for generating (`None`: the model's own),
     # and the segment length of training (`None`: unknown).
-    workdir = given_workdir()
+    workdir, memory_length = given_workdir(), FLAGS.memory_length
     model, _ = load(workdir)
     if workdir is None:
-        return model, FLAGS.memory_length, None
-    memory_length = FLAGS.memory_length
+        return model, memory_length, None
     if memory_length is None:
         memory_length = workdir.generation_memory_length(model.backbone)
-    segment_length = workdir.read_config()["flags"].get("segment_length")
-    return model, memory_length, segment_length
+    return (
+        model,
+        memory_length,
+        workdir.read_config()["flags"].get("segment_length"),
+    )
+
+
+def export_run(
+    workdir, model, step, path=None, kind="export", write=export, **values
+):
+    """Writes the model of a run, by default to WORKDIR/KIND/STEP."""
+    path = path or workdir.file(f"{kind}/{step}")
+    if values.get("memory_length") is None:
+        # As `txl generate`; 0 for absolute positions.
+        memory_length = workdir.generation_memory_length(model.backbone)
+        values["memory_length"] = memory_length * model.backbone.remembers
+    names = "config.json", "tokenizer.json"
+    assets = {name: workdir.file(name) for name in names}
+    if not tf.io.gfile.exists(workdir.tokenizer):
+        del assets["tokenizer.json"]
+    write(model, path, settings={"step": step}, assets=assets, **values)
+    return path
 
 
 def given_origin():

@@ -17,18 +17,12 @@ learning_curves  training and validation loss by tokens read. Runs of one label
                  are seeds, drawn in one colour; prints means and deviations
 context_losses   loss of --num_positions tokens, each predicted from exactly c
                  tokens, for each c of --context_lengths
-positions        loss by position in the segment, averaged over groups of
-                 neighbouring positions, with a band of two standard errors.
-                 Without memory the first tokens of a segment are hard to
-                 predict (context fragmentation)
-attention        attention maps of one segment over itself and memory, in the
-                 middle of the text
-recl             relative effective context lengths, which `txl recl` measures;
-                 --numbers is the file that it wrote
+positions        loss by position in the segment, with a band of two standard
+                 errors: context fragmentation
+attention        attention maps of the segment in the middle of the text
+recl             effective context lengths, the --numbers of `txl recl`
 
 The runs must share one tokenizer, or for learning_curves one unit of tokens.
-Losses are shown in bits per byte or character, or as perplexity per word.
-
 The numbers in a picture, except attention maps, are written beside it as .json,
 with losses in nats. --numbers draws such a file again, in another file type;
 several files of learning_curves become one picture.
@@ -66,10 +60,7 @@ _PICTURES = (
 class Plot(options.Options, formats=", ".join(plots.FORMATS)):
     """Holds the options of this command.
 
-    picture: The picture to draw: loss by tokens read (learning_curves), by
-        context length (context_losses) or by position in the segment
-        (positions); attention maps (attention), or effective context lengths
-        (recl).
+    picture: The picture to draw, see above.
     output: Picture to write, of type {formats}.
     numbers: JSON file of an earlier picture to draw again, instead of measuring
         --workdirs; of learning_curves also several.
@@ -132,11 +123,8 @@ def _read():
         for path in FLAGS.numbers
     ]
     found = {numbers.get("picture") for numbers in files}
-    options.refuse(
-        not found <= {*pictures},
-        f"`numbers` must be the JSON file of a picture of "
-        f"{' or '.join(pictures)}, not of {found}.",
-    )
+    expected = f"`numbers` must be of {' or '.join(pictures)}, not {found}."
+    options.refuse(not found <= {*pictures}, expected)
     units = [numbers["unit"] for numbers in files]
     several_runs.check_equal("numbers", "unit of tokens", units)
     models = [model for numbers in files for model in numbers["models"]]

@@ -16,13 +16,11 @@ property of a single model.
 The same positions, evenly spread over the split, are predicted from exactly c
 tokens for each of the context lengths. For each model this reads as many
 tokens as num_positions times the sum of the context lengths. Document
-boundaries are ignored.
+boundaries are ignored. The models must share one tokenizer, and one text unless
+--corpus gives another.
 
-The models must share one tokenizer, and one text unless --corpus gives
-another. Writes the JSON file --output and, beside it, a picture of the same
-name that ends with .png. Saves what it has measured in a file beside --output
-until it is finished: stopped at any time, the same command goes on where it
-was.
+Writes the JSON file --output and, beside it, a picture of the same name that
+ends with .png. Stopped at any time, the same command goes on where it was.
 """
 
 import functools

@@ -394,24 +394,6 @@ def test_words_are_counted_and_scored_in_perplexity(words_run):
 
 
 @pytest.mark.large
-def test_a_run_of_words_goes_on_as_if_it_had_never_stopped(
-    words_run, succeed, tmp_path
-):
-    whole, _, flags = words_run
-    workdir = tmp_path / "cut"
-    shutil.copytree(whole, workdir)
-    (workdir / "results.json").unlink()
-    # Killed after step 40, as far as the run can see.
-    newest = workdir / "checkpoints" / "ckpt-60.safetensors"
-    newest.write_bytes(newest.read_bytes()[:100])
-    printed = succeed("main.py", *flags, f"--workdir={workdir}")
-    assert "step 40 of 60" in printed
-    assert metrics_of(workdir) == metrics_of(whole)
-    for name in ("results.json", "sample.txt"):
-        assert (workdir / name).read_bytes() == (whole / name).read_bytes()
-
-
-@pytest.mark.large
 def test_a_vocabulary_file_is_the_vocabulary(
     word_corpus, succeed, fail, tmp_path
 ):

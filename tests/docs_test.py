@@ -14,7 +14,7 @@ import pytest
 from script_flags import flags_of
 
 from txl_keras import extending
-from txl_keras.scripts.flagfiles import expand_flagfiles
+from txl_keras.scripts.running import expand_flagfiles
 from txl_keras.scripts.txl import COMMANDS
 
 ROOT = pathlib.Path(__file__).parents[1]

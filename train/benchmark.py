@@ -8,17 +8,13 @@ r"""Times the model on this machine and compares it with other ways.
     python train/benchmark.py --experiment=generation \
         --preset=wikitext103_large --memory_length=1600 --clamp_length=1000 \
         --same_length
-    python train/benchmark.py --experiment=evaluation_speed \
-        --preset=enwik8_base --same_length
 
-training          one training step of a run, with Adam and the gradient
-                  clipped to a norm of 0.25
-evaluation        scoring of one segment. Memory is projected keys and values;
-                  in the training path it is hidden states
-generation        one token, also by engines of extensions; and reading all
-                  weights and caches once, a lower bound
-evaluation_speed  evaluation with memory against a window that slides by one
-                  token, table 9 of Dai et al., 2019
+training     one training step of a run, with Adam and the gradient clipped to
+             a norm of 0.25
+evaluation   scoring of one segment. Memory is projected keys and values; in the
+             training path it is hidden states
+generation   one token, also by engines of extensions; and reading all weights
+             and caches once, a lower bound
 
 Weights are random, and there is no dropout unless --dropout is given. The
 contenders take turns in one process, and each time is the median over all
@@ -47,7 +43,6 @@ from absl import flags
 from txl_keras.compilation import compile_layers
 from txl_keras.data import Segments
 from txl_keras.models import SegmentReader
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.segment_reader import compile_segments
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
@@ -72,21 +67,18 @@ class Benchmark(options.Options):
         and its arguments: NAME,ARGUMENT=VALUE. May be repeated. Default: none.
     peer_python: Path of the Python interpreter of an environment with Hugging
         Face's Transformer-XL, to time that, too. Default: none.
-    attention_lengths: Tokens that each token attends to, in the experiment
-        evaluation_speed.
     batch_size: Rows per batch.
     segment_length: Tokens per row and segment.
     vocabulary_size: Number of tokens in the vocabulary. Default: the preset's.
     """
 
-    experiment: options.one_of(
-        ["training", "evaluation", "generation", "evaluation_speed"]
-    ) = options.REQUIRED
+    experiment: options.one_of(["training", "evaluation", "generation"]) = (
+        options.REQUIRED
+    )
     calls_per_turn: options.integer(2) = 10
     turns: options.integer(1) = 5
     engine: flags.DEFINE_multi_string = []
     peer_python: str = None
-    attention_lengths: flags.DEFINE_multi_integer = [800, 1800, 2800, 3800]
     batch_size: options.integer(1) = 1
     segment_length: options.integer(2) = 128
     vocabulary_size: options.integer(1) = None
@@ -99,8 +91,6 @@ training_flags.Training.define("precision")
 _LEARNING_RATE, _CLIP_NORM = 1e-4, 0.25
 _SEGMENTS = 64  # segments per row before the text of training repeats
 _BANDWIDTH_BYTES = 1 << 29
-# Attention length to slowdown, from table 9 of Dai et al., 2019.
-_PUBLISHED_SLOWDOWNS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 _PEER = pathlib.Path(__file__).parent / "peers" / "hugging_face.py"
 
 
@@ -112,12 +102,6 @@ def main(_):
     model = model_flags.build_model(
         FLAGS.vocabulary_size, None, training_flags.dtype_policy()
     )
-    experiment = {
-        "training": _training,
-        "evaluation": _evaluation,
-        "generation": _generation,
-        "evaluation_speed": _evaluation_speed,
-    }[FLAGS.experiment]
     settings = {
         **Benchmark.values(),
         "preset": FLAGS.preset,
@@ -126,7 +110,8 @@ def main(_):
         "cpus": os.cpu_count(),
         "tensorflow": tf.__version__,
     }
-    print(json.dumps({**settings, **experiment(model)}))
+    results = _EXPERIMENTS[FLAGS.experiment](model)
+    print(json.dumps({**settings, **results}))
 
 
 # === Experiments ===
@@ -162,38 +147,27 @@ def _training(model):
 
 def _evaluation(model):
     rows, length = FLAGS.batch_size, FLAGS.segment_length
-    segment = _made_up_segment(model, rows, length)
-    contenders = {
-        "txl_keras": _timed(_segment_scorer(model, rows, length), *segment),
-        "training path": _timed(_training_path_scorer(model), *segment),
-    }
-    flops = model_flops(model, rows, length)
-    return _measure(model, contenders, rows * length, flops)
-
-
-def _segment_scorer(model, rows, length, memory_length=None, first=0):
-    """Returns a function that scores a segment from place `first` on."""
-    reader = SegmentReader(model.backbone, rows, length, memory_length)
-    reader.begin()
-
-    def score(hidden, targets):
-        return model.softmax(hidden[:, first:], targets[:, first:])
-
-    return tf.function(compile_segments(reader, model, score))
-
-
-def _training_path_scorer(model):
-    """Returns a scoring function whose memory is hidden states."""
     step = compile_layers(
         model.score, tf.distribute.get_strategy(), model, training=False
     )
-    memory = [model.initial_memory(FLAGS.batch_size)]
+    memory = [model.initial_memory(rows)]  # hidden states
 
     def score(inputs, targets):
         nll, memory[0] = step(inputs, targets, memory[0])
         return nll
 
-    return score
+    reader = SegmentReader(model.backbone, rows, length)
+    reader.begin()
+    text = tf.constant(_made_up_ids(model, rows, length + 1))
+    segment = text[:, :-1], text[:, 1:]
+    contenders = {
+        "txl_keras": _timed(
+            tf.function(compile_segments(reader, model, model.softmax)), segment
+        ),
+        "training path": _timed(score, segment),
+    }
+    flops = model_flops(model, rows, length)
+    return _measure(model, contenders, rows * length, flops)
 
 
 def _generation(model):
@@ -250,50 +224,11 @@ def _bytes_per_token(model):
     return 4 * weights + reader.num_bytes
 
 
-def _evaluation_speed(model):
-    """Times evaluation with memory against a sliding window."""
-    # Both predict each token from as many earlier tokens. The sliding model has
-    # the same sizes and the learned positions of Al-Rfou et al.; for each token
-    # it reads a whole window and scores only the last token.
-    lengths = sorted(set(FLAGS.attention_lengths))
-    config = model.get_config()
-    config["backbone"]["config"].update(
-        attention_type="al_rfou",
-        max_positions=lengths[-1],
-        memory_length=0,
-        same_length=False,
-    )
-    sliding = TransformerXLCausalLM.from_config(config)
-    return {"results": [_compare(model, sliding, length) for length in lengths]}
-
-
-def _compare(model, sliding, length):
-    """Times both models at one attention length."""
-    rows, segment_length = FLAGS.batch_size, FLAGS.segment_length
-    score = _segment_scorer(model, rows, segment_length, length)
-    segment = _made_up_segment(model, rows, segment_length)
-    slide = _segment_scorer(sliding, 1, length, first=-1)
-    window = _made_up_segment(model, 1, length)
-    seconds = _take_turns(
-        {
-            "Transformer-XL": _timed(score, *segment),
-            # One call per turn: it takes very long.
-            "sliding": _timed(slide, *window, count=1),
-        }
-    )
-    ours = float(np.median(seconds["Transformer-XL"])) / (rows * segment_length)
-    other = float(np.median(seconds["sliding"]))
-    published = _PUBLISHED_SLOWDOWNS.get(length, "none")
-    print(
-        f"attention length {length:6,}: {1e3 * ours:.3f} ms per token; sliding "
-        f"window {1e3 * other:,.1f} ms, {other / ours:,.0f} times as long "
-        f"(published: {published})"
-    )
-    return {
-        "attention_length": length,
-        "seconds_per_token": {"Transformer-XL": ours, "sliding": other},
-        "slowdown": other / ours,
-    }
+_EXPERIMENTS = {
+    "training": _training,
+    "evaluation": _evaluation,
+    "generation": _generation,
+}
 
 
 def _made_up_ids(model, *shape):
@@ -302,19 +237,13 @@ def _made_up_ids(model, *shape):
     return (model.backbone.vocabulary_size**uniform - 1).astype(np.int32)
 
 
-def _made_up_segment(model, rows, length):
-    """Returns inputs and targets, int32 tensors `(B, T)`."""
-    text = tf.constant(_made_up_ids(model, rows, length + 1))
-    return text[:, :-1], text[:, 1:]
-
-
 # === Times and reports ===
 
 
-def _timed(call, *arguments, count=None):
+def _timed(call, arguments):
     """Returns a contender of calls that return a tensor."""
-    count = count or FLAGS.calls_per_turn
-    return lambda: _time_items(call(*arguments).numpy() for _ in range(count))
+    calls = range(FLAGS.calls_per_turn)
+    return lambda: _time_items(call(*arguments).numpy() for _ in calls)
 
 
 def _time_items(items):
@@ -324,20 +253,14 @@ def _time_items(items):
     return np.diff(times)[1:] if len(times) > 2 else np.diff(times)
 
 
-def _take_turns(contenders):
-    """Returns the seconds of all calls of each contender."""
-    seconds = {name: [] for name in contenders}
+def _measure(model, contenders, num_tokens, flops=None):
+    """Times contenders, prints a table and returns it for JSON."""
+    times = {name: [] for name in contenders}
     for contender in contenders.values():
         contender()  # traces and compiles
     for _ in range(FLAGS.turns):
         for name, contender in contenders.items():
-            seconds[name].extend(contender())
-    return seconds
-
-
-def _measure(model, contenders, num_tokens, flops=None):
-    """Times contenders, prints a table and returns it for JSON."""
-    times = _take_turns(contenders)
+            times[name].extend(contender())
     if FLAGS.peer_python:
         times |= _time_peer(model)
     results = {

@@ -18,8 +18,6 @@ import re
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-import tensorflow as tf
-
 from txl_keras import checkpoints
 from txl_keras.checks import shown
 from txl_keras.data import CharacterTokenizer
@@ -94,54 +92,46 @@ def main(_):
     options.refuse(not FLAGS.output, "`output` must be given, a path.")
     check_new("output", FLAGS.output)
     # First, because it is fast and fails before a large model is loaded.
-    tokenizer = _load_tokenizer()
-    model, step = _load_model()
+    tokenizer = _read_tokenizer() if FLAGS.vocabulary else None
+    model, training = _load_model()
     if FLAGS.output_format == "preset":
         model.tokenizer = tokenizer or model.tokenizer
-        model.save_to_preset(FLAGS.output, {**_training(), "step": step})
+        model.save_to_preset(FLAGS.output, training)
     else:
         checkpoints.save_hugging_face(model, FLAGS.output)
     print(f"{model.count_params():,} weights written to {FLAGS.output}")
 
 
-def _training():
-    """Returns how the model was trained, as far as it is known."""
-    known = {"segment_length": 128}
-    if FLAGS.input_format == "workdir":
-        known = Workdir(FLAGS.input).training()
-    is_name = FLAGS.input_format == "preset" and FLAGS.input in TRAINED
-    path = FLAGS.input if is_name else absolute_path(FLAGS.input)
-    source = {"format": FLAGS.input_format, "path": path}
-    return {**known, "source": source}
-
-
 def _load_model():
-    """Returns the model and its training step, 0 if unknown."""
+    """Returns the model, and how it was trained, as far as it is known."""
+    same_length = {"false": False, "true": True}
     overrides = {
         "cold_start": FLAGS.cold_start,
-        "same_length": {"false": False, "true": True}.get(
-            FLAGS.same_length, FLAGS.same_length
-        ),
+        "same_length": same_length.get(FLAGS.same_length, FLAGS.same_length),
     }
     overrides = {k: v for k, v in overrides.items() if v is not None}
+    is_name = FLAGS.input_format == "preset" and FLAGS.input in TRAINED
+    path = FLAGS.input if is_name else absolute_path(FLAGS.input)
+    known = {"segment_length": 128, "step": 0}
     if FLAGS.input_format == "workdir":
-        return Workdir(FLAGS.input).load_model(**overrides)
-    if FLAGS.input_format == "preset":
+        workdir = Workdir(FLAGS.input)
+        model, step = workdir.load_model(**overrides)
+        known = {**workdir.training(), "step": step}
+    elif FLAGS.input_format == "preset":
         expected = "`input` must be a preset with weights."
         options.refuse(FLAGS.input in PRESETS, expected)
-        return TransformerXLCausalLM.from_preset(FLAGS.input, **overrides), 0
-    load = getattr(checkpoints, f"load_{FLAGS.input_format}")
-    config = [] if FLAGS.input_format == "hugging_face" else [FLAGS.config]
-    return load(FLAGS.input, *config, **overrides), 0
+        model = TransformerXLCausalLM.from_preset(FLAGS.input, **overrides)
+    else:
+        load = getattr(checkpoints, f"load_{FLAGS.input_format}")
+        has_config = FLAGS.input_format != "hugging_face"
+        config = [FLAGS.config] if has_config else []
+        model = load(FLAGS.input, *config, **overrides)
+    source = {"format": FLAGS.input_format, "path": path}
+    return model, {**known, "source": source}
 
 
-def _load_tokenizer():
+def _read_tokenizer():
     path = FLAGS.vocabulary
-    if not path:
-        run = Workdir(FLAGS.input)
-        is_run = FLAGS.input_format == "workdir"
-        has_one = is_run and tf.io.gfile.exists(run.tokenizer)
-        return run.load_tokenizer() if has_one else None
     if os.path.basename(path) == "tokenizer.json":
         return load_tokenizer(path)
     symbols = checkpoints.load_vocabulary(path)

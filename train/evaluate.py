@@ -109,8 +109,6 @@ for _options in _EVALUATORS.values():
 _MAX_PAGE_TOKENS = 5000
 # What a preset has in place of a run's config.json.
 _NO_RUN = {"flags": {"segment_length": 128}, "corpus": {}, "data": {}}
-# Options that identify a text; the location of its files is not among them.
-_TEXT_FLAGS = ("corpus", "document_separator", "text_key")
 
 
 def main(_):
@@ -140,35 +138,26 @@ def _evaluate(workdir, chosen, stop):
         "split": FLAGS.split,
         **checkpoint,
         **text,
-        **_settings(model.backbone, config["flags"]),
+        **_settings(model.backbone, config["flags"], len(tokens)),
         "evaluator": None,
     }
     segments = _segments(tokens, documents, settings)
-    _warn_of_short_rows(len(tokens) // FLAGS.batch_size, settings)
     if chosen is not None:
         scorer, settings["evaluator"] = chosen.build(
             model, settings, config, workdir, stop
         )
     else:
-        scorer = evaluator.Evaluator(
-            model,
-            tf.distribute.get_strategy(),
-            segments.batch_size,
-            segments.segment_length,
-            stop=stop,
-        )
+        strategy = tf.distribute.get_strategy()
+        sizes = segments.batch_size, segments.segment_length
+        scorer = evaluator.Evaluator(model, strategy, *sizes, stop=stop)
     # The evaluator needs it to find scores that are not finite.
     nll = np.empty(len(tokens), np.float32)
     with stop.deferred(), progress_bar(len(segments), "segment") as show:
-        scores = scorer.evaluate(
-            segments, None, lambda done, _: show(done), nll
-        )
+        scores = scorer.evaluate(segments, None, show, nll)
     if scores is None:
         print("Stopped; run the same command again.")
         sys.exit(EXIT_CODE)
-    measured = report.measure_text(tokenizer, tokens)
-    scores = report.add_bits_per_byte(scores, measured)
-    scores |= report.left_out(tokens, split.tokens)
+    scores = report.complete(scores, tokenizer, tokens, split.tokens)
     print(f"{name}, {FLAGS.split}: {report.describe(scores, tokenizer)}")
     if FLAGS.token_nll is not None:
         with (
@@ -179,22 +168,33 @@ def _evaluate(workdir, chosen, stop):
         print(f"Written to {FLAGS.token_nll}")
     if workdir is None:
         return
-    if FLAGS.position_curve:
-        scores["position_curve"] = report.position_curve(nll, documents)
-    _write(workdir, settings, scores)
     path = workdir.file(f"evaluation_{FLAGS.split}")
+    written = [f"{path}.json"]
     if FLAGS.position_curve:
-        _plot_positions(
-            scores["position_curve"], f"{path}_positions.png", tokenizer.unit
-        )
+        curve = report.position_curve(nll, documents)
+        scores["position_curve"] = curve
+        starts = [bucket["start"] for bucket in curve]
+        losses = {FLAGS.split: (starts, [bucket["nll"] for bucket in curve])}
+        label = f"position of the {tokenizer.unit} in its document, from"
+        written.append(f"{path}_positions.png")
+        plot_losses(losses, written[-1], label, tokenizer.unit, starts)
     if FLAGS.html:
         reader = registered("page")["surprise"](
             model, tokenizer, settings["segment_length"]
         )
         data = reader.read(tokens[:_MAX_PAGE_TOKENS])
         page = reader.page(f"{name}, {FLAGS.split}", data)
-        write_text(page, f"{path}.html")
-        print(f"Written to {path}.html")
+        written.append(f"{path}.html")
+        write_text(page, written[-1])
+    # In place of an earlier one with the same settings. Read now, because
+    # another process may have added a result meanwhile.
+    others = [
+        result
+        for result in workdir.read_evaluations(FLAGS.split)
+        if not settings.items() <= result.items()
+    ]
+    write_json([*others, {**settings, **scores}], written[0])
+    print(*map("Written to {}".format, written), sep="\n")
 
 
 def _check_flags():
@@ -222,7 +222,6 @@ def _prepare_text(config, tokenizer):
     # for the text of the run), and the `PreparedSplit`.
     run_corpus = config["corpus"]
     source = data_flags.corpus_options(run_corpus)
-    is_run_text = all(source[n] == run_corpus.get(n) for n in _TEXT_FLAGS)
     is_whole = FLAGS.split == WHOLE
     if is_whole and run_corpus.get("corpus"):
         paths = source["corpus"], run_corpus["corpus"]
@@ -238,7 +237,9 @@ def _prepare_text(config, tokenizer):
     if split.fingerprint() == expected:  # even if the files were moved
         text = {"corpus": None, "fingerprint": None}
         return f"{corpus.name} (the text of the run)", text, split
-    if expected and is_run_text:
+    # Other options do not identify a text, but the location of its files.
+    names = "corpus", "document_separator", "text_key"
+    if expected and all(source[n] == run_corpus.get(n) for n in names):
         data_flags.check_run_text(
             split, expected, corpus, FLAGS.workdir,
             "Bring it back, or score another text with --corpus",
@@ -248,25 +249,35 @@ def _prepare_text(config, tokenizer):
     return f"{corpus.name}{other}", text, split
 
 
-def _settings(backbone, run_flags):
+def _settings(backbone, run_flags, num_tokens):
     """Returns the settings of the evaluation, to record with its result."""
     segment_length = FLAGS.segment_length or run_flags.get("segment_length")
     check_integer("segment_length", segment_length, 1)
     if FLAGS.stride:
         evaluator.check_slides(backbone, backbone.memory_length)
-    count_segments = {
-        "none": lambda *_: 0,
-        "memory": evaluator.segments_in_memory,
-        "exact": evaluator.warmup_segments,
-    }[FLAGS.warmup]
+    warmup, resets = 0, run_flags.get("reset_documents", False)
+    if FLAGS.warmup == "memory":
+        warmup = evaluator.segments_in_memory(backbone, segment_length)
+    elif FLAGS.warmup == "exact":
+        warmup = evaluator.warmup_segments(backbone, segment_length)
+    per_row = num_tokens // FLAGS.batch_size
+    is_short = per_row < backbone.memory_length and FLAGS.batch_size > 1
+    if is_short and not (warmup or resets):
+        print(
+            f"Each of the {FLAGS.batch_size} rows has about {per_row:,} tokens "
+            "and starts with an empty memory, which holds "
+            f"{backbone.memory_length:,}: the scores are worse than those of "
+            "--warmup=exact or --batch_size=1.",
+            file=sys.stderr,
+        )
     return {
         "max_eval_tokens": FLAGS.max_eval_tokens,
-        "reset_documents": run_flags.get("reset_documents", False),
+        "reset_documents": resets,
         "batch_size": FLAGS.batch_size,
         "segment_length": segment_length,
         "stride": FLAGS.stride,
         "warmup": FLAGS.warmup,
-        "warmup_segments": count_segments(backbone, segment_length),
+        "warmup_segments": warmup,
         "memory_length": backbone.memory_length,
         **{x: getattr(backbone, x) for x in backbone.evaluation_arguments},
     }
@@ -287,41 +298,6 @@ def _segments(tokens, documents, settings):
         warmup_segments=settings["warmup_segments"],
         **resets,
     )
-
-
-def _warn_of_short_rows(tokens_per_row, settings):
-    """Warns if most tokens have less context than the memory would hold."""
-    is_warm = settings["warmup_segments"] or settings["reset_documents"]
-    is_short = tokens_per_row < settings["memory_length"]
-    if FLAGS.batch_size > 1 and is_short and not is_warm:
-        print(
-            f"Each of the {FLAGS.batch_size} rows has about {tokens_per_row:,} "
-            "tokens and starts with an empty memory, which holds "
-            f"{settings['memory_length']:,}: the scores are worse than those "
-            "of --warmup=exact or --batch_size=1.",
-            file=sys.stderr,
-        )
-
-
-def _plot_positions(curve, path, unit):
-    starts = [bucket["start"] for bucket in curve]
-    losses = {FLAGS.split: (starts, [bucket["nll"] for bucket in curve])}
-    label = f"position of the {unit} in its document, from"
-    plot_losses(losses, path, label, unit, starts)
-    print(f"Written to {path}")
-
-
-def _write(workdir, settings, scores):
-    """Writes a result in place of an earlier one with the same settings."""
-    # Read now, because another process may have added a result meanwhile.
-    results = [
-        result
-        for result in workdir.read_evaluations(FLAGS.split)
-        if not settings.items() <= result.items()
-    ]
-    path = workdir.file(f"evaluation_{FLAGS.split}.json")
-    write_json([*results, {**settings, **scores}], path)
-    print(f"Written to {path}")
 
 
 if __name__ == "__main__":

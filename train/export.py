@@ -18,7 +18,6 @@ from txl_keras.extending import registered
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
-from txl_keras.scripts.exporting import export_run
 from txl_keras.scripts.options import FLAGS
 from txl_keras.serving.served_model import LONGEST_SEGMENT
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
@@ -61,8 +60,8 @@ trained_model.TrainedModel.define("workdir", workdir=options.REQUIRED)
 trained_model.define_memory_flag()
 
 
-_LIMITS = "max_segment_length", "max_batch_size", "max_generate_length"
 # The formats that use a flag, unless all do.
+_LIMITS = "max_segment_length", "max_batch_size", "max_generate_length"
 _ONLY_FOR = {
     **dict.fromkeys((*_LIMITS, "num_slots", "raw_text"), ("saved_model",)),
     **{n: (name,) for name, other in _FORMATS.items() for n in other.names()},
@@ -72,22 +71,19 @@ _ONLY_FOR = {
 def main(_):
     options.check_used("format", _ONLY_FOR)
     workdir = Workdir(FLAGS.workdir)
-    values = {name: FLAGS[name].value for name in _LIMITS}
-    values |= {"kind": "export", "num_slots": FLAGS.num_slots}
-    if FLAGS.raw_text:
-        values |= {"kind": "export_text", "tokenizer": workdir.load_tokenizer()}
+    model, step = workdir.load_model()
     if FLAGS.format in _FORMATS:
         other = _FORMATS[FLAGS.format]
         values = {"kind": f"export_{FLAGS.format}", "write": other.write}
         values |= other.values()
-    model, step = workdir.load_model()
-    path = export_run(
-        workdir,
-        model,
-        step,
-        FLAGS.output,
-        memory_length=FLAGS.memory_length,
-        **values,
+    else:
+        values = {name: FLAGS[name].value for name in (*_LIMITS, "num_slots")}
+        if FLAGS.raw_text:
+            tokenizer = workdir.load_tokenizer()
+            values |= {"kind": "export_text", "tokenizer": tokenizer}
+    values["memory_length"] = FLAGS.memory_length
+    path = trained_model.export_run(
+        workdir, model, step, FLAGS.output, **values
     )
     print(f"Model of step {step} written to {path}")
 

@@ -32,7 +32,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_keras.checks import check_vocabulary
 from txl_keras.data import Corpus
 from txl_keras.data import TextBatches
 from txl_keras.data import read_labelled_texts
@@ -52,7 +51,6 @@ from txl_keras.scripts.options import FLAGS
 from txl_keras.serving import export_classifier
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.schedules import build_schedule
-from txl_keras.training.updates import takes_weight_decay
 from txl_keras.workdir import Workdir
 
 _VALID_SHARE = 0.1
@@ -113,7 +111,7 @@ class Finetune(options.Options):
 Finetune.define()
 data_flags.Corpus.define("data_dir")
 data_flags.Tokenizer.define()
-trained_model.Origin.define()
+trained_model.OriginOption.define()
 model_flags.define_model_flags(has_softmax=False)
 training_flags.Training.define("precision")
 
@@ -121,40 +119,50 @@ training_flags.Training.define("precision")
 def main(_):
     workdir = Workdir(FLAGS.workdir)
     check_new("workdir", workdir.path)  # the training cannot resume
-    if FLAGS.initialize_from is not None:
-        training_flags.check_inherited_flags()
     keras.utils.set_random_seed(FLAGS.seed)
 
     # Texts, labels, tokens.
+    origin = trained_model.given_origin()
     texts = _read_texts()
-    label_names = texts["train"].label_names()
-    if len(label_names) < 2:
+    names = texts["train"].label_names()
+    if len(names) < 2:
         raise ValueError(
-            f"Texts must have at least two labels. Received: {label_names} in "
+            f"Texts must have at least two labels. Received: {names} in "
             f"{texts['train'].name}"
         )
-    label_ids = {split: texts[split].label_ids(label_names) for split in texts}
-    origin = FLAGS.initialize_from and trained_model.TrainedOrigin()
+    labels = {split: part.label_ids(names) for split, part in texts.items()}
     if origin:
-        tokenizer = origin.model.tokenizer
+        tokenizer = origin.tokenizer
     else:
         lines = [f"{text}\n".encode() for text in texts["train"].texts]
         corpus = Corpus(texts["train"].name, dict.fromkeys(SPLITS, lines))
         folder = token_folder(FLAGS.data_dir)
         tokenizer = data_flags.make_tokenizer(corpus, folder)
-    whole = {split: _encode(tokenizer, texts[split]) for split in texts}
     token_ids = {
-        split: [ids[: FLAGS.max_text_tokens] for ids in whole[split]]
-        for split in texts
+        split: [tokenizer.encode(text) for text in part.texts]
+        for split, part in texts.items()
     }
 
-    # Model and optimizer.
-    model = _build_model(origin, tokenizer, token_ids["train"], label_names)
-    del origin  # and the memory of its weights
+    # Model.
+    origin_flags = origin.flags if origin else {}
+    language_model = model_flags.build_model(
+        tokenizer.vocabulary_size,
+        np.concatenate(token_ids["train"]),
+        training_flags.dtype_policy(),
+        origin,
+        load_weights=not FLAGS.from_scratch,
+    )
+    model = TransformerXLTextClassifier(
+        language_model.backbone,
+        len(names),
+        FLAGS.segment_length or origin_flags.get("segment_length") or 128,
+        FLAGS.pooling,
+        tokenizer,
+    )
     batches = {
         split: TextBatches(
-            token_ids[split],
-            label_ids[split],
+            [ids[: FLAGS.max_text_tokens] for ids in token_ids[split]],
+            labels[split],
             FLAGS.batch_size,
             model.segment_length,
             seed=FLAGS.seed if split == "train" else None,
@@ -162,98 +170,80 @@ def main(_):
         for split in texts
     }
     steps = batches["train"].steps_per_epoch
-    model.compile(_build_optimizer(model, FLAGS.epochs * steps))
+    model.compile(_build_optimizer(FLAGS.epochs * steps))
+    if origin and not FLAGS.from_scratch:
+        print(f"{origin.description}.")
     print(
-        f"{workdir.path}: classes {label_names}; {model.count_params():,} "
-        f"weights, {FLAGS.precision}; segments of {model.segment_length}, "
-        f"memory of {model.backbone.memory_length}"
+        f"{workdir.path}: classes {names}; {model.count_params():,} weights, "
+        f"{FLAGS.precision}; segments of {model.segment_length}, memory of "
+        f"{model.backbone.memory_length}"
     )
-    for split in texts:
-        sizes = np.array([len(ids) for ids in token_ids[split]])
-        long = np.mean(sizes > model.segment_length)
-        print(
-            f"{split}: {len(sizes):,} texts, {sizes.sum():,} tokens, "
-            f"{long:.0%} longer than a segment",
-            flush=True,
-        )
+    for split, part in token_ids.items():
+        print(f"{split}: {len(part):,} texts, {sum(map(len, part)):,} tokens")
 
     # Train.
-    tf.io.gfile.makedirs(workdir.path)
-    valid = batches["valid"]
     stopping = keras.callbacks.EarlyStopping(
         patience=FLAGS.patience, restore_best_weights=True
+    )
+    tf.io.gfile.makedirs(workdir.path)
+    writing = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: workdir.append_metrics(
+            {"step": (epoch + 1) * steps, "epoch": epoch + 1, **logs}
+        )
     )
     history = model.fit(
         batches["train"].dataset(),
         epochs=FLAGS.epochs,
         steps_per_epoch=steps,
         shuffle=False,  # the batches are shuffled already
-        validation_data=valid.dataset(valid.steps_per_epoch),
-        callbacks=[
-            keras.callbacks.TerminateOnNaN(),
-            stopping,
-            keras.callbacks.LambdaCallback(
-                on_epoch_end=lambda epoch, logs: workdir.append_metrics(
-                    {"step": (epoch + 1) * steps, "epoch": epoch + 1, **logs}
-                )
-            ),
-        ],
+        validation_data=batches["valid"].dataset(
+            batches["valid"].steps_per_epoch
+        ),
+        callbacks=[keras.callbacks.TerminateOnNaN(), stopping, writing],
         verbose=1 if sys.stdout.isatty() else 2,
-    )
-    for name in ("loss", "val_loss"):  # the last step may ruin only val_loss
-        losses = history.history[name]
-        if not np.isfinite(losses).all():
-            raise FloatingPointError(
-                f"The loss is {losses[-1]} in epoch {len(losses)}. Try a lower "
-                "learning rate. Received: --learning_rate="
-                f"{FLAGS.learning_rate}"
-            )
+    ).history
+    # The last step may ruin only val_loss.
+    if not np.isfinite([history["loss"], history["val_loss"]]).all():
+        raise FloatingPointError(
+            f"The loss is nan in epoch {len(history['loss'])}. Try a lower "
+            f"learning rate. Received: --learning_rate={FLAGS.learning_rate}"
+        )
 
     # Score and export the best.
-    print("Scoring and exporting the best weights.", flush=True)
     epoch = stopping.best_epoch + 1
     results = {"step": epoch * steps, "epoch": epoch}
     training = {
         **{flag.name: flag.value for flag in options.defined_flags()},
         "step": results["step"],
-        "labels": label_names,
-        "texts": {split: texts[split].fingerprint() for split in texts},
+        "labels": names,
+        "texts": {split: part.fingerprint() for split, part in texts.items()},
     }
-    model.tokenizer = tokenizer
     model.save_to_preset(workdir.model, training)
     for split in ("valid", "test"):
         if split in texts:
-            results[split] = _scores(
-                model,
-                batches[split],
-                label_ids[split],
-                label_names,
-                whole[split],
+            is_long = [len(x) > model.segment_length for x in token_ids[split]]
+            found = _scores(
+                model, batches[split], labels[split], names, is_long
+            )
+            results[split] = found
+            print(
+                f"{split}: accuracy {found['accuracy']:.4f}, F1 "
+                f"{found['f1']:.4f}, loss {found['loss']:.4f} nats"
             )
     export_classifier(
         model,
         tokenizer,
-        label_names,
+        names,
         workdir.file(f"export/{results['step']}"),
         FLAGS.max_text_tokens,
         {"step": results["step"]},
         {"config.json": os.path.join(workdir.model, "config.json")},
     )
     workdir.write_results(results)
-    print(_describe_results(workdir, results))
-
-
-def _scores(model, batches, label_ids, label_names, token_ids):
-    """Scores all texts, and those longer than a segment."""
-    logits = model.predict(batches.dataset(batches.steps_per_epoch), verbose=0)
-    logits = logits[np.argsort(batches.order())]  # as the texts are
-    scores = classification_scores(label_ids, logits, label_names)
-    is_long = [len(ids) > model.segment_length for ids in token_ids]
-    if any(is_long):
-        scores["longer_than_segment"] = classification_scores(
-            np.array(label_ids)[is_long], logits[is_long], label_names
-        )
-    return scores
+    print(
+        f"Written to {workdir.path}: model, metrics.jsonl, results.json, "
+        f"export/{results['step']} (SavedModel of the best epoch)"
+    )
 
 
 def _read_texts():
@@ -283,71 +273,26 @@ def _read_texts():
     return texts
 
 
-def _encode(tokenizer, texts):
-    token_ids = [tokenizer.encode(text) for text in texts.texts]
-    for i, ids in enumerate(token_ids):
-        if not len(ids):
-            raise ValueError(
-                "Every text must have at least one token. Received: "
-                f"{texts.texts[i]!r:.40} at {texts.place(i)}"
-            )
-    return token_ids
-
-
-def _build_model(origin, tokenizer, train_ids, label_names):
-    origin_flags = origin.flags if origin else {}
-    language_model = model_flags.build_model(
-        tokenizer.vocabulary_size,
-        np.concatenate(train_ids),
-        training_flags.dtype_policy(),
-        origin and origin.model.get_config(),
+def _build_optimizer(max_steps):
+    schedule = build_schedule(
+        "linear", FLAGS.learning_rate, max_steps, max_steps // 10
     )
-    if origin:
-        check_vocabulary(tokenizer, language_model.backbone.vocabulary_size)
-        if not FLAGS.from_scratch:
-            print(f"{origin.restore_weights(language_model)}.")
-    return TransformerXLTextClassifier(
-        language_model.backbone,
-        len(label_names),
-        FLAGS.segment_length or origin_flags.get("segment_length") or 128,
-        FLAGS.pooling,
-    )
-
-
-def _build_optimizer(model, max_steps):
-    optimizer = build_optimizer(
-        "adamw",
-        build_schedule(
-            "linear", FLAGS.learning_rate, max_steps, max_steps // 10
-        ),
-        weight_decay=0.01,
-    )
+    optimizer = build_optimizer("adamw", schedule, weight_decay=0.01)
     optimizer.global_clipnorm = 1.0
-    optimizer.exclude_from_weight_decay(
-        [w for w in model.trainable_variables if not takes_weight_decay(w)]
-    )
+    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     return optimizer
 
 
-def _describe_results(workdir, results):
-    lines = []
-    for split in ("valid", "test"):
-        scores = results.get(split, {})
-        for name, part in (
-            (split, scores),
-            ("  longer than a segment", scores.get("longer_than_segment")),
-        ):
-            if part:
-                lines.append(
-                    f"{name}: accuracy {part['accuracy']:.4f}, F1 "
-                    f"{part['f1']:.4f}, loss {part['loss']:.4f} nats "
-                    f"({np.sum(part['confusion']):,} texts)"
-                )
-    lines.append(
-        f"Written to {workdir.path}: model, metrics.jsonl, results.json, "
-        f"export/{results['step']} (SavedModel of the best epoch)"
-    )
-    return "\n".join(lines)
+def _scores(model, batches, label_ids, label_names, is_long):
+    """Scores all texts, and those longer than a segment."""
+    logits = model.predict(batches.dataset(batches.steps_per_epoch), verbose=0)
+    logits = logits[np.argsort(batches.order())]  # as the texts are
+    scores = classification_scores(label_ids, logits, label_names)
+    if any(is_long):
+        scores["longer_than_segment"] = classification_scores(
+            np.array(label_ids)[is_long], logits[is_long], label_names
+        )
+    return scores
 
 
 if __name__ == "__main__":

@@ -95,12 +95,11 @@ def main(_):
         FLAGS.temperature, FLAGS.top_k, FLAGS.top_p, FLAGS.repetition_penalty
     )
     model, memory_length, _ = trained_model.load_trained_model()
-    tokenizer = model.tokenizer
-    _check_kind(tokenizer)
+    is_text = not isinstance(model.tokenizer, IdTokenizer)
+    _check_kind(is_text)
     prompts = FLAGS.prompt or ["\n"]
-    is_text = not isinstance(tokenizer, IdTokenizer)
     if not is_text:
-        prompts = [_read_ids(tokenizer, prompt) for prompt in prompts]
+        prompts = [_read_ids(model.tokenizer, prompt) for prompt in prompts]
     generate = functools.partial(
         model.generate,
         max_new_tokens=FLAGS.max_tokens,
@@ -121,25 +120,24 @@ def main(_):
     for number, row in enumerate(rows):
         if len(rows) > 1:
             print(f"--- {number}")
-        print(row if is_text else tokenizer.decode(row))
+        print(row if is_text else model.tokenizer.decode(row))
     if FLAGS.output is not None:
         _write(rows)
 
 
-def _check_kind(tokenizer):
+def _check_kind(is_text):
     """Checks the flags that only suit models of text, or of token ids."""
-    is_of_ids, output = isinstance(tokenizer, IdTokenizer), FLAGS.output
     options.refuse(
-        output is not None and not is_of_ids,
+        is_text and FLAGS.output is not None,
         "`output` can only be given for a model of token ids: text is printed.",
     )
     options.refuse(
-        is_of_ids and (not FLAGS.prompt or FLAGS.stop),
+        not is_text and (not FLAGS.prompt or FLAGS.stop),
         "`prompt` must be given for a model of token ids, and `stop` must not, "
         "which is text.",
     )
     options.refuse(
-        output is not None and not output.endswith((".npy", ".npz")),
+        not (FLAGS.output or ".npy").endswith((".npy", ".npz")),
         "`output` must end with .npy or .npz.",
     )
 
@@ -154,14 +152,14 @@ def _read_ids(tokenizer, prompt):
 def _write(rows):
     """Writes token ids to `--output`."""
     ids = np.concatenate(rows).astype(np.int32)
-    buffer = io.BytesIO()  # since np.savez cannot write to a bucket
-    if FLAGS.output.endswith(".npy"):
-        np.save(buffer, ids)
-    else:
-        starts = np.cumsum([0, *map(len, rows[:-1])])
-        np.savez(buffer, tokens=ids, documents=starts)
     with tf.io.gfile.GFile(FLAGS.output, "wb") as file:
-        file.write(buffer.getvalue())
+        if FLAGS.output.endswith(".npy"):
+            np.save(file, ids)
+        else:
+            starts = np.cumsum([0, *map(len, rows[:-1])])
+            buffer = io.BytesIO()  # since np.savez cannot write to a bucket
+            np.savez(buffer, tokens=ids, documents=starts)
+            file.write(buffer.getvalue())
     print(f"Written to {FLAGS.output}", file=sys.stderr)
 
 

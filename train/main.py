@@ -29,15 +29,10 @@ from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
-from txl_keras.scripts.exporting import export_run
 from txl_keras.scripts.options import FLAGS
 from txl_keras.scripts.samples import Samples
-from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.memory_estimate import estimate_bytes
-from txl_keras.training.stopping import StopRequest
-from txl_keras.training.strategy import create_strategy
 from txl_keras.training.strategy import is_chief
-from txl_keras.training.strategy import wait_for_all
 
 # Tokens of valid in surprise.html.
 _PAGE_TOKENS = 1000
@@ -45,7 +40,7 @@ _PAGE_TOKENS = 1000
 data_flags.Corpus.define()
 data_flags.Tokenizer.define()
 model_flags.define_model_flags()
-trained_model.Origin.define()
+trained_model.OriginOption.define()
 training_flags.Training.define(workdir=None)
 training_flags.Loop.define()
 training_flags.LanguageTraining.define()
@@ -60,34 +55,28 @@ def main(_):
         FLAGS.workdir is None or FLAGS.corpus is None,
         "`workdir` and `corpus` must be given.",
     )
-    strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
-    # In a cluster TensorFlow installs its own signal handler, so this one must
-    # be installed after the strategy is created.
-    with StopRequest() as stop:
-        _train(strategy, stop)
+    training_run.run(_train)
 
 
-def _train(strategy, stop):
-    workdir = training_run.open_workdir(strategy)
-
+def _train(workdir, strategy, stop):
     # Text, tokenizer and segments.
-    origin = None
-    if FLAGS.initialize_from is not None:
-        training_flags.check_inherited_flags()
-        origin = trained_model.TrainedOrigin()
+    origin = trained_model.given_origin()
+    if origin:
         training_flags.set_fine_tuning_rate(origin.flags)
-    text = data_flags.prepare_text(origin and origin.model.tokenizer)
+    text = data_flags.prepare_text(origin and origin.tokenizer)
     tokenizer, splits = text.tokenizer, text.splits
     segments = training_flags.training_segments(splits["train"])
 
     # Model and trainer.
-    config = origin and origin.model.get_config()
-    build_model = functools.partial(_build_model, text, config)
     build = functools.partial(
-        training_flags.build_trainer, build_model, strategy, stop
+        training_flags.build_trainer,
+        functools.partial(_build_model, text, origin),
+        strategy,
+        stop,
     )
-    # This changes flags that `build` and what follows read.
-    if FLAGS.minutes is not None and not workdir.is_claimed():
+    is_new = not workdir.is_claimed()
+    if FLAGS.minutes is not None and is_new:
+        # This changes flags that `build` and what follows read.
         run_length.choose(strategy, build, segments)
     trainer = build()
     evaluator = Evaluator(
@@ -97,11 +86,9 @@ def _train(strategy, stop):
         FLAGS.segment_length,
         stop=stop,
     )
-    if origin and not saved_steps(workdir.checkpoints):
-        source = origin.restore_weights(trainer.model)
+    if origin and is_new:
         rate = f"at a learning rate of {FLAGS.learning_rate:g}"
-        training_run.log(strategy, f"{source}, {rate}.")
-    del origin  # and the memory of its weights
+        training_run.log(strategy, f"{origin.description}, {rate}.")
 
     # Training.
     valid = splits["valid"].head(FLAGS.max_eval_tokens)
@@ -115,12 +102,12 @@ def _train(strategy, stop):
         max_tokens=FLAGS.max_sample_tokens,
         seed=FLAGS.seed,
     )
-    draw_curve = functools.partial(training_run.draw_curve, tokenizer.unit)
     sizes = _bytes_per_token(text, valid[0])
     loop = training_run.start(
         workdir,
         text,
         _describe_step(trainer),
+        tokenizer.unit,
         trainer,
         segments=segments,
         validate=functools.partial(
@@ -128,7 +115,7 @@ def _train(strategy, stop):
         ),
         stop=stop,
         describe=functools.partial(_describe, tokenizer, sizes),
-        on_score=(draw_curve, samples.show),
+        on_score=(samples.show,),
         bytes_per_token=sizes,
     )
 
@@ -139,29 +126,27 @@ def _train(strategy, stop):
         )
         if is_chief(strategy):
             for name, (tokens, _) in (("valid", valid), ("test", test)):
-                facts = report.measure_text(tokenizer, tokens)
-                scores[name] = {
-                    **report.add_bits_per_byte(scores[name], facts),
-                    **report.left_out(tokens, splits[name].tokens),
-                }
-            draw_curve(loop, scores=scores["valid"])
+                scores[name] = report.complete(
+                    scores[name], tokenizer, tokens, splits[name].tokens
+                )
+            training_run.draw_curve(tokenizer.unit, loop, None, scores["valid"])
             samples.finish(loop, step)
             if trainer.model.backbone.has_attention:
                 # Copied to one device: that model may be on several.
-                export_run(workdir, *workdir.load_model(tokenizer))
+                best = workdir.load_model(tokenizer)
+                trained_model.export_run(workdir, *best)
             workdir.write_results({"step": step, **scores})
     if is_chief(strategy):
-        print(_describe_results(workdir, tokenizer), flush=True)
-    wait_for_all(strategy)
+        _print_results(workdir, tokenizer)
 
 
-def _build_model(text, config):
-    """Builds the model of the flags, or like that of a `config`."""
+def _build_model(text, origin):
+    """Builds the model of the flags, or that of an `Origin`."""
     model = model_flags.build_model(
         text.tokenizer.vocabulary_size,
         text.splits["train"].tokens,
         training_flags.dtype_policy(),
-        config,
+        origin,
     )
     model.backbone.check_positions(FLAGS.segment_length)
     return model
@@ -202,31 +187,20 @@ def _describe(tokenizer, sizes, nll, split):
     return report.score(nll, tokenizer, facts)
 
 
-def _describe_results(workdir, tokenizer):
-    """Returns words for results.json and the other files."""
+def _print_results(workdir, tokenizer):
+    """Prints results.json, the sample, and the names of all files."""
     results = workdir.read_results()
-    return "\n".join(
-        [
-            *(
-                f"{split}: {report.describe(results[split], tokenizer)}"
-                for split in ("valid", "test")
-            ),
-            "--- A sample that continues the beginning of the test text",
-            workdir.read_sample(),
-            "---",
-            training_run.written(
-                workdir,
-                "learning_curve.png",
-                "metrics.jsonl",
-                "results.json",
-                "sample.txt",
-                "surprise.html",
-                "events",
-                f"export/{results['step']}",
-            ),
-            "To score it in other ways or to write more text, use `txl "
-            "evaluate` and `txl generate`.",
-        ]
+    for split in ("valid", "test"):
+        print(f"{split}: {report.describe(results[split], tokenizer)}")
+    print(
+        "--- A sample that continues the beginning of the test text",
+        workdir.read_sample(),
+        "---",
+        training_run.written(workdir),
+        "To score it in other ways or to write more text, use `txl evaluate` "
+        "and `txl generate`.",
+        sep="\n",
+        flush=True,
     )
 
 

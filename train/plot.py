@@ -17,18 +17,12 @@ learning_curves  training and validation loss by tokens read. Runs of one label
                  are seeds, drawn in one colour; prints means and deviations
 context_losses   loss of --num_positions tokens, each predicted from exactly c
                  tokens, for each c of --context_lengths
-positions        loss by position in the segment, averaged over groups of
-                 neighbouring positions, with a band of two standard errors.
-                 Without memory the first tokens of a segment are hard to
-                 predict (context fragmentation)
-attention        attention maps of one segment over itself and memory, in the
-                 middle of the text
-recl             relative effective context lengths, which `txl recl` measures;
-                 --numbers is the file that it wrote
+positions        loss by position in the segment, with a band of two standard
+                 errors: context fragmentation
+attention        attention maps of the segment in the middle of the text
+recl             effective context lengths, the --numbers of `txl recl`
 
 The runs must share one tokenizer, or for learning_curves one unit of tokens.
-Losses are shown in bits per byte or character, or as perplexity per word.
-
 The numbers in a picture, except attention maps, are written beside it as .json,
 with losses in nats. --numbers draws such a file again, in another file type;
 several files of learning_curves become one picture.
@@ -66,10 +60,7 @@ _PICTURES = (
 class Plot(options.Options, formats=", ".join(plots.FORMATS)):
     """Holds the options of this command.
 
-    picture: The picture to draw: loss by tokens read (learning_curves), by
-        context length (context_losses) or by position in the segment
-        (positions); attention maps (attention), or effective context lengths
-        (recl).
+    picture: The picture to draw, see above.
     output: Picture to write, of type {formats}.
     numbers: JSON file of an earlier picture to draw again, instead of measuring
         --workdirs; of learning_curves also several.
@@ -127,16 +118,13 @@ def _read():
         len(FLAGS.numbers) > 1 and FLAGS.picture != "learning_curves",
         "`numbers` must be one file, or --picture=learning_curves.",
     )
-    files = []
-    for path in map(os.path.expanduser, FLAGS.numbers):
-        numbers = read_json(path, max_bytes=MAX_VOCABULARY_BYTES)
-        if numbers.get("picture") not in pictures:
-            raise ValueError(
-                "`numbers` must be the JSON file of a picture of "
-                f"{' or '.join(pictures)}. Received: {path}, of "
-                f"{numbers.get('picture')}"
-            )
-        files.append(numbers)
+    files = [
+        read_json(os.path.expanduser(path), max_bytes=MAX_VOCABULARY_BYTES)
+        for path in FLAGS.numbers
+    ]
+    found = {numbers.get("picture") for numbers in files}
+    expected = f"`numbers` must be of {' or '.join(pictures)}, not {found}."
+    options.refuse(not found <= {*pictures}, expected)
     units = [numbers["unit"] for numbers in files]
     several_runs.check_equal("numbers", "unit of tokens", units)
     models = [model for numbers in files for model in numbers["models"]]
@@ -148,46 +136,39 @@ def _read():
 
 def _learning_curves():
     """Reads the losses of the runs, which must have one unit of tokens."""
-    labels = several_runs.labels()
-    workdirs = [Workdir(path) for path in FLAGS.workdirs]
-    units = [_scored_unit(workdir) for workdir in workdirs]
-    several_runs.check_equal("workdirs", "unit of tokens", units)
-    models = [
-        {"label": label, "workdir": workdir.path, **_learning_curve(workdir)}
-        for workdir, label in zip(workdirs, labels, strict=True)
-    ]
-    return {"unit": units[0], "models": models}
-
-
-def _scored_unit(workdir):
-    """Returns the unit of a run's losses, such as "byte"."""
-    unit = workdir.load_tokenizer().unit
-    if workdir.read_config()["class_name"] == "XLNetPermutationLM":
-        return f"predicted {unit}"  # not comparable with left-to-right losses
-    return unit
-
-
-def _learning_curve(workdir):
-    """Returns a run's nats per token, of train and valid by step, of test."""
-    metrics = workdir.read_metrics()
-    if not metrics:
-        raise ValueError(
-            "`workdirs` must be runs that were trained here. Received: "
-            f"{workdir.path}, without {workdir.metrics}"
+    units, models = [], []
+    for label, path in zip(several_runs.labels(), FLAGS.workdirs, strict=True):
+        workdir = Workdir(path)
+        metrics, config = workdir.read_metrics(), workdir.read_config()
+        if not metrics:
+            raise ValueError(
+                "`workdirs` must be runs that were trained here. Received: "
+                f"{path}, without {workdir.metrics}"
+            )
+        unit, flags = workdir.load_tokenizer().unit, config["flags"]
+        if config["class_name"] == "XLNetPermutationLM":
+            unit = f"predicted {unit}"  # not comparable with left-to-right
+        scores = workdir.read_evaluations("test")
+        if not scores and workdir.is_finished():
+            scores = [workdir.read_results()["test"]]
+        # That of most tokens, the latest, or of the training.
+        test = max(reversed(scores), key=lambda x: x["num_tokens"], default={})
+        names = {"nll", "num_tokens", "segment_length", "memory_length"}
+        names.add("evaluator")
+        units.append(unit)
+        models.append(
+            {
+                "label": label,
+                "workdir": path,
+                "seed": flags.get("seed"),
+                "tokens_per_step": flags["batch_size"]
+                * flags["segment_length"],
+                **report.learning_curve(metrics),
+                "test": {k: x for k, x in test.items() if k in names},
+            }
         )
-    run = workdir.read_config()["flags"]
-    scores = workdir.read_evaluations("test")
-    if not scores and workdir.is_finished():
-        scores = [workdir.read_results()["test"]]
-    # That of most tokens, the latest, or of the training.
-    test = max(reversed(scores), key=lambda x: x["num_tokens"], default={})
-    names = "nll", "num_tokens", "segment_length", "memory_length", "evaluator"
-    return {
-        "seed": run.get("seed"),
-        "tokens_per_step": run["batch_size"] * run["segment_length"],
-        **report.learning_curve(metrics),
-        "test": {name: test[name] for name in names if name in test},
-    }
+    several_runs.check_equal("workdirs", "unit of tokens", units)
+    return {"unit": units[0], "models": models}
 
 
 def _draw_learning_curves(numbers, path):
@@ -218,96 +199,82 @@ def _spread(values):
 
 def _measure():
     """Measures the runs on a text."""
-    runs, tokenizer, _, text, split = several_runs.open_group()
-    for run in runs:
-        run.facts |= _MEASURE[FLAGS.picture](run, tokenizer, split)
+    runs, text, split = several_runs.open_group()
+    lengths = sorted(options.numbers("context_lengths", int))
+    for model, facts in runs:
+        if FLAGS.picture == "context_losses":
+            losses = several_runs.measure_losses(
+                model, facts, split.tokens, lengths
+            )
+            facts["nll"] = losses.mean(axis=1, dtype=float).tolist()
+        elif FLAGS.picture == "positions":
+            facts["positions"] = _positions(model, facts, split)
+        else:
+            facts |= _attention(model, facts, split.tokens)
     return {
         **text,
-        "num_positions": FLAGS.num_positions,
-        "context_lengths": _context_lengths(),
+        "context_lengths": lengths,
         "max_eval_tokens": FLAGS.max_eval_tokens,
-        "models": [run.facts for run in runs],
+        "models": [facts for _, facts in runs],
     }
 
 
-def _context_lengths():
-    return sorted(options.numbers("context_lengths", int))
-
-
-def _progress(run, total, unit):
-    return progress_bar(total, unit, run.facts["label"])
-
-
-def _measure_context_losses(run, _, split):
-    tokens, lengths = split.tokens, _context_lengths()
-    positions = evaluation.spread_positions(
-        len(tokens), FLAGS.num_positions, lengths[-1]
-    )
-    sizes = *run.sizes, FLAGS.batch_size
-    with _progress(run, len(lengths) * len(positions), "reading") as show:
-        losses = evaluation.context_losses(
-            run.model, tokens, positions, lengths, *sizes, show
-        )
-    return {"nll": losses.mean(axis=1, dtype=float).tolist()}
-
-
-def _measure_positions(run, _, split):
+def _positions(model, facts, split):
+    """Returns the losses of a run by position in the segment."""
     tokens, documents = split.head(FLAGS.max_eval_tokens)
+    sizes = facts["segment_length"], facts["memory_length"]
     # Each row first fills its memory with the text before its own part, so
     # that every token is scored with a full memory.
     segments = Segments(
         tokens,
         FLAGS.batch_size,
-        run.sizes[0],
+        sizes[0],
         drop_remainder=False,
         documents=documents,
-        reset_documents=run.reset_documents,
-        warmup_segments=segments_in_memory(run.model.backbone, *run.sizes),
+        reset_documents=facts["reset_documents"],
+        warmup_segments=segments_in_memory(model.backbone, *sizes),
     )
     evaluator = evaluation.Evaluator(
-        run.model, tf.distribute.get_strategy(), FLAGS.batch_size, *run.sizes
+        model, tf.distribute.get_strategy(), FLAGS.batch_size, *sizes
     )
-    with _progress(run, len(segments), "segment") as show:
-        nll = np.empty(len(tokens), np.float32)
+    nll = np.empty(len(tokens), np.float32)
+    with progress_bar(len(segments), "segment", facts["label"]) as show:
         evaluator.evaluate(segments, None, show, nll)
-    curve = report.position_curve(nll, segments=segments, bins_per_doubling=4)
-    return {"positions": curve}
+    return report.position_curve(nll, segments=segments, bins_per_doubling=4)
 
 
-def _measure_attention(run, tokenizer, split):
-    shown, tokens = _layers_and_heads(run), split.tokens
-    start, (length, memory_length) = len(tokens) // 2, run.sizes
-    before = length * segments_in_memory(run.model.backbone, *run.sizes)
+def _attention(model, facts, tokens):
+    """Returns the attention of a run in the middle of the text."""
+    check_attends(model)
+    shown = {}
+    for name in ("layers", "heads"):
+        size = getattr(model.backbone, f"num_{name}")
+        shown[name] = list(range(size))
+        if FLAGS[name].value is not None:
+            shown[name] = options.numbers(name, int)
+        options.refuse(
+            not 0 <= min(shown[name]) <= max(shown[name]) < size,
+            f"`{name}` must be numbers from 0 to {size - 1}: the model has "
+            f"{size} {name}.",
+        )
+    length, memory_length = facts["segment_length"], facts["memory_length"]
+    before = length * segments_in_memory(model.backbone, length, memory_length)
+    start = len(tokens) // 2
     if not before <= start <= len(tokens) - length:
         raise ValueError(
             "`segment_length` and `memory_length` must fit in the text, around "
             f"its middle. Received: segment_length={length}, memory_length="
             f"{memory_length} and a text of {len(tokens):,} tokens"
         )
-    maps = evaluation.attention_maps(run.model, tokens, [start], *run.sizes)
+    maps = evaluation.attention_maps(
+        model, tokens, [start], length, memory_length
+    )
     context = tokens[start - memory_length : start + length]
     return {
         **shown,
-        "tokens": [_token_label(tokenizer, token) for token in context],
+        "tokens": [_token_label(model.tokenizer, token) for token in context],
         "maps": maps[:, 0][np.ix_(*shown.values())],
     }
-
-
-def _layers_and_heads(run):
-    """Returns the numbers of `--layers` and of `--heads`, by default all."""
-    check_attends(run.model)
-    found = {}
-    for name in ("layers", "heads"):
-        size = getattr(run.model.backbone, f"num_{name}")
-        found[name] = list(range(size))
-        if FLAGS[name].value is not None:
-            found[name] = options.numbers(name, int)
-        options.refuse(
-            not 0 <= min(found[name]) <= max(found[name]) < size,
-            f"`{name}` must be numbers from 0 to {size - 1}: the model has "
-            f"{size} {name}.",
-        )
-    return found
 
 
 def _token_label(tokenizer, token):
@@ -318,11 +285,6 @@ def _token_label(tokenizer, token):
     return text.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
 
 
-_MEASURE = {
-    "context_losses": _measure_context_losses,
-    "positions": _measure_positions,
-    "attention": _measure_attention,
-}
 _DRAW = {
     "learning_curves": _draw_learning_curves,
     "context_losses": plots.plot_context_losses,

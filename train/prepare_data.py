@@ -27,17 +27,7 @@ from txl_keras.workdir import write_json
 _LENGTHS = "{min:,} to {max:,}, median {median:,.0f}, mean {mean:,.0f}"
 
 
-class Prepare(options.Options):
-    """Holds the options of this command.
-
-    output: Folder for statistics.json. Default: the folder of the token ids.
-    """
-
-    output: options.path = None
-
-
 EXTENSIONS = registered("section_map")
-Prepare.define()
 for extension in EXTENSIONS.values():
     extension.define()
 data_flags.Corpus.define(corpus=options.REQUIRED)
@@ -45,23 +35,31 @@ data_flags.Tokenizer.define()
 
 
 def main(_):
-    if FLAGS.output is not None:
-        data_flags.check_outside_text("output", FLAGS.output)
-        path = os.path.join(FLAGS.output, "statistics.json")
-        data_flags.check_writable("output", path)
-    section_map = _section_map()
+    folder = token_folder(FLAGS.data_dir)
+    made = [extension.make(folder) for extension in EXTENSIONS.values()]
+    section_map = next(filter(None, made), None)
     corpus, tokenizer, splits = data_flags.prepare_text(section_map=section_map)
     size = tokenizer.vocabulary_size
     counts = token_counts(splits["train"].tokens, size)
     cutoffs = choose_cutoffs(counts)
-    statistics = {
-        "corpus": corpus.name,
-        "vocabulary_size": size,
-        "cutoffs": cutoffs,
-        "splits": {name: describe_split(s) for name, s in splits.items()},
-        "folder": os.path.dirname(splits["train"].folder),
-    }
-    _print_statistics(statistics)
+    found = {name: describe_split(split) for name, split in splits.items()}
+    print(f"{corpus.name}: a vocabulary of {size:,}")
+    print(
+        f"{'':6} {'bytes':>15} {'tokens':>15} {'bytes/token':>11} "
+        f"{'unknown':>8} {'documents':>11}   tokens per document"
+    )
+    for name, split in found.items():
+        print(
+            f"{name:6} {split['num_bytes']:15,} {split['num_tokens']:15,} "
+            f"{split['bytes_per_token']:11.3f} {split['unknown_rate']:8.3%} "
+            f"{split['num_documents']:11,}   "
+            + _LENGTHS.format(**split["document_length"])
+        )
+    if cutoffs:
+        print(
+            "Cutoffs with the fewest logits per token: --cutoffs="
+            + ",".join(map(str, cutoffs))
+        )
     most_frequent = (-counts).argsort(kind="stable")[:20]
     print(
         "Most frequent in train:",
@@ -71,39 +69,16 @@ def main(_):
             for i in most_frequent
         ),
     )
-    folder = FLAGS.output or statistics["folder"]
-    path = os.path.join(folder, "statistics.json")
-    write_json(statistics, path)
-    print(f"Ids are in {statistics['folder']}")
-    print(f"Written: {path}")
-
-
-def _section_map():
-    """Returns the function of an extension whose flags are given, or None."""
-    folder = token_folder(FLAGS.data_dir)
-    made = [extension.make(folder) for extension in EXTENSIONS.values()]
-    return next(filter(None, made), None)
-
-
-def _print_statistics(statistics):
-    size = statistics["vocabulary_size"]
-    print(f"{statistics['corpus']}: a vocabulary of {size:,}")
-    print(
-        f"{'':6} {'bytes':>15} {'tokens':>15} {'bytes/token':>11} "
-        f"{'unknown':>8} {'documents':>11}   tokens per document"
-    )
-    for name, split in statistics["splits"].items():
-        print(
-            f"{name:6} {split['num_bytes']:15,} {split['num_tokens']:15,} "
-            f"{split['bytes_per_token']:11.3f} {split['unknown_rate']:8.3%} "
-            f"{split['num_documents']:11,}   "
-            + _LENGTHS.format(**split["document_length"])
-        )
-    if statistics["cutoffs"]:
-        print(
-            "Cutoffs with the fewest logits per token: --cutoffs="
-            + ",".join(map(str, statistics["cutoffs"]))
-        )
+    folder = os.path.dirname(splits["train"].folder)
+    statistics = {
+        "corpus": corpus.name,
+        "vocabulary_size": size,
+        "cutoffs": cutoffs,
+        "splits": found,
+        "folder": folder,
+    }
+    write_json(statistics, os.path.join(folder, "statistics.json"))
+    print(f"Ids and statistics.json are in {folder}")
 
 
 if __name__ == "__main__":

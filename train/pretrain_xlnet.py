@@ -33,10 +33,7 @@ from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
 from txl_keras.scripts.options import FLAGS
-from txl_keras.training.stopping import StopRequest
-from txl_keras.training.strategy import create_strategy
 from txl_keras.training.strategy import is_chief
-from txl_keras.training.strategy import wait_for_all
 
 _MODEL_DEFAULTS = {
     "num_layers": 4,
@@ -79,14 +76,10 @@ training_flags.Training.define(
 
 
 def main(_):
-    strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
-    with StopRequest() as stop:
-        _train(strategy, stop)
+    training_run.run(_train)
 
 
-def _train(strategy, stop):
-    workdir = training_run.open_workdir(strategy)
-
+def _train(workdir, strategy, stop):
     # Text, tokenizer and segments.
     text = data_flags.prepare_text()
     size, splits = text.tokenizer.vocabulary_size, text.splits
@@ -117,22 +110,21 @@ def _train(strategy, stop):
     )
 
     # Training.
-    unit = f"predicted {text.tokenizer.unit}"
     loop = training_run.start(
         workdir,
         text,
         f"of each {segments.segment_length:,} tokens "
         f"{segments.num_targets:,} are predicted, "
         f"{FLAGS.batch_size * segments.num_targets:,} per step",
+        f"predicted {text.tokenizer.unit}",
         trainer,
         segments=segments,
         validate=functools.partial(evaluator.evaluate, valid),
         stop=stop,
         describe=_describe,
-        on_score=(functools.partial(training_run.draw_curve, unit),),
     )
 
-    # Scores, also of a guess by the token frequencies of train.
+    # Scores, also of a baseline by the token frequencies of train.
     if not loop.is_finished():
         step, scores = training_run.train_and_score(
             loop, evaluator.evaluate, test
@@ -144,8 +136,16 @@ def _train(strategy, stop):
             )
             workdir.write_results({"step": step, **scores})
     if is_chief(strategy):
-        print(_describe_results(workdir), flush=True)
-    wait_for_all(strategy)
+        results = workdir.read_results()
+        for name, note in (
+            ("valid", ""),
+            ("test", ""),
+            ("guess", " (a baseline that uses token frequencies alone)"),
+        ):
+            score = _describe(results[name]["nll"])
+            share = f"{results[name]['accuracy']:.2%} correct"
+            print(f"{name}: {score}, {share}{note}")
+        print(training_run.written(workdir), flush=True)
 
 
 def _build_model(vocabulary_size):
@@ -164,19 +164,6 @@ def _describe(nll, split=None):
     return f"{bits_per_token(nll):.3f} bits per predicted token"
 
 
-def _describe_results(workdir):
-    """Returns words for results.json."""
-    results = workdir.read_results()
-    lines = [
-        f"{split}: {_describe(results[split]['nll'])}, "
-        f"{results[split]['accuracy']:.2%} correct"
-        for split in ("valid", "test", "guess")
-    ]
-    lines[-1] += " (a baseline that uses token frequencies alone)"
-    names = "model", "learning_curve.png", "metrics.jsonl", "results.json"
-    return "\n".join([*lines, training_run.written(workdir, *names)])
-
-
 def _stride():
     """Returns the tokens by which each step advances."""
     length = FLAGS.segment_length
@@ -189,11 +176,7 @@ def _stride():
 
 def _permuted(segments, seed):
     """Makes `PermutedSegments`, whose targets the seed chooses."""
-    return PermutedSegments(
-        segments,
-        with_next=FLAGS.reuse_half,
-        seed=seed,
-    )
+    return PermutedSegments(segments, with_next=FLAGS.reuse_half, seed=seed)
 
 
 if __name__ == "__main__":

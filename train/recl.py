@@ -16,14 +16,14 @@ property of a single model.
 The same positions, evenly spread over the split, are predicted from exactly c
 tokens for each of the context lengths. For each model this reads as many
 tokens as num_positions times the sum of the context lengths. Document
-boundaries are ignored.
+boundaries are ignored. The models must share one tokenizer, and one text unless
+--corpus gives another.
 
-The models must share one tokenizer, and one text unless --corpus gives
-another. Writes the JSON file --output and, beside it, a picture of the same
-name that ends with .png. Saves what it has measured in a file beside --output
-until it is finished: stopped at any time, the same command goes on where it
-was.
+Writes the JSON file --output and, beside it, a picture of the same name that
+ends with .png. Stopped at any time, the same command goes on where it was.
 """
+
+import functools
 
 import txl_keras.scripts.quiet  # noqa: F401
 
@@ -32,8 +32,6 @@ import numpy as np
 from txl_keras.checks import check_number
 from txl_keras.evaluation.backup import Backup
 from txl_keras.evaluation.backup import weights_hash
-from txl_keras.evaluation.context_losses import context_losses
-from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.recl import THRESHOLD
 from txl_keras.evaluation.recl import check_context_lengths
@@ -43,7 +41,6 @@ from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
 from txl_keras.scripts.options import FLAGS
-from txl_keras.training.progress import progress_bar
 from txl_keras.workdir import write_json
 
 
@@ -78,46 +75,30 @@ def main(_):
         "best of the group.",
     )
 
-    # Load the text and all models before any long computation.
-    runs, tokenizer, name, text, split = several_runs.open_group()
-    positions = spread_positions(
-        len(split.tokens), FLAGS.num_positions, max(context_lengths)
-    )
-    shape = len(runs), len(context_lengths), len(positions)
-    facts = {
-        **text,
-        "num_positions": len(positions),
-        "context_lengths": context_lengths,
-    }
-    models = [run.facts for run in runs]
-    weights = [weights_hash(run.model) for run in runs]
+    runs, text, split = several_runs.open_group()
+    facts = {**text, "context_lengths": context_lengths}
+    models = [of_model for _, of_model in runs]
+    weights = [weights_hash(model) for model, _ in runs]
     backup = Backup(
         f"{output.removesuffix('.json')}_state",
         {**facts, "models": models, "weights": weights},
     )
+    shape = len(runs), len(context_lengths), FLAGS.num_positions
     losses = np.full(shape, np.nan, np.float32)
-    state = backup.restore()
-    if state:
+    if state := backup.restore():
         losses[:] = state["losses"]
+    save = functools.partial(backup.save, {"losses": losses})
     for run, own in zip(runs, losses, strict=True):
-        sizes = *run.sizes, FLAGS.batch_size
-        with progress_bar(own.size, "reading", run.facts["label"]) as show:
-
-            def on_progress(done, _, show=show):
-                show(done)
-                if done % len(positions) == 0:
-                    backup.save({"losses": losses})
-
-            context_losses(
-                run.model, split.tokens, positions, context_lengths, *sizes,
-                on_progress, own,
-            )  # fmt: skip
-        run.facts["nll"] = own.mean(axis=1, dtype=float).tolist()
-        run.facts["recl"] = []
+        several_runs.measure_losses(
+            *run, split.tokens, context_lengths, own, save
+        )
+    for model, own in zip(models, losses, strict=True):
+        model["nll"] = own.mean(axis=1, dtype=float).tolist()
+        model["recl"] = []
     for share in shares:
         found = effective_context_lengths(losses, context_lengths, share)
-        for run, result in zip(runs, found, strict=True):
-            run.facts["recl"].append({"top_r": share, **result})
+        for model, result in zip(models, found, strict=True):
+            model["recl"].append({"top_r": share, **result})
     written = {
         "picture": "recl", **facts, "threshold": THRESHOLD, "models": models
     }  # fmt: skip
@@ -125,7 +106,7 @@ def main(_):
     backup.remove()
     picture = output.removesuffix(".json") + ".png"
     plot_recl(written, picture)
-    print(f"{name}, {FLAGS.split}: RECL in {tokenizer.unit}s")
+    print(f"{text['corpus']}, {FLAGS.split}: RECL in {text['unit']}s")
     width = max(len("model"), *(len(model["label"]) for model in models))
     for name, cells in [
         ("model", [f"r = {share:g}" for share in shares]),

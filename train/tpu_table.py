@@ -60,24 +60,25 @@ def main(_):
     before, _, after = guide.read_text("utf-8").partition(start)
     after = after.partition(end)[2]
     guide.write_text(f"{before}{start}{table(reports)}{end}{after}", "utf-8")
-    failed = [report for report in reports if not report.get("fits")]
+    failed = [x for x in reports if not x.get("fits")]
     if failed:
-        names = [" ".join(str(x[name]) for name in _CLAIM) for x in failed]
-        raise RuntimeError(f"Does not fit or compile: {'; '.join(names)}.")
+        raise RuntimeError(f"These do not fit or compile: {failed}")
 
 
 def _compile(claim):
     """Returns a claim, completed by the report of its training step."""
     print("---", *claim.values(), flush=True)
-    slice_, experiment, *values = claim.values()
-    flags = [
-        f"--flagfile={experiment}",
-        f"--flagfile={slice_}",
-        *map("--{}={}".format, _CLAIM[2:], values),
-    ]
+    slice_, experiment, steps, attention = claim.values()
     with tempfile.TemporaryDirectory() as workdir:
-        command = [sys.executable, _MAIN, "--compile_only", *flags]
-        subprocess.run([*command, f"--workdir={workdir}"], check=False)
+        subprocess.run(
+            [
+                *(sys.executable, _MAIN, "--compile_only"),
+                *(f"--flagfile={experiment}", f"--flagfile={slice_}"),
+                *(f"--accumulate_steps={steps}", f"--attention={attention}"),
+                f"--workdir={workdir}",
+            ],
+            check=False,
+        )
         path = pathlib.Path(workdir, "tpu_compile.json")
         if not path.exists():
             return claim

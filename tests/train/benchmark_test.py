@@ -3,8 +3,6 @@
 import json
 import sys
 
-import pytest
-
 TINY = (
     *("--num_layers=1", "--num_heads=2", "--hidden_dim=16", "--turns=1"),
     *("--intermediate_dim=24", "--memory_length=6", "--segment_length=4"),
@@ -31,15 +29,6 @@ def test_a_token_is_timed_beside_what_it_must_read(succeed):
     caches = 2 * 3 * 6 * 16 + 7 * 16
     assert line["bytes"] > 4 * caches
     assert line["bytes_per_s"] > 0
-
-
-def test_memory_is_held_against_windows_that_slide(succeed):
-    speed = ("benchmark.py", "--experiment=evaluation_speed", *TINY)
-    printed = succeed(*speed, "--attention_lengths=9")
-    assert "attention length      9: " in printed
-    (result,) = json.loads(printed.splitlines()[-1])["results"]
-    ours, sliding = result["seconds_per_token"].values()
-    assert result["slowdown"] == pytest.approx(sliding / ours)
 
 
 PEER = """

@@ -6,6 +6,8 @@ import pytest
 from script_runs import TINY
 from script_runs import made_once
 
+from txl_keras.scripts import trained_model
+
 
 @pytest.fixture(scope="module")
 def finished_runs():
@@ -39,6 +41,12 @@ def finished_run(finished_runs, succeed, tmp_path_factory):
         return finished_runs[name]
 
     return train
+
+
+@pytest.fixture
+def no_export(monkeypatch):
+    """Lets runs end without an export, which takes 3 seconds."""
+    monkeypatch.setattr(trained_model, "export_run", lambda *_: None)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 from script_runs import TRAIN
 
-from txl_keras.scripts.flagfiles import expand_flagfiles
+from txl_keras.scripts.running import expand_flagfiles
 
 ROOT = TRAIN.parent
 

@@ -18,10 +18,9 @@ def options(word_corpus, tmp_path):
 
 
 def test_prepared_text_is_described(options, succeed, tmp_path):
-    printed = succeed(
-        "prepare_data.py", *options, f"--output={tmp_path / 'out'}"
-    )
-    statistics = json.loads((tmp_path / "out/statistics.json").read_text())
+    printed = succeed("prepare_data.py", *options)
+    (path,) = tmp_path.rglob("statistics.json")
+    statistics = json.loads(path.read_text())
     train = statistics["splits"]["train"]
     assert statistics["vocabulary_size"] == 24
     assert train["num_documents"] == 631
@@ -37,7 +36,6 @@ def test_flags_of_prepared_text_are_checked_before_it_is_read(
     empty = tmp_path / "empty"
     empty.mkdir()
     cases = (
-        ([f"--output={corpus}/x"], ["`output`", "txt/x"]),
         (
             ["--vocabulary=no/file", "--tokenizer=words"],
             ["`vocabulary` no/file: There is no file"],

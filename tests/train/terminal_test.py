@@ -7,7 +7,6 @@ import signal
 import pytest
 from script_runs import metrics_of
 
-from txl_keras.scripts import exporting
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.workdir import Workdir
 
@@ -24,7 +23,14 @@ def test_a_measurement_shows_a_bar(group, corpus, succeed, terminal, tmp_path):
 
 
 def test_a_run_whose_terminal_is_closed_resumes(
-    run, here, succeed, terminal, heeded_signals, monkeypatch, tmp_path
+    run,
+    here,
+    succeed,
+    no_export,
+    terminal,
+    heeded_signals,
+    monkeypatch,
+    tmp_path,
 ):
     def close_after_a_line(workdir, line, append=Workdir.append_metrics):
         append(workdir, line)
@@ -34,7 +40,6 @@ def test_a_run_whose_terminal_is_closed_resumes(
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGHUP)
 
-    monkeypatch.setattr(exporting, "export_run", lambda *_: None)
     whole, _, flags = run
     workdir = tmp_path / "stopped"
     flags = [f for f in flags if "workdir" not in f] + [f"--workdir={workdir}"]
@@ -60,8 +65,8 @@ def unread(here):
 def test_a_command_writes_its_files_when_nobody_reads_its_output(
     corpus, succeed, unread, tmp_path
 ):
-    succeed("prepare_data.py", f"--corpus={corpus}", f"--output={tmp_path}")
-    assert (tmp_path / "statistics.json").exists()
+    succeed("prepare_data.py", f"--corpus={corpus}", f"--data_dir={tmp_path}")
+    assert list(tmp_path.rglob("statistics.json"))
 
 
 def test_a_command_ends_when_nobody_reads_its_result(group, here, unread):

@@ -56,11 +56,12 @@ def add_bits_per_byte(scores, text):
     }
 
 
-def left_out(tokens, all_tokens):
-    """Returns the number of all that can be scored, if only some were."""
-    if len(tokens) == len(all_tokens):
-        return {}
-    return {"of_tokens": len(all_tokens) - 1}
+def complete(scores, tokenizer, tokens, all_tokens):
+    """Adds facts of the text to the scores of its first `tokens`."""
+    scores = add_bits_per_byte(scores, measure_text(tokenizer, tokens))
+    if len(tokens) < len(all_tokens):
+        scores = {**scores, "of_tokens": len(all_tokens) - 1}
+    return scores
 
 
 def score(nll, tokenizer, text=None, over=""):

@@ -82,33 +82,16 @@ def corpus_options(defaults=None, names=None):
     # earlier call, such as the one in a run's config.json. Such values are
     # printed, because another person may have written the file.
     # Of flags that are not among `names`, only that value counts.
-    found = dict.fromkeys(Corpus.names())
-    for name in names or found:
-        found[name] = FLAGS[name].value
-        # Such as an unset shell variable.
-        expected = f"`{name}` must not be empty."
-        options.refuse(found[name] == "", expected)
-    if defaults:
-        _fill_in(found, defaults)
-    options.refuse(
-        found["corpus"] is None,
-        "`corpus` must be given, because the model was not trained here and "
-        "has no text.",
-    )
-    found["corpus"] = corpora.corpus_path(found["corpus"])
-    for name in ("data_dir", "manual_dir"):
-        if found[name] is not None:
-            found[name] = files.absolute_path(found[name])
-    return found
-
-
-def _fill_in(found, defaults):
-    """Takes options that are not given from a config.json and prints them."""
-    taken = {
-        name: defaults[name]
-        for name, value in found.items()
-        if value is None and defaults.get(name) is not None
-    }
+    found, taken = dict.fromkeys(Corpus.names()), {}
+    for name in found:
+        if names is None or name in names:
+            found[name] = FLAGS[name].value
+            # Such as an unset shell variable.
+            expected = f"`{name}` must not be empty."
+            options.refuse(found[name] == "", expected)
+        default = (defaults or {}).get(name)
+        if found[name] is None and default is not None:
+            found[name] = taken[name] = default
     folder = taken.get("data_dir")
     if folder and not tf.io.gfile.isdir(token_folder(folder)):
         raise ValueError(
@@ -119,7 +102,16 @@ def _fill_in(found, defaults):
     if taken:
         named = " ".join(f"--{name}={value}" for name, value in taken.items())
         print(f"From config.json: {named}", file=sys.stderr, flush=True)
-    found |= taken
+    options.refuse(
+        found["corpus"] is None,
+        "`corpus` must be given, because the model was not trained here and "
+        "has no text.",
+    )
+    found["corpus"] = corpora.corpus_path(found["corpus"])
+    for name in ("data_dir", "manual_dir"):
+        if found[name] is not None:
+            found[name] = files.absolute_path(found[name])
+    return found
 
 
 def check_run_text(split, expected, corpus, run, remedy="Bring it back"):
@@ -136,11 +128,10 @@ def check_run_text(split, expected, corpus, run, remedy="Bring it back"):
 
 def load_corpus(options, whole=False):
     """Loads the corpus of `corpus_options`, in splits or as one text."""
-    options = {**options, "whole": whole}
     separator = options["document_separator"]
     if separator is not None:
         separator = separator.replace(r"\n", "\n").replace(r"\t", "\t")
-        options["document_separator"] = separator
+    options = {**options, "document_separator": separator, "whole": whole}
     return corpora.load_corpus(options.pop("corpus"), **options)
 
 
@@ -177,10 +168,9 @@ def check_outside_text(name, folder):
     text = corpus_options()["corpus"]
     if not (files.is_remote(text) or os.path.isabs(text)):
         return  # the name of a corpus
-    paths = map(files.absolute_path, (folder, text))
     output, source = (
         pathlib.PurePath(x if files.is_remote(x) else os.path.realpath(x))
-        for x in paths
+        for x in map(files.absolute_path, (folder, text))
     )
     # Patterns match the files of one folder, not those of its folders.
     is_inside = "*" in text and output == source.parent

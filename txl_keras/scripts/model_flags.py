@@ -133,8 +133,10 @@ def given():
     return {name: value for name, value in values if value is not None}
 
 
-def build_model(vocabulary_size, train_tokens, dtype, config=None):
-    """Builds the language model of the flags, or that of a `config`."""
+def build_model(
+    vocabulary_size, train_tokens, dtype, origin=None, load_weights=True
+):
+    """Builds the language model of the flags, or that of an `Origin`."""
     # `train_tokens` are counted for `--cutoffs=auto`. By default the size of
     # the vocabulary is that of the preset.
     changes = given()
@@ -151,20 +153,15 @@ def build_model(vocabulary_size, train_tokens, dtype, config=None):
         changes["cutoffs"] = options.numbers("cutoffs", int)
     if changes.get("tie_projections") in _TIES:
         changes["tie_projections"] = _TIES[changes["tie_projections"]]
+    if origin is not None:
+        # The file of a run's model has no tokenizer.
+        return origin.load(load_weights, dtype, tokenizer=None, **changes)
     if vocabulary_size is not None:
         changes["vocabulary_size"] = vocabulary_size
-    if config is None:
-        return presets.build_preset(
-            TransformerXLCausalLM,
-            FLAGS.preset,
-            dtype,
-            changes,
-            FLAGS.backbone and registered("backbone")[FLAGS.backbone],
-        )
-    config.pop("tokenizer")
-    backbone = config["backbone"]["config"]
-    own = presets.own_arguments(TransformerXLCausalLM)
-    for name, value in changes.items():
-        (config if name in own else backbone)[name] = value
-    config["dtype"] = backbone["dtype"] = dtype
-    return TransformerXLCausalLM.from_config(config)
+    return presets.build_preset(
+        TransformerXLCausalLM,
+        FLAGS.preset,
+        dtype,
+        changes,
+        FLAGS.backbone and registered("backbone")[FLAGS.backbone],
+    )

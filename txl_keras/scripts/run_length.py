@@ -65,13 +65,11 @@ def choose(strategy, build, segments):
         # It takes time, too, and fewer epochs may need less of it.
         seconds, epochs, _ = _time_training(build, segments)
         FLAGS.dropout = dropout = _dropout_for(epochs)
-    instead = ""
-    if FLAGS["max_steps"].present:
-        instead = f" instead of --max_steps={FLAGS.max_steps}"
+    is_given, given = FLAGS["max_steps"].present, FLAGS.max_steps
+    instead = f" instead of --max_steps={given}" if is_given else ""
     FLAGS.max_steps = max(1, int(epochs * segments.steps_per_epoch))
-    limit = ""
-    if epochs == _MOST_EPOCHS:
-        limit = ", which is enough for so short a text"
+    is_short = epochs == _MOST_EPOCHS
+    limit = ", which is enough for so short a text" if is_short else ""
     if is_chief(strategy):
         print(
             f"--minutes={FLAGS.minutes:g}: {FLAGS.max_steps:,} steps"

@@ -1,15 +1,16 @@
 """Flags that name several runs, and the function that opens them."""
 
-import dataclasses
 import os
 
 from txl_keras.checks import check_integer
 from txl_keras.data.corpora.corpus import SPLITS
-from txl_keras.data.preparation import tokenizer_hash
+from txl_keras.evaluation.context_losses import context_losses
+from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts.options import FLAGS
+from txl_keras.training.progress import progress_bar
 from txl_keras.workdir import Workdir
 
 
@@ -75,27 +76,18 @@ def labels():
     return found if is_clear else paths
 
 
-@dataclasses.dataclass
-class Run:
-    """Holds a model and the facts about it to write as JSON."""
-
-    model: object
-    facts: dict
-    sizes: tuple  # segment length and memory length
-    reset_documents: bool
-
-
 def open_group():
     """Opens the runs and prepares `--split` of `--corpus` or of their text."""
-    # Returns the `Run`s, their tokenizer, the name of the text, facts about it
-    # to write as JSON, and the `PreparedSplit`.
+    # Returns pairs of a model and facts about it to write as JSON, facts about
+    # the text, and the `PreparedSplit`. All runs are opened first, so that
+    # errors come before any long computation.
     names, workdirs = labels(), [Workdir(path) for path in FLAGS.workdirs]
-    tokenizers = [workdir.load_tokenizer() for workdir in workdirs]
-    check_equal("workdirs", "tokenizer", map(tokenizer_hash, tokenizers))
     configs = [workdir.read_config() for workdir in workdirs]
+    hashes = [config["tokenizer"] for config in configs]
+    check_equal("workdirs", "tokenizer", hashes)
+    tokenizer = workdirs[0].load_tokenizer()
     source = data_flags.corpus_options(configs[0]["corpus"])
-    corpus, split = data_flags.prepare_split(source, tokenizers[0], FLAGS.split)
-    # Open all runs first, so that errors come before any long computation.
+    corpus, split = data_flags.prepare_split(source, tokenizer, FLAGS.split)
     runs = []
     for label, workdir, config in zip(names, workdirs, configs, strict=True):
         if FLAGS.corpus is None:
@@ -103,24 +95,49 @@ def open_group():
                 split, config["data"].get(FLAGS.split), corpus, workdir.path,
                 "Bring it back, or give one text for all runs with --corpus",
             )  # fmt: skip
-        model, step = workdir.load_model(tokenizers[0], **model_flags.given())
+        model, step = workdir.load_model(tokenizer, **model_flags.given())
         length = FLAGS.segment_length or config["flags"].get("segment_length")
         check_integer("segment_length", length, 1)
         model.backbone.check_positions(length)
-        memory = model.backbone.memory_length
         facts = {
             "label": label,
             "workdir": workdir.path,
             "step": step,
             "segment_length": length,
-            "memory_length": memory,
+            "memory_length": model.backbone.memory_length,
+            "reset_documents": config["flags"].get("reset_documents", False),
         }
-        resets = config["flags"].get("reset_documents", False)
-        runs.append(Run(model, facts, (length, memory), resets))
+        runs.append((model, facts))
     text = {
         "corpus": source["corpus"],
         "fingerprint": split.fingerprint(),
         "split": FLAGS.split,
-        "unit": tokenizers[0].unit,
+        "unit": tokenizer.unit,
+        "num_positions": FLAGS.num_positions,
     }
-    return runs, tokenizers[0], corpus.name, text, split
+    return runs, text, split
+
+
+def measure_losses(model, facts, tokens, lengths, out=None, save=None):
+    """Measures the losses of `context_losses` of a run, and shows a bar."""
+    # Calls `save` each time that all positions are measured with one length.
+    positions = spread_positions(len(tokens), FLAGS.num_positions, max(lengths))
+    total = len(lengths) * len(positions)
+    with progress_bar(total, "reading", facts["label"]) as show:
+
+        def on_progress(done, _):
+            show(done)
+            if save and done % len(positions) == 0:
+                save()
+
+        return context_losses(
+            model,
+            tokens,
+            positions,
+            lengths,
+            facts["segment_length"],
+            facts["memory_length"],
+            FLAGS.batch_size,
+            on_progress,
+            out,
+        )

@@ -8,12 +8,13 @@ from txl_keras.models.loading import find_folder
 from txl_keras.models.loading import load_folder
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
+from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts.options import FLAGS
 from txl_keras.tensor_files import check_shapes
 from txl_keras.tensor_files import shapes_of
-from txl_keras.training.checkpointing import weight_variables
+from txl_keras.serving import export
 from txl_keras.workdir import Workdir
 
 
@@ -31,8 +32,8 @@ class TrainedModel(options.Options, trained=", ".join(TRAINED)):
     preset: str = None
 
 
-class Origin(options.Options, free=(), trained=", ".join(TRAINED)):
-    """Holds the option that `TrainedOrigin` reads.
+class OriginOption(options.Options, free=(), trained=", ".join(TRAINED)):
+    """Holds the option that `Origin` reads.
 
     Optimization options:
     initialize_from: Trained model to begin with: its weights, sizes and
@@ -66,8 +67,7 @@ def load(workdir, **overrides):
         expected = "`preset` must have a tokenizer."
         options.refuse(model.tokenizer is None, expected)
         return model, {"preset": FLAGS.preset}
-    tokenizer = workdir.load_tokenizer()
-    model, step = workdir.load_model(tokenizer, **overrides)
+    model, step = workdir.load_model(workdir.load_tokenizer(), **overrides)
     return model, {"step": step}
 
 
@@ -75,49 +75,78 @@ def load_trained_model():
     """Loads the model that the flags name, with its tokenizer."""
     # Also returns the memory length for generating (`None`: the model's own),
     # and the segment length of training (`None`: unknown).
-    workdir = given_workdir()
+    workdir, memory_length = given_workdir(), FLAGS.memory_length
     model, _ = load(workdir)
     if workdir is None:
-        return model, FLAGS.memory_length, None
-    memory_length = FLAGS.memory_length
+        return model, memory_length, None
     if memory_length is None:
         memory_length = workdir.generation_memory_length(model.backbone)
-    segment_length = workdir.read_config()["flags"].get("segment_length")
-    return model, memory_length, segment_length
+    return (
+        model,
+        memory_length,
+        workdir.read_config()["flags"].get("segment_length"),
+    )
 
 
-class TrainedOrigin:
+def export_run(
+    workdir, model, step, path=None, kind="export", write=export, **values
+):
+    """Writes the model of a run, by default to WORKDIR/KIND/STEP."""
+    path = path or workdir.file(f"{kind}/{step}")
+    if values.get("memory_length") is None:
+        # As `txl generate`; 0 for absolute positions.
+        memory_length = workdir.generation_memory_length(model.backbone)
+        values["memory_length"] = memory_length * model.backbone.remembers
+    names = "config.json", "tokenizer.json"
+    assets = {name: workdir.file(name) for name in names}
+    if not tf.io.gfile.exists(workdir.tokenizer):
+        del assets["tokenizer.json"]
+    write(model, path, settings={"step": step}, assets=assets, **values)
+    return path
+
+
+def given_origin():
+    """Returns the `Origin` of `--initialize_from`, or `None` without it."""
+    return None if FLAGS.initialize_from is None else Origin()
+
+
+class Origin:
     """Loads the model of `--initialize_from`, and the flags of its run."""
 
     def __init__(self):
-        name = self.path = FLAGS.initialize_from
+        name = FLAGS.initialize_from
+        for flag in ("preset", "backbone", *data_flags.Tokenizer.names()):
+            options.refuse(
+                FLAGS[flag].present,
+                f"`{flag}` cannot be given with `initialize_from`, whose run "
+                "determines it.",
+            )
         options.refuse(
             name in PRESETS,
             "`initialize_from` must be a trained model. Sizes without weights "
             f"are given as --preset={name}.",
         )
         try:
-            folder = find_folder(name, TransformerXLCausalLM)
+            self._folder = find_folder(name, TransformerXLCausalLM)
             with tf.device("CPU:0"):
-                self.model = load_folder(TransformerXLCausalLM, folder)
+                self.tokenizer = self.load().tokenizer
         except (FileNotFoundError, ValueError) as error:
             raise type(error)(
                 "`initialize_from` must be the folder of a language model. "
                 f"Received: {name} ({error})"
             ) from error
         expected = "`initialize_from` must have a tokenizer."
-        options.refuse(self.model.tokenizer is None, expected)
-        workdir = Workdir(folder)
-        is_ours = "class_name" in read_json(workdir.file("config.json"))
-        self.flags = workdir.read_config()["flags"] if is_ours else {}
-        self._step = is_ours and workdir.best_step()
+        options.refuse(self.tokenizer is None, expected)
+        self.flags, step = {}, None
+        workdir = Workdir(self._folder)
+        if "class_name" in read_json(workdir.file("config.json")):  # ours
+            self.flags = workdir.read_config()["flags"]
+            step = workdir.best_step()
+        at = f", step {step}" if step else ""
+        self.description = f"Starts from the best weights of {name}{at}"
 
-    def restore_weights(self, model):
-        """Copies the weights; returns words on where they come from."""
-        weights = weight_variables(self.model)
-        variables = weight_variables(model)
-        check_shapes(self.path, shapes_of(weights), shapes_of(variables))
-        for name, variable in variables.items():
-            variable.assign(weights[name])
-        at = f", step {self._step}" if self._step else ""
-        return f"Starts from the best weights of {self.path}{at}"
+    def load(self, load_weights=True, dtype=None, **overrides):
+        """Returns the language model, with other arguments if they suit it."""
+        return load_folder(
+            TransformerXLCausalLM, self._folder, load_weights, dtype, overrides
+        )

@@ -4,7 +4,6 @@ from txl_keras.data import Segments
 from txl_keras.data.segments import ORDERS
 from txl_keras.scripts import options
 from txl_keras.scripts.data_flags import Corpus
-from txl_keras.scripts.data_flags import Tokenizer
 from txl_keras.scripts.options import FLAGS
 from txl_keras.training.optimizers import OPTIMIZERS
 from txl_keras.training.optimizers import build_optimizer
@@ -163,16 +162,6 @@ def set_fine_tuning_rate(original):
     # original rate did.
     rate = original.get("learning_rate")
     FLAGS.set_default("learning_rate", rate / 2 if rate else _FINE_TUNING_RATE)
-
-
-def check_inherited_flags():
-    """Checks that no flag sets what `--initialize_from` determines."""
-    for name in ("preset", "backbone", *Tokenizer.names()):
-        options.refuse(
-            name in FLAGS and FLAGS[name].present,
-            f"`{name}` cannot be given with `initialize_from`, whose run "
-            "determines it.",
-        )
 
 
 def check_workers(strategy):

@@ -1,5 +1,6 @@
 """Steps of a training run that are the same for every model."""
 
+import functools
 import sys
 
 import keras
@@ -16,32 +17,43 @@ from txl_keras.scripts import training_flags
 from txl_keras.scripts.options import FLAGS
 from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.stopping import EXIT_CODE
+from txl_keras.training.stopping import StopRequest
+from txl_keras.training.strategy import create_strategy
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.workdir import Workdir
 
 
-def open_workdir(strategy):
-    """Checks all that needs no text, and returns the `Workdir`."""
-    training_flags.check_workers(strategy)
-    keras.utils.set_random_seed(FLAGS.seed)
-    replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
-    data_flags.check_outside_text("workdir", FLAGS.workdir)
-    workdir = Workdir(FLAGS.workdir)
-    if is_chief(strategy):
-        check_can_write("workdir", workdir.path)
-    run_length.keep_length(workdir)
-    return workdir
+def run(train):
+    """Calls `train(workdir, strategy, stop)`, which trains and scores."""
+    strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
+    # In a cluster TensorFlow installs its own signal handler, so this one must
+    # be installed after the strategy is created.
+    with StopRequest() as stop:
+        # Check all that needs no text.
+        training_flags.check_workers(strategy)
+        keras.utils.set_random_seed(FLAGS.seed)
+        for name in ("batch_size", "eval_batch_size"):
+            replica_batch_size(FLAGS[name].value, strategy, name)
+        data_flags.check_outside_text("workdir", FLAGS.workdir)
+        workdir = Workdir(FLAGS.workdir)
+        if is_chief(strategy):
+            check_can_write("workdir", workdir.path)
+        run_length.keep_length(workdir)
+        train(workdir, strategy, stop)
+        wait_for_all(strategy)
 
 
-def start(workdir, text, per_step, trainer, **settings):
+def start(workdir, text, per_step, unit, trainer, on_score=(), **settings):
     """Starts a run in a workdir or resumes it; returns its `TrainingLoop`."""
-    # `per_step` describes a step, and `settings` are further ones of the loop.
+    # `per_step` describes a step, `unit` is that of the learning curve, and
+    # `settings` are further ones of the loop.
     strategy, model = trainer.strategy, trainer.model
     _claim(workdir, text, trainer)
     loop = TrainingLoop(
         trainer,
         workdir=workdir,
+        on_score=(functools.partial(draw_curve, unit), *on_score),
         **training_flags.Loop.values(),
         **settings,
     )
@@ -90,26 +102,23 @@ def _claim(workdir, text, trainer):
 
 def train_and_score(loop, evaluate, test):
     """Trains to the end; returns the step of the best weights and scores."""
-    workdir, strategy = loop.workdir, loop.trainer.strategy
-    if not loop.run():
-        wait_for_all(strategy)
-        step = int(loop.trainer.step.numpy())
-        _exit(strategy, f"after step {step}; run the same command to resume.")
+    strategy, step, scores = loop.trainer.strategy, None, {"test": None}
+    is_trained = loop.run()
     # Until the chief has written everything.
     wait_for_all(strategy)
-    log(strategy, "Scoring test and finishing with the best weights.")
-    step = workdir.best().restore_weights(loop.trainer.model)
-    scores = {"valid": loop.score_at(step)}
-    with loop.stop.deferred():
-        scores["test"] = evaluate(test)
+    if is_trained:
+        log(strategy, "Scoring test and finishing with the best weights.")
+        step = loop.workdir.best().restore_weights(loop.trainer.model)
+        with loop.stop.deferred():
+            scores = {"valid": loop.score_at(step), "test": evaluate(test)}
     if scores["test"] is None:
-        _exit(strategy, "before test was scored; run the same command again.")
+        done = int(loop.trainer.step.numpy())
+        log(
+            strategy,
+            f"Stopped after step {done}; run the same command to resume.",
+        )
+        sys.exit(EXIT_CODE)
     return step, scores
-
-
-def _exit(strategy, words):
-    log(strategy, f"Stopped {words}")
-    sys.exit(EXIT_CODE)
 
 
 def draw_curve(unit, loop, step=None, scores=None):
@@ -118,10 +127,10 @@ def draw_curve(unit, loop, step=None, scores=None):
     plot_learning_curve(loop.workdir.read_metrics(), path, unit, scores)
 
 
-def written(workdir, *names):
-    """Returns words for those of the files that a run has written."""
-    found = [name for name in names if tf.io.gfile.exists(workdir.file(name))]
-    return f"Written to {workdir.path}: {', '.join(found)}"
+def written(workdir):
+    """Returns words for the files of a run."""
+    names = sorted(tf.io.gfile.listdir(workdir.path))
+    return f"Written to {workdir.path}: {', '.join(names)}"
 
 
 def log(strategy, text):

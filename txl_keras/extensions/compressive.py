@@ -28,11 +28,11 @@ from txl_keras.extending import register
 from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.layers.kv_cache import Past
 from txl_keras.layers.kv_cache import ProjectedMemory
+from txl_keras.layers.kv_cache import RingWrite
+from txl_keras.layers.kv_cache import scatter
 from txl_keras.layers.memory import Memory
 from txl_keras.layers.memory import MemoryStack
 from txl_keras.layers.memory import keep_last
-from txl_keras.layers.memory import scatter
-from txl_keras.layers.kv_cache import RingWrite
 from txl_keras.models.presets import SIZES
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.scripts import options

@@ -5,7 +5,7 @@ Letters: `B` batch, `T` segment, `M` memory.
 
 import tensorflow as tf
 
-from txl_keras.layers.padding import Padding
+from txl_keras.layers.memory import Padding
 
 
 class Episodes:

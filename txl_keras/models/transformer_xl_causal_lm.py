@@ -20,8 +20,8 @@ from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.extending import register
-from txl_keras.layers.memory import Memory
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
+from txl_keras.layers.memory import Memory
 from txl_keras.models.fit_data import EpochStarts
 from txl_keras.models.fit_data import as_data
 from txl_keras.models.fit_data import check_arrays

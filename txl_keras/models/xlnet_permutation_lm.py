@@ -10,8 +10,8 @@ from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.extending import register
-from txl_keras.layers.memory import Memory
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
+from txl_keras.layers.memory import Memory
 from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 from txl_keras.models.xlnet_backbone import causal_mask

@@ -12,8 +12,6 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts.options import FLAGS
-from txl_keras.tensor_files import check_shapes
-from txl_keras.tensor_files import shapes_of
 from txl_keras.serving import export
 from txl_keras.workdir import Workdir
 

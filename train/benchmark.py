@@ -47,7 +47,6 @@ from absl import flags
 from txl_keras.data import Segments
 from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models.segment_reader import compile_segments
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
@@ -175,11 +174,12 @@ def _segment_scorer(model, rows, length, memory_length=None, first=0):
     """Returns a function that scores a segment from place `first` on."""
     reader = SegmentReader(model.backbone, rows, length, memory_length)
     reader.begin()
-
-    def score(hidden, targets):
-        return model.softmax(hidden[:, first:], targets[:, first:])
-
-    return tf.function(compile_segments(reader, model, score))
+    read = reader.compile_segments(
+        lambda hidden, targets: model.softmax(
+            hidden[:, first:], targets[:, first:]
+        )
+    )
+    return tf.function(lambda *segment: read(None, *segment))
 
 
 def _training_path_scorer(model):

@@ -163,7 +163,7 @@ class Sampler:
 
     def _key(self):
         """Returns the parameters; a tensor is equal only to itself."""
-        values = [getattr(self, name) for name in NO_EFFECT]
+        values = (getattr(self, name) for name in NO_EFFECT)
         return tuple(v.ref() if tf.is_tensor(v) else v for v in values)
 
     @staticmethod
@@ -262,6 +262,15 @@ class BeamSampler:
         return cls(**config)
 
 
+_NAMED = {
+    "random": Sampler(),
+    "greedy": Sampler(temperature=0),
+    "top_k": Sampler(top_k=5),
+    "top_p": Sampler(top_p=0.1),
+    "beam": BeamSampler(num_beams=5),
+}
+
+
 def get(sampler: Any) -> Any:
     """Returns a sampler by its name, or for one of KerasHub.
 
@@ -289,20 +298,13 @@ def get(sampler: Any) -> Any:
     >>> get("greedy").temperature
     0
     """
-    named = {
-        "random": Sampler(),
-        "greedy": Sampler(temperature=0),
-        "top_k": Sampler(top_k=5),
-        "top_p": Sampler(top_p=0.1),
-        "beam": BeamSampler(num_beams=5),
-    }
-    if isinstance(sampler, str) and sampler in named:
-        return named[sampler]
+    if isinstance(sampler, str) and sampler in _NAMED:
+        return _NAMED[sampler]
     if type(sampler).__module__.partition(".")[0] == "keras_hub":
         sampler = _from_keras_hub(sampler)
     if not isinstance(sampler, (Sampler, BeamSampler)):
         raise ValueError(
-            f"`sampler` must be one of {', '.join(named)}; a Sampler or "
+            f"`sampler` must be one of {', '.join(_NAMED)}; a Sampler or "
             "BeamSampler of `txl_keras.samplers`; or a GreedySampler, "
             "RandomSampler, TopKSampler, TopPSampler or BeamSampler of "
             f"`keras_hub.samplers`. Received: sampler={shown(sampler)}"

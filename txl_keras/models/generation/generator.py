@@ -13,6 +13,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.extending import registered
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.models.generation.prompts import Continuation
 from txl_keras.models.generation.token_reader import PROMPT_SEGMENT
 from txl_keras.models.generation.token_reader import TokenReader
 from txl_keras.models.generation.token_reader import WindowReader
@@ -45,8 +46,14 @@ class Generator:
                 f"generate() has no arguments {dict(engine_options)} with "
                 f"engine={engine!r}"
             )
-        self._engine = engines.get(engine)
-        self._engine_options = dict(engine_options)
+        self._has_engine = engine in engines
+        make = engines.get(engine)
+        if not self._has_engine:
+            make = TokenReader if model.backbone.remembers else WindowReader
+            engine_options = {"answer": self._answer}
+        self._make_reader = lambda num_rows: make(
+            model, num_rows, self._memory_length, **dict(engine_options)
+        )
         self._reader = None
         self._draw = tf.function(
             self._draw_from, jit_compile=True, autograph=False
@@ -63,11 +70,10 @@ class Generator:
                 if all(row.is_ended for row in rows):
                     return
                 draw = seeds, tf.constant(position), seen
-                if self._engine is None:
-                    # Sampled by the program that reads.
-                    token, log_probs = reader(token, *draw)
-                else:
+                if self._has_engine:
                     token, log_probs = self._draw(reader(token), *draw)
+                else:  # drawn by the program that reads
+                    token, log_probs = reader(token, *draw)
                 if seen is not None:
                     seen |= tf.one_hot(token, seen.shape[1], True, False)
                 found = token.numpy()
@@ -77,13 +83,8 @@ class Generator:
                         f"{found.argmin()} cannot be drawn, because the model "
                         "returned NaN. Check that its weights are finite."
                     )
-                values = itertools.repeat(0.0)
-                if self._with_log_probs:
-                    values = log_probs.numpy()
-                yield [
-                    row.add(*new)
-                    for row, *new in zip(rows, found, values, strict=False)
-                ]
+                values = log_probs.numpy() if self._with_log_probs else found
+                yield [*map(Continuation.add, rows, found, values)]
 
     def initial_memory(self, memory, num_rows):
         """Returns the `Memory` to begin with, after checks of a given one."""
@@ -125,14 +126,6 @@ class Generator:
             yield reader
         finally:
             self._reader = reader
-
-    def _make_reader(self, num_rows):
-        settings = self._model, num_rows, self._memory_length
-        if self._engine is not None:
-            return self._engine(*settings, **self._engine_options)
-        if self._model.backbone.remembers:
-            return TokenReader(*settings, self._answer)
-        return WindowReader(*settings, self._answer)
 
     def _answer(self, hidden, seeds, position, seen):
         """Returns the next tokens `(B,)` and any log-probabilities of them."""

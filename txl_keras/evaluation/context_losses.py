@@ -92,7 +92,9 @@ def context_losses(
     # [P, longest + 1]: the longest context, then the token to predict.
     windows = np.stack([tokens[t - longest : t + 1] for t in positions])
     check_token_ids("tokens", windows, model.backbone.vocabulary_size)
-    score = _window_scorer(model, batch_size, segment_length, memory_length)
+    sizes = segment_length, memory_length
+    reader = SegmentReader(model.backbone, batch_size, *sizes)
+    reader.begin()
     if out is None:
         shape = len(context_lengths), len(positions)
         out = np.full(shape, np.nan, np.float32)
@@ -104,7 +106,9 @@ def context_losses(
             done += len(row[batch])
             if is_measured:
                 continue
-            row[batch] = score(windows[batch, -length - 1 :])
+            reader.reset_rows(tf.fill((batch_size,), True))
+            window = windows[batch, -length - 1 :]
+            row[batch] = _score_last(model, reader, window, *sizes)
             given = f" with a context of {length} tokens"
             check_finite(row[batch], positions[batch], given)
             if on_progress:
@@ -145,27 +149,18 @@ def spread_positions(
     return longest_context + steps
 
 
-def _window_scorer(model, batch_size, segment_length, memory_length):
-    """Returns a function that computes nats of the last tokens of windows."""
-    backbone = model.backbone
-    reader = SegmentReader(backbone, batch_size, segment_length, memory_length)
-    reader.begin()
-
-    def score(windows):
-        """Reads windows `(b, c + 1)`, b <= B, from the initial memory."""
-        context = windows[:, :-1]
-        if backbone.has_finite_reach:  # older tokens have no influence
-            segments = 1 + warmup_segments(
-                backbone, segment_length, memory_length
-            )
-            context = context[:, -segments * segment_length :]
-        reader.reset_rows(tf.fill((batch_size,), True))
-        num_read = context.shape[1]
-        first = (num_read - 1) % segment_length + 1  # may be shorter
-        stops = range(first, num_read, segment_length)
-        for part in np.split(context, stops, axis=1):
-            hidden = reader.read_texts(as_float32, part)
-        last = np.stack([states[-1:] for states in hidden])  # [b, 1, D]
-        return model.softmax(last, windows[:, -1:])[:, 0].numpy()
-
-    return score
+def _score_last(model, reader, windows, segment_length, memory_length):
+    """Reads windows `(b, c + 1)`, b <= B; returns nats of their last tokens."""
+    context = windows[:, :-1]
+    if model.backbone.has_finite_reach:  # older tokens have no influence
+        segments = 1 + warmup_segments(
+            model.backbone, segment_length, memory_length
+        )
+        context = context[:, -segments * segment_length :]
+    num_read = context.shape[1]
+    first = (num_read - 1) % segment_length + 1  # may be shorter
+    stops = range(first, num_read, segment_length)
+    for part in np.split(context, stops, axis=1):
+        hidden = reader.read_texts(as_float32, part)
+    last = np.stack([states[-1:] for states in hidden])  # [b, 1, D]
+    return model.softmax(last, windows[:, -1:])[:, 0].numpy()

@@ -90,16 +90,21 @@ class SegmentReader:
         self._memory_length = memory_length
         self._programs = {}  # of `read_texts`, by their functions
 
-        def project_memory():
+        @tf.function(autograph=False)
+        def project():
             memory = backbone.initial_memory(batch_size, memory_length)
-            return backbone.project_memory(memory)
+            return backbone.project_memory(memory), self._project_positions()
 
+        def variable(spec):
+            # With M = 0 the static batch size is lost in Keras operations.
+            shape = (spec.shape[0] or batch_size, *spec.shape[1:])
+            return replica_variable(shape, spec.dtype.name)
+
+        specs = project.get_concrete_function().structured_outputs
+        memory, positions = tf.nest.map_structure(variable, specs)
         # Neither Keras nor tf.train.Checkpoint tracks what is in a
         # SimpleNamespace.
-        self._holder = types.SimpleNamespace(
-            memory=_variables_like(project_memory, batch_size),
-            positions=_variables_like(self._project_positions),
-        )
+        self._holder = types.SimpleNamespace(memory=memory, positions=positions)
 
     def _project_positions(self):
         return self._backbone.project_positions(self._num_distances)
@@ -255,24 +260,27 @@ class SegmentReader:
             Function of the `lengths` of `remember`, token ids and the other
             arguments of `function`, which returns what `function` does.
         """
+        if function is None:
+            lengths = tf.TensorSpec((self._batch_size,), tf.int32)
+            token_ids = tf.TensorSpec((self._batch_size, None), tf.int32)
+            return tf.function(
+                lambda lengths, ids: self.remember(self.read(ids)[1], lengths),
+                input_signature=[lengths, token_ids],
+                autograph=False,
+            )
 
         def compute(token_ids, *others):
             hidden, entries = self.read(token_ids)
-            return function and function(hidden, *others), entries
+            return function(hidden, *others), entries
 
         def read(lengths, *segment):
             result, entries = compute(*segment)
             remember(entries, lengths)
             return result
 
-        remember = self.remember
-        if function is None:
-            shapes = (self._batch_size,), (self._batch_size, None)
-            signature = [tf.TensorSpec(shape, tf.int32) for shape in shapes]
-            return tf.function(read, signature, autograph=False)
         strategy = tf.distribute.get_strategy()
         compute = compile_layers(compute, strategy, self._backbone)
-        remember = compile_layers(remember, strategy)
+        remember = compile_layers(self.remember, strategy)
         return read
 
     def compile(self, function: Callable) -> Callable:
@@ -318,15 +326,3 @@ class SegmentReader:
 def as_float32(hidden):
     """Returns hidden states, for `SegmentReader.read_texts`."""
     return tf.cast(hidden, tf.float32)
-
-
-def _variables_like(function, batch_size=None):
-    """Creates zero variables with the shapes that `function()` returns."""
-
-    def variable(spec):
-        # With M = 0 the static batch size is lost in Keras operations.
-        shape = (spec.shape[0] or batch_size, *spec.shape[1:])
-        return replica_variable(shape, spec.dtype.name)
-
-    traced = tf.function(function, autograph=False).get_concrete_function()
-    return tf.nest.map_structure(variable, traced.structured_outputs)

@@ -20,8 +20,9 @@ from txl_keras.checks import check_one_of
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.models.fit_data import as_data
-from txl_keras.models.generation.beam_search import BeamSearch
+from txl_keras.models.generation.generator import BeamSearch
 from txl_keras.models.generation.generator import Generator
+from txl_keras.models.generation.generator import repeat_rows
 from txl_keras.models.generation.prompts import Continuation
 from txl_keras.models.generation.prompts import encode_texts
 from txl_keras.models.generation.prompts import num_new_tokens
@@ -183,9 +184,7 @@ class TextMethods:
         )
         if memory is not None or return_memory:
             memory = generator.initial_memory(memory, len(ids))
-            memory = tf.nest.map_structure(
-                lambda state: tf.repeat(state, count, axis=0), memory
-            )
+            memory = repeat_rows(memory, count)
         rows = [
             Continuation(prompt, most, stop_token_ids, copy.copy(text_stream))
             for prompt, most in zip(ids, lengths, strict=True)

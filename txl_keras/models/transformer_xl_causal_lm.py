@@ -347,31 +347,37 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         validation = kwargs.pop("validation_data", None)
         check_segment_length(segment_length, x, validation)
         starts, steps = EpochStarts(), kwargs.pop("steps_per_epoch", None)
-        parts = x, y, kwargs.pop("sample_weight", None)
-        data = self._data(*parts, batch_size, segment_length, steps, starts)
-        if not starts.num_steps:
-            data["steps_per_epoch"] = steps
         if validation is not None:
-            batch_size = kwargs.pop("validation_batch_size", None) or batch_size
-            steps = kwargs.get("validation_steps")
             kwargs |= self._validation_data(
-                validation, batch_size, segment_length, steps
+                validation,
+                kwargs.pop("validation_batch_size", None) or batch_size,
+                segment_length,
+                kwargs.get("validation_steps"),
             )
+        parts = x, y, kwargs.pop("sample_weight", None)
+        x, y, weights, batch_size = self._data(
+            parts, batch_size, segment_length, steps, starts
+        )
+        steps = None if starts.num_steps else steps
         callbacks = tf.nest.flatten(kwargs.pop("callbacks", None) or [])
         backups = [c for c in callbacks if isinstance(c, BackupAndRestore)]
         callbacks = [c for c in callbacks if c not in backups]
         if self.fit_steps is not None:
-            self.fit_steps.prepare_training(data["x"])
+            self.fit_steps.prepare_training(x)
             epoch = kwargs.get("initial_epoch", 0)
             for backup in backups:
                 kwargs["initial_epoch"] = backup._begin(
-                    self, callbacks, epoch, epochs, data.get("steps_per_epoch")
+                    self, callbacks, epoch, epochs, steps
                 )
         return super().fit(
-            **data,
-            **kwargs,
-            epochs=epochs,
+            x,
+            y,
+            batch_size,
+            epochs,
+            sample_weight=weights,
+            steps_per_epoch=steps,
             callbacks=[starts, *callbacks, ResetMemory(), *backups],
+            **kwargs,
         )
 
     def evaluate(
@@ -389,18 +395,18 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         every token but the first is scored, in rows that each begin with a
         cold start; `score_texts` scores a text as a whole.
         """
-        data = {"x": x}
         # Within `fit` Keras passes its `CallbackList`, and what `fit` prepared.
         callbacks = kwargs.get("callbacks")
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             check_segment_length(segment_length, x)
-            weights = kwargs.pop("sample_weight", None)
-            steps = kwargs.get("steps")
-            data = self._data(x, y, weights, batch_size, segment_length, steps)
+            parts = x, y, kwargs.pop("sample_weight", None)
+            x, y, kwargs["sample_weight"], batch_size = self._data(
+                parts, batch_size, segment_length, kwargs.get("steps")
+            )
         if self.fit_steps is not None:
-            self.fit_steps.prepare("test_function", data["x"])
+            self.fit_steps.prepare("test_function", x)
         self._inference_memory.reset_state()
-        return super().evaluate(**data, **kwargs)
+        return super().evaluate(x, y, batch_size, **kwargs)
 
     def train_on_batch(
         self,
@@ -505,51 +511,45 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         check_arrays(x, targets, batch_size, self.backbone.vocabulary_size)
         return x, y
 
-    def _data(self, x, y, weights, batch_size, length, steps=None, starts=None):
-        """Returns arguments for Keras's `fit`, with the default loss a dataset.
+    def _data(self, data, batch_size, length, steps=None, starts=None):
+        """Returns x, y, weights and the batch size for Keras's `fit`.
 
-        `starts` are `EpochStarts` for training.
+        With the default loss `x` is a dataset. `starts` are `EpochStarts` for
+        training.
         """
+        x, y, weights = data
         x, y = self._segments(x, y, batch_size, length, starts is not None)
         is_segments = isinstance(x, Segments)
-        starts = starts or EpochStarts()
-        if self.fit_steps is not None:
+        if self.fit_steps is None:
             if is_segments:
-                x = starts.of_segments(x, steps)
-            elif isinstance(x, (np.ndarray, tf.Tensor)):
-                x, y, weights = of_arrays(x, y, weights, batch_size), None, None
-            elif isinstance(x, keras.utils.PyDataset):
-                starts.py_dataset = x
-            steps = None if is_segments else steps
-            vocabulary_size = self.backbone.vocabulary_size
-            x = complete(x, vocabulary_size, steps, not is_segments)
-            batch_size = None
-        elif is_segments:
-            (x, y), batch_size = x.arrays(), x.batch_size
-        return {
-            "x": x,
-            "y": y,
-            "sample_weight": weights,
-            "batch_size": batch_size,
-        }
+                (x, y), batch_size = x.arrays(), x.batch_size
+            return x, y, weights, batch_size
+        starts = starts or EpochStarts()
+        if is_segments:
+            x, steps = starts.of_segments(x, steps), None
+        elif isinstance(x, (np.ndarray, tf.Tensor)):
+            x, y, weights = of_arrays(x, y, weights, batch_size), None, None
+        elif isinstance(x, keras.utils.PyDataset):
+            starts.py_dataset = x
+        x = complete(
+            x, self.backbone.vocabulary_size, steps, begins_cold=not is_segments
+        )
+        return x, y, weights, None
 
     def _validation_data(self, data, batch_size, length, steps):
         """Returns arguments for Keras's `fit`."""
-        parts = data, None, None
-        if not is_text(data):
-            parts = keras.utils.unpack_x_y_sample_weight(data)
+        # A list of strings is no pair of x and y.
+        parts = (data,) if is_text(data) else data
+        parts = keras.utils.unpack_x_y_sample_weight(parts)
         try:
-            data = self._data(*parts, batch_size, length, steps)
+            *parts, batch_size = self._data(parts, batch_size, length, steps)
         except ValueError as error:
             raise ValueError(
                 "In `validation_data`, with `validation_batch_size` as "
                 f"`batch_size`: {error}"
             ) from error
-        batch_size = data.pop("batch_size")
         return {
-            "validation_data": keras.utils.pack_x_y_sample_weight(
-                *data.values()
-            ),
+            "validation_data": keras.utils.pack_x_y_sample_weight(*parts),
             "validation_batch_size": batch_size,
         }
 

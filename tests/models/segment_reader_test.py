@@ -8,7 +8,6 @@ from factories import small_backbone
 from txl_keras.models import SegmentReader
 
 TOKENS = np.random.default_rng(2).integers(0, V, (3, 60))
-RELATIVE = {"attention_type": "relative"}
 SHAW = {"attention_type": "shaw", "max_positions": 9}
 AL_RFOU = {"attention_type": "al_rfou", "max_positions": 4, "memory_length": 0}
 VASWANI = {"attention_type": "vaswani", "memory_length": 0}
@@ -72,29 +71,54 @@ def check_states(
         np.testing.assert_allclose(found, expected, atol=atol)
 
 
-@pytest.mark.parametrize("cold_start", ["masked", "zeros"])
+ZEROS = {"cold_start": "zeros"}
+
+
 @pytest.mark.parametrize(
     "settings",
     [
-        {**RELATIVE, "num_layers": 2},
-        {**RELATIVE, "same_length": True},
-        {**RELATIVE, "same_length": "pytorch"},
-        {**RELATIVE, "clamp_length": 4},
-        {**RELATIVE, "clamp_length": 4, "same_length": True},
-        {**RELATIVE, "tie_attention_biases": False},
-        {**RELATIVE, "normalize_first": True, "normalize_output": True},
+        {"num_layers": 2},
+        {"num_layers": 2, **ZEROS},
+        {"same_length": True},
+        {"same_length": "pytorch"},
+        {"same_length": "pytorch", **ZEROS},
+        {"clamp_length": 4},
+        {"clamp_length": 4, "same_length": True, **ZEROS},
+        {"tie_attention_biases": False},
+        {"normalize_first": True, "normalize_output": True},
+        {"normalize_first": True, **ZEROS},
         SHAW,
+        {**SHAW, **ZEROS},
         {**SHAW, "clamp_length": 5, "same_length": True},
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
-def test_states_are_those_of_the_training_path(settings, cold_start):
-    backbone = make_backbone(cold_start=cold_start, **settings)
+def test_states_are_those_of_the_training_path(settings):
+    backbone = make_backbone(**settings)
     if "normalize_first" in settings:
         # Otherwise the norm of an empty entry is zero, as the entry is.
         backbone.blocks[0]._attention_norm.beta.assign(np.arange(D) / 10)
     # Shorter than memory, one by one, longer, and a rest.
     check_states(backbone)
+
+
+def test_texts_are_read_on_from_where_they_ended():
+    backbone = make_backbone(memory_length=20)
+    reader = SegmentReader(backbone, 3, 4)
+    reader.begin()
+
+    def add(hidden, others):
+        return hidden + tf.cast(others, hidden.dtype)[..., None]
+
+    texts = [TOKENS[0, :14], TOKENS[1, :6]]
+    for begin, end in ((0, 5), (5, 14)):
+        parts = [text[begin:end] for text in texts]
+        found = reader.read_texts(add, parts, parts)
+        for text, states in zip(texts, found, strict=True):
+            expected, _ = backbone(text[None])
+            expected = expected[0].numpy() + text[:, None]
+            np.testing.assert_allclose(states, expected[begin:end], atol=1e-5)
+    assert [len(states) for states in found] == [9, 1]
 
 
 LOW = {"dtype": "mixed_bfloat16"}

@@ -109,11 +109,12 @@ def odd_numbers():
 def test_the_first_of_odd_numbers_are_those_of_sorting(jit_compile):
     values = odd_numbers()
     falling = -np.sort(-values, axis=-1)
-    keep = tf.function(sampler_module.keep_top_k, jit_compile=jit_compile)
+    keep = tf.function(sampler_module.keep_first, jit_compile=jit_compile)
     for k in (1, 2, 7, 20, 39, 40, 41, 1000):
         least = falling[:, min(k, 40) - 1, None]
         expected = np.where(values >= least, values, -INFINITY)
-        np.testing.assert_array_equal(keep(values, tf.constant(k)), expected)
+        kept = keep(values, 1.0, tf.constant(k), False)
+        np.testing.assert_array_equal(kept, expected)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -123,9 +124,10 @@ def test_top_p_keeps_what_sorting_does(jit_compile):
     counts = rng.multinomial(2**12, rng.dirichlet(np.full(99, 0.1)), 30)
     with np.errstate(divide="ignore"):
         logits = np.log(counts / 2.0**12).astype("float32")
-    keep = tf.function(sampler_module.keep_top_p, jit_compile=jit_compile)
+    keep = tf.function(sampler_module.keep_first, jit_compile=jit_compile)
     for p in (0.001, 0.1, 0.501, 0.9, 0.9999):
-        kept = keep(logits + 5, tf.constant(p)).numpy() > -INFINITY
+        weights = tf.nn.softmax(logits + 5)
+        kept = keep(logits + 5, weights, tf.constant(p), False) > -INFINITY
         above = (counts[:, None, :] > counts[..., None]) * counts[:, None, :]
         expected = (above.sum(-1) < p * 2**12) & (counts > 0)
         np.testing.assert_array_equal(kept, expected)

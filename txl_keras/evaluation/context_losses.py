@@ -92,9 +92,11 @@ def context_losses(
     # [P, longest + 1]: the longest context, then the token to predict.
     windows = np.stack([tokens[t - longest : t + 1] for t in positions])
     check_token_ids("tokens", windows, model.backbone.vocabulary_size)
+    windows = windows.astype(np.int32)
     sizes = segment_length, memory_length
     reader = SegmentReader(model.backbone, batch_size, *sizes)
     reader.begin()
+    softmax = tf.function(model.softmax, autograph=False, reduce_retracing=True)
     if out is None:
         shape = len(context_lengths), len(positions)
         out = np.full(shape, np.nan, np.float32)
@@ -107,8 +109,9 @@ def context_losses(
             if is_measured:
                 continue
             reader.reset_rows(tf.fill((batch_size,), True))
-            window = windows[batch, -length - 1 :]
-            row[batch] = _score_last(model, reader, window, *sizes)
+            context = windows[batch, -length - 1 : -1]
+            states = _last_states(model.backbone, reader, context, *sizes)
+            row[batch] = softmax(states, windows[batch, -1:])[:, 0]
             given = f" with a context of {length} tokens"
             check_finite(row[batch], positions[batch], given)
             if on_progress:
@@ -149,18 +152,14 @@ def spread_positions(
     return longest_context + steps
 
 
-def _score_last(model, reader, windows, segment_length, memory_length):
-    """Reads windows `(b, c + 1)`, b <= B; returns nats of their last tokens."""
-    context = windows[:, :-1]
-    if model.backbone.has_finite_reach:  # older tokens have no influence
-        segments = 1 + warmup_segments(
-            model.backbone, segment_length, memory_length
-        )
+def _last_states(backbone, reader, context, segment_length, memory_length):
+    """Reads contexts `(b, c)`, b <= B; returns the last states `(b, 1, D)`."""
+    if backbone.has_finite_reach:  # older tokens have no influence
+        segments = 1 + warmup_segments(backbone, segment_length, memory_length)
         context = context[:, -segments * segment_length :]
     num_read = context.shape[1]
     first = (num_read - 1) % segment_length + 1  # may be shorter
     stops = range(first, num_read, segment_length)
     for part in np.split(context, stops, axis=1):
         hidden = reader.read_texts(as_float32, part)
-    last = np.stack([states[-1:] for states in hidden])  # [b, 1, D]
-    return model.softmax(last, windows[:, -1:])[:, 0].numpy()
+    return np.stack([states[-1:] for states in hidden])

@@ -127,11 +127,12 @@ class Sampler:
         # Temperature does not change the order. Top-k comes first, because the
         # division may round different numbers to equal ones.
         if top_k is not None:
-            logits = keep_top_k(logits, top_k)
+            logits = keep_first(logits, 1.0, top_k, top_k == 0)
         if temperature is not None:
             logits = _divide(logits, temperature)
         if top_p is not None:
-            logits = keep_top_p(logits, top_p)
+            probabilities = tf.nn.softmax(logits)
+            logits = keep_first(logits, probabilities, top_p, top_p == 1)
         scores = logits + gumbel(seeds, token_ids)
         if temperature is not None:
             scores = tf.where(temperature == 0, log_probs, scores)
@@ -324,11 +325,6 @@ def _from_keras_hub(sampler):
     return sampler
 
 
-def keep_top_k(logits, k):
-    """Sets all but the k largest logits `(B, N)` to minus infinity."""
-    return _keep_first(logits, 1.0, k, k == 0)
-
-
 def _divide(logits, temperature):
     # The largest logit becomes 0, so that no temperature makes all of them
     # infinite. The smallest divisor avoids 0 / 0 for temperatures that are 0
@@ -338,13 +334,11 @@ def _divide(logits, temperature):
     return tf.where(temperature == 1, logits, divided)
 
 
-def keep_top_p(logits, p):
-    """Keeps the fewest logits `(B, N)` whose probabilities sum to `p`."""
-    return _keep_first(logits, tf.nn.softmax(logits), p, p == 1)
+def keep_first(logits, weights, enough, is_off):
+    """Keeps the largest logits whose weights sum to `enough`, with ties.
 
-
-def _keep_first(logits, weights, enough, is_off):
-    """Keeps the first logits whose weights sum to `enough`, with ties."""
+    The other logits `(B, N)` become minus infinity unless it `is_off`.
+    """
     keys = _with_order_of_integers(tf.bitcast(logits, tf.int32))
     enough = tf.cast(enough, tf.float32)
 

@@ -214,16 +214,18 @@ class SegmentReader:
         for calls with the same function.
 
         Args:
-            function: Function of the hidden states of a segment `(B, T, D)`,
-                and of what comes after the ids in `texts`, integers `(B, T)`.
-                It returns a tensor `(B, T, ...)`. `None` only remembers the
-                texts, by a graph for segments of any length, which spares the
-                seconds in which XLA compiles another.
-            *texts: List of at most B integer sequences `(P,)`, the token ids.
-                Then other such lists of the same lengths, such as targets.
+            function: Function of the hidden states of a segment `(B, T, D)`
+                and of the other integers of `texts`, `(B, T)`, that returns a
+                tensor `(B, T, ...)`. With `None`, texts are only remembered,
+                by one graph for segments of any length, which XLA does not
+                compile.
+            *texts: List of at most B integer sequences `(P,)`, the token ids;
+                then, for `function`, lists of sequences of the same lengths,
+                such as targets.
 
         Returns:
-            List of arrays `(P, ...)`, what `function` returns for each text.
+            List of arrays `(P, ...)`, one per text, of what `function` returns;
+            empty without a function.
         """
         if function not in self._programs:
             self._programs[function] = self.compile_segments(function)
@@ -251,14 +253,14 @@ class SegmentReader:
         return [x[:n] for x, n in rows][: len(texts[0]) - len(missing)]
 
     def compile_segments(self, function: Callable | None) -> Callable:
-        """Compiles what reads and remembers a segment, for this strategy.
+        """Compiles reading and remembering of a segment.
 
         Args:
             function: See `read_texts`.
 
         Returns:
-            Function of the `lengths` of `remember`, token ids and the other
-            arguments of `function`, which returns what `function` does.
+            Function of the `lengths` of `remember`, of token ids and of the
+            other arguments of `function`. It returns what `function` returns.
         """
         if function is None:
             lengths = tf.TensorSpec((self._batch_size,), tf.int32)
@@ -324,5 +326,5 @@ class SegmentReader:
 
 
 def as_float32(hidden):
-    """Returns hidden states, for `SegmentReader.read_texts`."""
+    """Returns hidden states themselves, for `SegmentReader.read_texts`."""
     return tf.cast(hidden, tf.float32)

@@ -43,7 +43,6 @@ from absl import flags
 from txl_keras.compilation import compile_layers
 from txl_keras.data import Segments
 from txl_keras.models import SegmentReader
-from txl_keras.models.segment_reader import compile_segments
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
@@ -158,11 +157,12 @@ def _evaluation(model):
 
     reader = SegmentReader(model.backbone, rows, length)
     reader.begin()
+    read = reader.compile_segments(model.softmax)
     text = tf.constant(_made_up_ids(model, rows, length + 1))
     segment = text[:, :-1], text[:, 1:]
     contenders = {
         "txl_keras": _timed(
-            tf.function(compile_segments(reader, model, model.softmax)), segment
+            tf.function(lambda *args: read(None, *args)), segment
         ),
         "training path": _timed(score, segment),
     }

@@ -35,11 +35,12 @@ def compile_layers(
     jit_compile=True,
 ):
     """Compiles what one replica does between collectives to a `tf.function`."""
-    # The layers of a `model` may be compiled in parts on a CPU where that is
-    # faster: see `txl_keras.layers.compute.target`.
+    # The layers of a `model` or a backbone may be compiled in parts on a CPU
+    # where that is faster: see `txl_keras.layers.compute.target`.
     target = current()
     if model is not None:
-        target = model.backbone.target(device_of(strategy), training)
+        backbone = getattr(model, "backbone", model)
+        target = backbone.target(device_of(strategy), training)
         target = dataclasses.replace(
             target,
             in_parts=target.in_parts and jit_compile,

@@ -6,6 +6,7 @@ resets and the number of targets differ from step to step.
 
 import collections
 import itertools
+from unittest import mock
 
 import keras
 import numpy as np
@@ -22,12 +23,16 @@ from txl_keras.callbacks import BackupAndRestore
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import Segments
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models.fit_data import as_data
+from txl_keras.models.fit_data import is_text
+from txl_keras.models.fit_data import text_segments
 from txl_keras.training import Trainer
 
 B, T = 3, 7
-STEPS = 50  # more than one epoch
-DOCUMENTS = np.array([0, 30, 41, 100, 180, 260])
+STEPS = 20  # more than one epoch
+DOCUMENTS = np.array([0, 30, 41, 100])
 OPTIONS = {
+    "plain": {},
     "documents": {"documents": DOCUMENTS, "reset_documents": True},
     "roll": {"order": "roll"},
     "half losses": {"half_loss": True},
@@ -35,7 +40,7 @@ OPTIONS = {
 
 
 def segments_of(option="documents", **options):
-    tokens = random_ids(1, 350, seed=3)[0]
+    tokens = random_ids(1, 170, seed=3)[0]
     defaults = {"segment_length": T, "drop_remainder": True}
     options = {**defaults, **OPTIONS[option], **options}
     return Segments(tokens, B, seed=1, **options)
@@ -49,42 +54,38 @@ def model_with_dropout(seed=5, **config):
     )
     # It has a state and counts its steps, and compiles faster than Adam.
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 9, 0.8)
-    model.compile(keras.optimizers.SGD(rate, 0.9, global_clipnorm=0.4))
+    sgd = keras.optimizers.SGD(rate, 0.9, global_clipnorm=0.4)
+    model.compile(sgd, jit_compile=False)  # which takes seconds
     return model
 
 
-def set_steps_per_execution(model, number):
-    if model.steps_per_execution != number:
-        model.steps_per_execution = number
-        model.train_function = model.test_function = None
+def function_to_rewind(model):
+    rewind, seed = rewinder(model), model.fit_steps.seed
 
-
-@pytest.fixture(scope="module")
-def rewind():
-    rewind = rewinder(model_with_dropout())
-
-    def rewind_settings():
+    def rewind_settings(steps_per_execution=1):
         model = rewind()
-        set_steps_per_execution(model, 1)
+        model.fit_steps.seed = seed  # which a backup replaced
+        if model.fit_steps.trainer:
+            model.fit_steps.trainer.seed = seed
+        if model.steps_per_execution != steps_per_execution:
+            model.steps_per_execution = steps_per_execution
+            model.train_function = model.test_function = None
         return model
 
     return rewind_settings
 
 
 @pytest.fixture(scope="module")
+def rewind():
+    return function_to_rewind(model_with_dropout())
+
+
+@pytest.fixture(scope="module")
 def rewind_other():
     """Function that sets a model of other weights and another seed back."""
-    rewind = rewinder(model_with_dropout(seed=6))
-
-    def rewind_seed():
-        model = rewind()
-        set_steps_per_execution(model, 1)
-        model.fit_steps.seed = 7
-        if model.fit_steps.trainer:
-            model.fit_steps.trainer.seed = 7
-        return model
-
-    return rewind_seed
+    model = model_with_dropout(seed=6)
+    model.fit_steps.seed = 7
+    return function_to_rewind(model)
 
 
 @pytest.fixture
@@ -103,32 +104,36 @@ def begin():
         tf.distribute.get_strategy(),
         B,
         seed=model.fit_steps.seed,
+        jit_compile=False,
     )
     return trainer_rewinder(trainer)
 
 
-def means(values, weights):
-    """Returns the weighted mean up to each entry."""
-    return np.cumsum(np.multiply(values, weights)) / np.cumsum(weights)
+def mean_nll(model, segments):
+    """Yields the mean loss of each batch, as `score` computes it."""
+    memory = None
+    for step in range(len(segments)):
+        batch = segments.batch(step)
+        nll, memory = model.score(
+            batch["inputs"], batch["targets"], memory, batch["reset"]
+        )
+        total = tf.reduce_sum(nll * batch["weights"])
+        yield float(total) / batch["num_targets"]
 
 
 Pair = collections.namedtuple("Pair", ["x", "y"])
 
 
 def test_every_kind_of_data_gives_the_same_by_one_graph(rewind, monkeypatch):
-    segments = segments_of("documents", reset_documents=False, documents=None)
+    segments = segments_of("plain")
     x, y = segments.arrays()
     pairs = tf.data.Dataset.from_tensor_slices((x, y))
     steps = len(segments)
     model = rewind()
-    traces, score = [], model.score
-    monkeypatch.setattr(
-        model,
-        "score",
-        lambda *args, **kw: traces.append(1) or score(*args, **kw),
-    )
-    for i in range(0, len(x), B):
-        model.train_on_batch(x[i : i + B], y[i : i + B])
+    score = mock.Mock(side_effect=model.score)
+    monkeypatch.setattr(model, "score", score)
+    for batch in _batches(x, y):
+        model.train_on_batch(*batch)
     by_hand = model.get_weights()
     for data in (
         {"x": segments.dataset(num_steps=steps)},
@@ -142,7 +147,7 @@ def test_every_kind_of_data_gives_the_same_by_one_graph(rewind, monkeypatch):
     ):
         rewind().fit(**data, verbose=0)
         assert_same(model.get_weights(), by_hand, atol=1e-6)
-    assert len(traces) == 1
+    assert score.call_count == 1
 
 
 def _batches(x, y):
@@ -151,7 +156,7 @@ def _batches(x, y):
         yield x[i : i + B], y[i : i + B]
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", ["documents", "roll", "half losses"])
 def test_fit_computes_what_the_trainer_computes(option, model, begin):
     segments = segments_of(option)
     epochs = STEPS // len(segments) + 1
@@ -167,50 +172,39 @@ def test_fit_computes_what_the_trainer_computes(option, model, begin):
     num_steps = epochs * len(segments)
     losses = trainer.train(iterator, num_steps)["loss"]
     counts = [segments.batch(i)["num_targets"] for i in range(num_steps)]
-    expected = np.concatenate(
-        [
-            means(losses[i : i + len(segments)], counts[i : i + len(segments)])
-            for i in range(0, num_steps, len(segments))
-        ]
-    )
+    losses, counts = (np.reshape(x, (epochs, -1)) for x in (losses, counts))
+    expected = np.cumsum(losses * counts, axis=1) / np.cumsum(counts, axis=1)
     assert num_steps >= STEPS
-    np.testing.assert_allclose(recorded, expected, rtol=1e-6)
+    np.testing.assert_allclose(recorded, expected.ravel(), rtol=1e-6)
     assert_same(weights, trainer.model.weights, atol=1e-6)
 
 
 def test_several_steps_in_one_call_compute_the_same(rewind):
     segments = segments_of()
     histories = []
-    for steps_per_execution in (1, 4, 100):
-        model = rewind()
-        set_steps_per_execution(model, steps_per_execution)
+    assert len(segments) % 3
+    for steps_per_execution in (1, 3):
+        model = rewind(steps_per_execution)
         history = model.fit(
             segments, epochs=2, validation_data=segments, verbose=0
         ).history
         histories.append(history)
         assert int(model.fit_steps.trainer.step) == 2 * len(segments)
     for name, values in histories[0].items():
-        for history in histories[1:]:
-            np.testing.assert_allclose(history[name], values, rtol=1e-5)
+        np.testing.assert_allclose(histories[1][name], values, rtol=1e-5)
 
 
 def test_evaluate_weights_every_target_of_segments_once(model):
     segments = segments_of("documents", drop_remainder=False)
-    total = count = 0.0
-    memory = None
-    for step in range(len(segments)):
-        batch = segments.batch(step)
-        nll, memory = model.score(
-            batch["inputs"], batch["targets"], memory, batch["reset"]
-        )
-        total += float(tf.reduce_sum(nll * batch["weights"]))
-        count += batch["weights"].sum()
-    assert count == segments.num_predictions - len(DOCUMENTS) + 1
+    counts = [
+        segments.batch(step)["num_targets"] for step in range(len(segments))
+    ]
+    assert sum(counts) == segments.num_predictions - len(DOCUMENTS) + 1
+    expected = np.average([*mean_nll(model, segments)], weights=counts)
     evaluated = model.evaluate(segments, return_dict=True, verbose=0)
-    assert evaluated["loss"] == pytest.approx(total / count, rel=1e-5)
-    assert evaluated["bits_per_token"] == pytest.approx(
-        total / count / np.log(2), rel=1e-5
-    )
+    assert evaluated["loss"] == pytest.approx(expected, rel=1e-5)
+    bits = evaluated["bits_per_token"]
+    assert bits == pytest.approx(expected / np.log(2), rel=1e-5)
     dataset = segments.dataset(num_steps=len(segments))
     assert model.evaluate(dataset, return_dict=True, verbose=0) == evaluated
 
@@ -225,13 +219,14 @@ def test_evaluate_weights_every_target_of_segments_once(model):
 )
 def test_settings_of_the_optimizer_are_heeded(settings):
     """As Keras's own step heeds them, which a loss of the user makes run."""
-    segments = Segments(random_ids(90), B, T, drop_remainder=True)
+    segments = Segments(random_ids(50), B, T, drop_remainder=True)
     weights, losses = [], []
     for loss in ("auto", keras.losses.SparseCategoricalCrossentropy(True)):
         model = model_with_dropout(dropout=0.0, cutoffs=())
         model.compile(
             keras.optimizers.SGD(0.3, **settings),
             loss,
+            jit_compile=False,
             run_eagerly=loss != "auto",  # tracing it takes seconds
         )
         losses.append(model.fit(segments, verbose=0).history["loss"])
@@ -282,31 +277,25 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
     segments = segments_of(option)
     executions = -(-len(segments) // steps_per_execution)
     assert steps_per_execution == 1 or len(segments) % steps_per_execution
-    whole = rewind()
+    whole = rewind(steps_per_execution)
     expected = whole.fit(segments, epochs=3, verbose=0).history
     weights = whole.get_weights()
 
-    def fit(**options):
-        if not tmp_path.joinpath("backup").exists():
-            model = rewind()
-        else:
-            model = rewind_other()
-        set_steps_per_execution(model, steps_per_execution)
-        callbacks = [
-            BackupAndRestore(tmp_path / "backup", save_freq=2),
-            *options.get("callbacks", ()),
-        ]
-        history = model.fit(
-            segments, epochs=3, callbacks=callbacks, verbose=0
-        ).history
-        return model, history
+    def fit(*callbacks):
+        is_first = not tmp_path.joinpath("backup").exists()
+        model = (rewind if is_first else rewind_other)(steps_per_execution)
+        backup = BackupAndRestore(tmp_path / "backup", save_freq=2)
+        fitted = model.fit(
+            segments, epochs=3, callbacks=[backup, *callbacks], verbose=0
+        )
+        return model.get_weights(), fitted.history
 
     # At the end of the first epoch, then within the second; or only there.
-    for after in (executions, executions + 5)[-interruptions:]:
+    for after in (executions, executions + 2)[-interruptions:]:
         with pytest.raises(KeyboardInterrupt):
-            fit(callbacks=[Interrupt(after)])
-    model, history = fit()
-    assert_same(model.weights, weights)
+            fit(Interrupt(after))
+    found, history = fit()
+    assert_same(found, weights)
     for name, values in history.items():
         np.testing.assert_allclose(values, expected[name][-len(values) :])
     assert not tmp_path.joinpath("backup").exists()
@@ -341,7 +330,7 @@ def test_float16_reports_no_loss_that_overflows_as_a_good_one():
     model = small_model(num_layers=1, dtype="mixed_float16")
     for weight in model.backbone.blocks[0].weights:
         weight.assign(1e4 * tf.ones_like(weight))
-    model.compile("sgd", weighted_metrics=["perplexity"])
+    model.compile("sgd", weighted_metrics=["perplexity"], jit_compile=False)
     ids = random_ids(3, 6)
     data = {"x": ids[:, :-1], "y": ids[:, 1:], "batch_size": 3, "verbose": 0}
     fitted = model.fit(**data).history
@@ -350,7 +339,6 @@ def test_float16_reports_no_loss_that_overflows_as_a_good_one():
         assert np.isnan(fitted[name][0]) and np.isnan(evaluated[name])
 
 
-@keras.saving.register_keras_serializable()
 class OwnStep(TransformerXLCausalLM):
     """Trains by a step of its own, and counts those of `fit`."""
 
@@ -361,7 +349,6 @@ class OwnStep(TransformerXLCausalLM):
         return super().test_step({**data, "weights": 3.0 * data["weights"]})
 
 
-@keras.saving.register_keras_serializable()
 class OwnLoss(TransformerXLCausalLM):
     """Computes a loss of its own, for which logits are needed."""
 
@@ -369,7 +356,6 @@ class OwnLoss(TransformerXLCausalLM):
         return 2.0 * super().compute_loss(*args, **kwargs)
 
 
-@keras.saving.register_keras_serializable()
 class WithoutSuper(TransformerXLCausalLM):
     """Trains by gradient descent of its own, as tutorials show it."""
 
@@ -387,22 +373,14 @@ class WithoutSuper(TransformerXLCausalLM):
     ("make", "of_fit", "of_evaluate"), [(OwnStep, 2, 3), (OwnLoss, 2, 2)]
 )
 def test_what_a_subclass_overrides_is_heeded(make, of_fit, of_evaluate):
-    segments = segments_of(documents=None, reset_documents=False)
-    plain = model_with_dropout(cutoffs=(), dropout=0.0)
-    own = make(plain.backbone)
-    own.softmax.set_weights(plain.softmax.get_weights())
-    losses = []
-    for model in (plain, own):
-        model.compile(keras.optimizers.SGD(0.0))
-        losses.append(
-            (
-                model.fit(segments, verbose=0).history["loss"][0],
-                model.evaluate(segments, verbose=0)[0],
-            )
-        )
-    np.testing.assert_allclose(
-        losses[1], np.multiply(losses[0], (of_fit, of_evaluate)), rtol=1e-5
-    )
+    segments = segments_of("plain")
+    model = make(small_model(num_layers=1).backbone)
+    model.compile(keras.optimizers.SGD(0.0), jit_compile=False)
+    expected = sum(mean_nll(model, segments)) / len(segments)
+    fitted = model.fit(segments, verbose=0).history["loss"]
+    assert fitted[0] == pytest.approx(of_fit * expected, rel=1e-5)
+    evaluated = model.evaluate(segments, verbose=0)[0]
+    assert evaluated == pytest.approx(of_evaluate * expected, rel=1e-5)
 
 
 class Shifting(keras.utils.PyDataset):
@@ -424,7 +402,7 @@ class Shifting(keras.utils.PyDataset):
 
 
 def test_a_pydataset_may_change_at_the_end_of_an_epoch(rewind):
-    segments = segments_of("documents", reset_documents=False, documents=None)
+    segments = segments_of("plain")
     x, y = segments.arrays()
     model = rewind()
     for epoch in range(2):
@@ -437,7 +415,7 @@ def test_a_pydataset_may_change_at_the_end_of_an_epoch(rewind):
 
 
 def test_a_generator_is_read_once(model):
-    x, y = segments_of(documents=None, reset_documents=False).arrays()
+    x, y = segments_of("plain").arrays()
     with pytest.raises(tf.errors.InvalidArgumentError, match="read only once"):
         model.fit(_batches(x, y), epochs=2, verbose=0)
 
@@ -454,32 +432,27 @@ def test_a_train_step_of_the_user_may_do_all_by_itself():
     assert history["loss"][-1] == pytest.approx(np.mean(nll), abs=0.1)
 
 
-def test_bits_per_byte_are_named_for_a_tokenizer():
-    model = small_model(num_layers=1, vocabulary_size=256, memory_length=9)
-    name = "bits_per_byte"
-    with pytest.raises(ValueError, match=f"{name} .* a tokenizer.*NoneType"):
-        model.compile(weighted_metrics=[name])
-    model.tokenizer = ByteTokenizer()
-    model.compile("sgd", weighted_metrics=[name, "bits_per_token"])
-    scores = model.evaluate("to be or not", return_dict=True, verbose=0)
-    assert scores[name] == pytest.approx(scores["bits_per_token"])
-
-
 def test_text_is_read_as_segments():
-    text, other = "to be or not to be, that is " * 8, "the question: " * 9
+    text, other = "to be or not to be, that is " * 4, "the question: " * 5
     tokenizer = ByteTokenizer()
     model = small_model(num_layers=1, vocabulary_size=256, memory_length=9)
+    metrics = ["bits_per_byte", "bits_per_token"]
+    with pytest.raises(ValueError, match="bits_per_byte .* a tok.*NoneType"):
+        model.compile(weighted_metrics=metrics)
     model.tokenizer = tokenizer
-    model.compile("sgd")
+    model.compile("sgd", weighted_metrics=metrics, jit_compile=False)
     rewind = rewinder(model)
-    ids = tokenizer.encode(text + other)
     documents = np.array([0, len(text)])
     for x, validation, segments in (
         (text, other, {"tokens": tokenizer.encode(text)}),
         (
             [text, other],
             [text],
-            {"tokens": ids, "documents": documents, "reset_documents": True},
+            {
+                "tokens": tokenizer.encode(text + other),
+                "documents": documents,
+                "reset_documents": True,
+            },
         ),
     ):
         history = (
@@ -494,17 +467,9 @@ def test_text_is_read_as_segments():
         )
         expected = rewind().fit(segments, verbose=0).history
         assert history["loss"] == expected["loss"]
-    # By default 32 rows, or as many as there are segments.
-    assert model.evaluate(text, verbose=0) == pytest.approx(
-        model.evaluate(text, batch_size=len(text) // 9, verbose=0)
-    )
-    strings = np.array([text, other])
-    dataset = tf.data.Dataset.from_tensor_slices(strings)
-    expected = model.evaluate([text, other], batch_size=32, verbose=0)
-    for x in ([text, other], strings, tf.constant(strings), dataset.batch(2)):
-        assert model.evaluate(x, verbose=0) == pytest.approx(expected)
-    with pytest.raises(ValueError, match="A dataset of strings must have an"):
-        model.fit(dataset.repeat())
+        assert history["bits_per_byte"] == pytest.approx(
+            history["bits_per_token"]
+        )
     (logits,) = model.predict(tf.constant([text]), verbose=0)
     assert logits.shape == (len(text), 256)
     log_probs, _ = model.log_probs(tokenizer.encode(text)[None, :9])
@@ -516,3 +481,21 @@ def test_text_is_read_as_segments():
     model.tokenizer = None
     with pytest.raises(ValueError, match="`tokenizer` must be set in a mod"):
         model.fit(text, batch_size=B)
+
+
+def test_text_may_come_in_many_kinds():
+    texts = ["to bé", "or not"]
+    strings = np.array(texts)
+    dataset = tf.data.Dataset.from_tensor_slices(strings)
+    for x in (texts, strings, tf.constant(strings), dataset.batch(2)):
+        assert is_text(x) and as_data(x) == texts
+    for x in ("to bé", np.array("to bé"), tf.constant("to bé")):
+        assert is_text(x) and as_data(x) == "to bé"
+    for x in ([], [1, 2], ["a", 1], np.ones(3), tf.ones(3), None):
+        assert not is_text(x)
+    with pytest.raises(ValueError, match="A dataset of strings must have an"):
+        as_data(dataset.repeat())
+    # By default 32 rows, or as many as there are segments.
+    for length, batch_size in ((300, 32), (50, 5), (15, 1)):
+        segments = text_segments([np.arange(length)], None, 9, True)
+        assert segments.batch_size == batch_size

@@ -1,7 +1,7 @@
 """`compile`, `fit`, `evaluate`, `predict` and `save`, as a Keras user would.
 
-The text repeats five tokens. Rows of a batch follow those of the batch
-before: batch k of B rows holds `x[k * B : (k + 1) * B]`.
+Rows of a batch follow those of the batch before: batch k of B rows holds
+`x[k * B : (k + 1) * B]`.
 """
 
 import keras
@@ -16,11 +16,23 @@ from factories import rows_of
 from factories import small_backbone
 from factories import small_model as model_of
 
+from txl_keras.callbacks import BackupAndRestore
 from txl_keras.data import Segments
+from txl_keras.metrics import BitsPerToken
+from txl_keras.metrics import Perplexity
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.training import Checkpoints
+from txl_keras.training import Trainer
 
-B, T, BATCHES = 3, 7, 4
+B, T = 3, 7
+SEGMENTS = Segments(random_ids(1, 64, seed=3)[0], B, T, drop_remainder=True)
+X, Y = SEGMENTS.arrays()
+PAIRS = tf.data.Dataset.from_tensor_slices((X, Y)).batch(B)
+DICTS = SEGMENTS.dataset(num_steps=len(SEGMENTS))
+ARRAYS = {"x": X, "y": Y, "batch_size": B, "verbose": 0}
+_easy = Segments(np.arange(89) % 5, B, T, drop_remainder=True)
+EASY = dict(zip("xy", _easy.arrays(), strict=True), batch_size=B, verbose=0)
 
 
 def small_model(dtype=None, **config):
@@ -28,40 +40,20 @@ def small_model(dtype=None, **config):
     return model_of(dtype, **{"num_layers": 1, **config})
 
 
-def batches(ids, rows=B):
-    """Cuts rows `(B, BATCHES * T + 1)` into inputs and targets for `fit`."""
-
-    def cut(x):
-        x = x.reshape(rows, BATCHES, T)
-        return x.transpose(1, 0, 2).reshape(BATCHES * rows, T)
-
-    return cut(ids[:, :-1]), cut(ids[:, 1:])
-
-
-def easy_text():
-    starts = np.array([[0], [3], [1]])
-    return batches((np.arange(BATCHES * T + 1) + starts) % 5)
-
-
-def hard_text():
-    ids = random_ids(B, BATCHES * T + 1, seed=6)
-    return ids, *batches(ids)
-
-
-def nll_of(model, x, y):
+def nll_of(model, x=X, y=Y, batch_size=B):
     """Losses of batches, of which the last may have fewer rows."""
-    memory, losses = model.initial_memory(B), []
-    for start in range(0, len(x), B):
-        rows = slice(start, start + B)
+    memory, losses = model.initial_memory(batch_size), []
+    for start in range(0, len(x), batch_size):
+        rows = slice(start, start + batch_size)
         memory = rows_of(memory, slice(len(x[rows])))
         nll, memory = model.score(x[rows], y[rows], memory)
         losses.append(nll)
     return np.concatenate(losses)
 
 
-def compiled(model=None, learning_rate=0.01, **config):
+def compiled(model=None, optimizer=None, **config):
     model = model or small_model()
-    model.compile(keras.optimizers.Adam(learning_rate), **config)
+    model.compile(optimizer or keras.optimizers.Adam(0.01), **config)
     return model
 
 
@@ -87,16 +79,16 @@ def model(rewind):
 def test_fit_learns_a_text_that_repeats(policy, model):
     if policy != "float32":
         dropout = {"dropout": 0.05, "attention_dropout": 0.05}
-        model = compiled(small_model(policy, **dropout))
-    x, y = easy_text()
-    history = model.fit(x, y, batch_size=B, epochs=30, verbose=0)
-    losses = history.history["loss"]
+        model = compiled(small_model(policy, **dropout), jit_compile=False)
+    model.optimizer.learning_rate = 0.03
+    history = model.fit(**EASY, epochs=12).history
+    losses = history["loss"]
     assert losses[0] > 1.5
     assert losses[-1] < 0.3
-    bits = np.array(history.history["bits_per_token"])
-    np.testing.assert_allclose(bits * 0.69314718, losses, rtol=1e-3)
-    prediction = model.predict(x, batch_size=B, verbose=0)
-    assert (prediction.argmax(-1) == y).mean() > 0.95
+    bits = np.multiply(history["bits_per_token"], np.log(2))
+    np.testing.assert_allclose(bits, losses, rtol=1e-3)
+    prediction = model.predict(EASY["x"], batch_size=B, verbose=0)
+    assert (prediction.argmax(-1) == EASY["y"]).mean() > 0.95
     assert {w.dtype for w in model.weights} == {"float32"}
 
 
@@ -106,16 +98,15 @@ def test_weights_may_be_bfloat16_except_of_an_lstm(tmp_path):
     model, exact = (
         small_model(dtype, cutoffs=(4,)) for dtype in ("bfloat16", "float32")
     )
-    x, y = easy_text()
-    model.compile(keras.optimizers.SGD(0.5))
-    losses = model.fit(x, y, batch_size=B, epochs=3, verbose=0).history["loss"]
+    model.compile(keras.optimizers.SGD(0.5), jit_compile=False)
+    losses = model.fit(**EASY, epochs=3).history["loss"]
     assert losses[-1] < losses[0] - 0.1
     assert {w.dtype for w in model.weights} == {"bfloat16"}
     weights = model.get_weights()
     exact.set_weights([w.astype("float32") for w in weights])
-    nll, _ = model.score(x, y)
-    np.testing.assert_allclose(nll, exact.score(x, y)[0], atol=0.1)
-    assert len(model.generate(x[0], max_new_tokens=3, seed=1)) == T + 3
+    nll, _ = model.score(X, Y)
+    np.testing.assert_allclose(nll, exact.score(X, Y)[0], atol=0.1)
+    assert len(model.generate(X[0], max_new_tokens=3, seed=1)) == T + 3
     model.save(tmp_path / "model.keras")
     model.save_to_preset(tmp_path / "preset")
     for loaded in (
@@ -126,86 +117,72 @@ def test_weights_may_be_bfloat16_except_of_an_lstm(tmp_path):
 
 
 def test_evaluate_reads_the_text_in_order_with_memory(model):
-    _, x, y = hard_text()
     # The last batch may have fewer rows.
-    data = tf.data.Dataset.from_tensor_slices((x[:-1], y[:-1])).batch(B)
-    expected = nll_of(model, x[:-1], y[:-1]).mean()
+    data = tf.data.Dataset.from_tensor_slices((X[:-1], Y[:-1])).batch(B)
+    expected = nll_of(model, X[:-1], Y[:-1]).mean()
     loss = model.evaluate(data, verbose=0)[0]
     assert loss == pytest.approx(expected, abs=1e-5)
-    expected = nll_of(model, x, y).mean()
-    result = model.evaluate(x, y, batch_size=B, verbose=0, return_dict=True)
-    assert result["loss"] == pytest.approx(expected, abs=1e-5)
-    assert result["bits_per_token"] == pytest.approx(
-        expected / 0.69314718, abs=1e-4
+    expected = nll_of(model).mean()
+    result = model.evaluate(**ARRAYS)
+    np.testing.assert_allclose(
+        result, [expected, expected / np.log(2)], rtol=1e-5
     )
-    without_memory, _ = model.score(x, y)
+    without_memory, _ = model.score(X, Y)
     assert abs(np.mean(without_memory) - expected) > 1e-3
     # It begins cold each time.
-    model(x[:2])
-    again = model.evaluate(x, y, batch_size=B, verbose=0, return_dict=True)
-    assert again == result
+    model(X[:2])
+    assert model.evaluate(**ARRAYS) == result
 
 
 def test_fit_and_evaluate_compute_no_logits(monkeypatch):
     model = compiled(small_model(cutoffs=(4, 7)), run_eagerly=True)
     monkeypatch.setattr(model.softmax, "logits", None)
     monkeypatch.setattr(model.softmax, "log_probs", None)
-    _, x, y = hard_text()
-    model.fit(x, y, batch_size=B, verbose=0)
-    assert model.evaluate(x, y, batch_size=B, verbose=0)[0] > 0
+    data = {**ARRAYS, "x": X[:B], "y": Y[:B]}
+    expected = pytest.approx(nll_of(model, X[:B], Y[:B]).mean(), rel=1e-5)
+    assert model.evaluate(**data)[0] == expected
+    assert model.fit(**data).history["loss"][0] == expected
     compiled(model, metrics=["accuracy"], run_eagerly=True)
     with pytest.raises(TypeError, match="not callable"):
-        model.fit(x, y, batch_size=B, verbose=0)
+        model.fit(**data)
 
 
 def test_sample_weights_weight_the_loss(model):
     model.optimizer.learning_rate = 0.0
-    _, x, y = hard_text()
-    weights = np.zeros(x.shape, "float32")
+    weights = np.zeros(X.shape, "float32")
     weights[:, 2] = 2.0
-    nll = nll_of(model, x, y)
-    expected = 2 * nll[:, 2].sum() / x.size
-    arguments = {"batch_size": B, "sample_weight": weights, "verbose": 0}
-    fitted = model.fit(x, y, **arguments).history
-    np.testing.assert_allclose(fitted["loss"], expected, rtol=1e-5)
-    np.testing.assert_allclose(
-        fitted["bits_per_token"],
-        nll[:, 2].mean() / np.log(2),
-        rtol=1e-5,
-    )
-    evaluated = model.evaluate(x, y, **arguments)
-    np.testing.assert_allclose(evaluated[0], expected, rtol=1e-5)
+    nll = nll_of(model)[:, 2]
+    fitted = model.fit(**ARRAYS, sample_weight=weights).history
+    evaluated = model.evaluate(**ARRAYS, sample_weight=weights)
+    for loss, bits in ([fitted["loss"], fitted["bits_per_token"]], evaluated):
+        np.testing.assert_allclose(loss, 2 * nll.sum() / X.size, rtol=1e-5)
+        np.testing.assert_allclose(bits, nll.mean() / np.log(2), rtol=1e-5)
 
 
 def test_predict_gives_logits_with_memory(model):
-    ids, x, _ = hard_text()
-    logits = model.predict(x, batch_size=B, verbose=0)
-    assert logits.shape == (BATCHES * B, T, V)
-    expected, _ = model.log_probs(ids[:, :-1])
-    long = small_model(memory_length=BATCHES * T)
+    long = small_model(memory_length=X.size)
     long.set_weights(model.get_weights())
-    again = compiled(long).predict(x, batch_size=B, verbose=0)
-    again = again.reshape(BATCHES, B, T, V).transpose(1, 0, 2, 3)
-    again = again.reshape(B, BATCHES * T, V)
-    again -= np.log(np.exp(again).sum(-1, keepdims=True))
-    np.testing.assert_allclose(again, expected, atol=1e-4)
-    np.testing.assert_array_equal(
-        model.predict(x, batch_size=B, verbose=0), logits
-    )
-    segments = Segments(np.append(ids[:, :-1], 0), B, T, drop_remainder=True)
-    for data in (segments, tf.data.Dataset.from_tensor_slices(x).batch(B)):
+    logits = compiled(long).predict(X, batch_size=B, verbose=0)
+    assert logits.shape == (*X.shape, V)
+    for row in range(B):
+        expected, _ = model.log_probs(X[row::B].reshape(1, -1))
+        found = tf.nn.log_softmax(logits[row::B].reshape(1, -1, V))
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+    logits = model.predict(X, batch_size=B, verbose=0)
+    again = model.predict(X, batch_size=B, verbose=0)
+    np.testing.assert_array_equal(again, logits)
+    for data in (SEGMENTS, tf.data.Dataset.from_tensor_slices(X).batch(B)):
         np.testing.assert_array_equal(model.predict(data, verbose=0), logits)
 
 
 @pytest.mark.parametrize("name", ["x", "y"])
 def test_ids_outside_of_the_vocabulary_never_reach_the_weights(model, name):
-    _, x, y = hard_text()
     before = model.get_weights()
     for bad in (V, -1):
-        wrong = {"x": x.copy(), "y": y.copy()}
+        wrong = {**ARRAYS, name: ARRAYS[name].copy()}
         wrong[name][1, 2] = bad
         with pytest.raises(ValueError, match=f"`{name}` must hold integers"):
-            model.fit(**wrong, batch_size=B, verbose=0)
+            model.fit(**wrong)
         dataset = tf.data.Dataset.from_tensors((wrong["x"][:B], wrong["y"][:B]))
         with pytest.raises(
             tf.errors.InvalidArgumentError, match="must hold integers in"
@@ -215,50 +192,35 @@ def test_ids_outside_of_the_vocabulary_never_reach_the_weights(model, name):
 
 
 def test_validation_does_not_disturb_training(rewind):
-    _, x, y = hard_text()
-    histories = []
-    for validation_data in (None, (x[::-1], y[::-1])):
-        model = rewind()
-        history = model.fit(
-            x,
-            y,
-            batch_size=B,
-            epochs=3,
-            validation_data=validation_data,
-            verbose=0,
-        )
-        histories.append(history.history)
-    without, with_validation = histories
-    np.testing.assert_allclose(
-        with_validation["loss"], without["loss"], rtol=1e-5
-    )
+    other = {"x": X[::-1], "y": Y[::-1]}
+    without = rewind().fit(**ARRAYS, epochs=3).history
+    model = rewind()
+    validation = tuple(other.values())
+    history = model.fit(**ARRAYS, epochs=3, validation_data=validation).history
+    np.testing.assert_allclose(history["loss"], without["loss"], rtol=1e-5)
     assert "val_loss" not in without
     # And it starts cold every time.
-    assert with_validation["val_loss"][-1] == pytest.approx(
-        model.evaluate(x[::-1], y[::-1], batch_size=B, verbose=0)[0], rel=1e-5
-    )
+    expected = model.evaluate(**{**ARRAYS, **other})[0]
+    assert history["val_loss"][-1] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_saved_model_goes_on_training_as_it_would_have(model, tmp_path):
-    _, x, y = hard_text()
-    model.fit(x, y, batch_size=B, epochs=2, verbose=0)
+    model.fit(**ARRAYS, epochs=2)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert [w.path for w in loaded.weights] == [w.path for w in model.weights]
     model.reset_memory()
-    np.testing.assert_allclose(loaded(x[:B]), model(x[:B]), atol=1e-6)
-    expected = model.fit(x, y, batch_size=B, epochs=2, verbose=0).history
-    got = loaded.fit(x, y, batch_size=B, epochs=2, verbose=0).history
+    np.testing.assert_allclose(loaded(X[:B]), model(X[:B]), atol=1e-6)
+    expected = model.fit(**ARRAYS, epochs=2).history
+    got = loaded.fit(**ARRAYS, epochs=2).history
     assert set(got) == {"loss", "bits_per_token"}
     np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-4)
 
 
 def test_a_frozen_backbone_is_loaded_frozen(tmp_path):
-    _, x, y = hard_text()
     model = small_model()
     model.backbone.trainable = False
-    model.compile("adam", run_eagerly=True)
-    model.fit(x[:B], y[:B], batch_size=B, verbose=0)
+    compiled(model).optimizer.build(model.trainable_variables)
     model.save_to_preset(tmp_path / "preset")
     of_preset = TransformerXLCausalLM.from_preset(tmp_path / "preset")
     model.save(tmp_path / "model.keras")
@@ -271,33 +233,260 @@ def test_a_frozen_backbone_is_loaded_frozen(tmp_path):
 
 
 def test_a_loss_of_the_user_takes_the_place_of_the_default(tmp_path):
-    _, x, y = hard_text()
     loss = keras.losses.SparseCategoricalCrossentropy(
         from_logits=True, ignore_class=3
     )
     model = small_model()
     model.compile("sgd", loss, metrics=["accuracy"], run_eagerly=True)
-    history = model.fit(x, y, batch_size=B, verbose=0).history
-    assert set(history) == {"loss", "accuracy"}
+    history = model.fit(**ARRAYS, validation_data=SEGMENTS).history
+    assert set(history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    evaluated = model.evaluate(SEGMENTS, verbose=0)
+    assert history["val_loss"][0] == pytest.approx(evaluated[0], rel=1e-6)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.loss.ignore_class == 3
 
 
+def test_a_step_of_keras_reads_the_same():
+    sgd = keras.optimizers.SGD(0.0)
+    model = compiled(optimizer=sgd, metrics=["accuracy"])
+    loss = model.fit(**ARRAYS).history["loss"][0]
+    assert loss == pytest.approx(nll_of(model).mean(), rel=1e-5)
+
+
+def generated(*sizes):
+    """Yields batches of sizes `(rows, length)`."""
+    for rows, length in sizes:
+        yield X[:rows, :length], Y[:rows, :length]
+
+
+def batches(*sizes):
+    """Returns a dataset of batches `(B, T)` that are not known before."""
+    spec = tf.TensorSpec([None, None], tf.int32)
+    return tf.data.Dataset.from_generator(
+        lambda: generated(*sizes), output_signature=(spec, spec)
+    )
+
+
 @pytest.mark.parametrize(
-    "config",
+    ("arguments", "message"),
     [
-        {"run_eagerly": True},
-        {"steps_per_execution": 3, "jit_compile": False},
-        {"metrics": ["accuracy"]},
+        ({**ARRAYS, "x": X[:0], "y": Y[:0]}, "`x` must not be empty"),
+        ({"x": batches()}, "`x` must not be empty"),
+        ({"x": PAIRS.take(0)}, "`x` must not be empty"),
+        ({**ARRAYS, "x": X[:, :0], "y": Y[:, :0]}, "`x` must not be empty"),
+        ({**ARRAYS, "x": X[0], "y": Y[0]}, "`x` must have the shape"),
+        ({"x": PAIRS.unbatch()}, "`x` must have .* Each batch must"),
+        *(
+            (
+                {"x": tf.data.Dataset.from_tensors(without_targets)},
+                "`x` must be `Segments`, arrays",
+            )
+            for without_targets in (X, {"inputs": X}, {"x": X, "y": Y})
+        ),
+        ({"x": [[1, 2]], "y": [[2, 3]]}, "`x` must be an array, text"),
+        ({"x": None}, "`x` must be an array, text"),
+        ({**ARRAYS, "segment_length": 3}, "`segment_length` must be None"),
+        ({"x": SEGMENTS, "segment_length": 3}, "`segment_length` must be N"),
+        ({**ARRAYS, "class_weight": {1: 2.0}}, "`class_weight` must be None"),
+        ({**ARRAYS, "batch_size": 0}, "`batch_size` must be an integer"),
+        # The default of Keras, 32, would read other samples as one text.
+        ({"x": X, "y": Y}, "`batch_size` must be given"),
+        ({"x": tf.Variable(X), "y": Y}, "`batch_size` must be given"),
+        ({**ARRAYS, "y": tf.Variable(Y + V)}, "`y` must hold integers"),
+        ({**ARRAYS, "shuffle": True}, "shuffle=True"),
+        ({"x": SEGMENTS, "y": Y}, "`y` should not be passed"),
+        ({"x": PAIRS, "sample_weight": Y}, "`sample_weights` should not be"),
+        ({"x": PAIRS.repeat()}, "`steps_per_epoch`, .* must be given"),
+        (
+            {"x": SEGMENTS, "validation_data": (X, Y)},
+            "`validation_batch_size` as `batch_size`: `batch_size` must be",
+        ),
+        (
+            {**ARRAYS, "validation_data": (X + V, Y)},
+            "In `validation_data`, .*: `x` must hold integers",
+        ),
     ],
 )
-def test_other_ways_to_run_a_step_read_the_same(model, config):
-    _, x, y = hard_text()
+def test_bad_arguments_are_named(model, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        model.fit(**{"verbose": 0, **arguments})
+
+
+def test_evaluate_and_predict_name_bad_arguments(model):
+    for arguments, message in (
+        ({**ARRAYS, "segment_length": 3}, "`segment_length` must be None"),
+        ({"x": X, "y": Y}, "`batch_size` must be given"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.evaluate(**{"verbose": 0, **arguments})
+    with pytest.raises(ValueError, match="`batch_size` must be given"):
+        model.predict(X, verbose=0)
+    for call in ("fit", "evaluate"):
+        with pytest.raises(ValueError, match=r"must call `compile\(\)`"):
+            getattr(small_model(num_layers=1), call)(**ARRAYS)
+
+
+def test_no_batch_may_differ_but_the_last_one(rewind):
+    """Its rows go on where those of the batches before end."""
+    weights = []
+    for make in (batches, generated):
+        model = rewind()
+        model.fit(make((B, T), (B, T), (B - 1, T)), verbose=0)
+        weights.append(model.get_weights())
+        assert model.fit_steps.trainer.batch_size == B
+        for sizes, message in (
+            ([(B, T), (B + 1, T)], "All batches must have the shape"),
+            ([(3, T), (3, T - 1)], "All batches must have the shape"),
+        ):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+                model.fit(make(*sizes), verbose=0)
+    assert_same(*weights, atol=1e-6)
+
+
+def test_a_text_that_is_read_again_begins_cold(model):
+    """Also if batches have an entry `reset` that says otherwise."""
+    no_resets = {"reset": np.zeros(B, bool)}
+    dataset = DICTS.map(lambda batch: {**batch, **no_resets})
     model.optimizer.learning_rate = 0.0
-    expected = model.fit(x, y, batch_size=B, verbose=0).history["loss"]
-    other = small_model()
-    other.set_weights(model.get_weights())
-    other.compile(keras.optimizers.SGD(0.0), **config)
-    got = other.fit(x, y, batch_size=B, verbose=0).history["loss"]
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    losses = model.fit(dataset, epochs=2, verbose=0).history["loss"]
+    losses += model.fit(dataset, verbose=0).history["loss"]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("data", [ARRAYS, {"x": PAIRS}, {"x": SEGMENTS}])
+def test_the_memory_lasts_where_an_epoch_ends_within_the_text(rewind, data):
+    model = rewind()
+    data = {"verbose": 0, **data}
+    model.fit(**data)
+    expected = model.get_weights()
+    assert len(SEGMENTS) == 3
+    rewind().fit(**data, epochs=3, steps_per_epoch=1)
+    assert_same(model.get_weights(), expected, atol=1e-6)
+
+
+def test_a_step_without_targets_changes_nothing(model):
+    before = model.get_weights()
+    weights = {"weights": np.zeros((B, T), "float32")}
+    keys = ("inputs", "targets", "reset")
+    dataset = DICTS.map(lambda b: {**{key: b[key] for key in keys}, **weights})
+    assert model.fit(dataset, verbose=0).history["loss"] == [0.0]
+    assert_same(before, model.get_weights())
+
+
+def test_a_batch_is_evaluated_after_a_call_of_evaluate(model):
+    expected = model.test_on_batch(X[:B], Y[:B])
+    model.evaluate(**ARRAYS)
+    model.reset_memory()
+    assert model.test_on_batch(X[:B], Y[:B]) == expected
+    assert model.train_on_batch(X[:B].tolist(), Y[:B].tolist())[0] > 0
+    with pytest.raises(ValueError, match="`x` must hold integers"):
+        model.train_on_batch(X[:B] + 9, Y[:B])
+
+
+def test_data_of_another_size_follows(model):
+    """The graphs of the first size do not fit the next."""
+    model.optimizer.learning_rate = 0.0
+    for rows, length in ((B, T), (2, 5)):
+        x, y = X[: 2 * rows, :length], Y[: 2 * rows, :length]
+        data = {"x": x, "y": y, "batch_size": rows, "verbose": 0}
+        expected = nll_of(model, x, y, rows).mean()
+        assert model.evaluate(**data)[0] == pytest.approx(expected, rel=1e-5)
+        loss = model.fit(**data).history["loss"][0]
+        assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_backup_needs_a_path_which_may_be_of_the_home_folder(
+    monkeypatch, tmp_path
+):
+    for wrong in ("", None, 5, b"backup"):
+        with pytest.raises(ValueError, match="`backup_dir` must be a path th"):
+            BackupAndRestore(wrong)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert BackupAndRestore("~/backup").backup_dir == str(tmp_path / "backup")
+
+
+def test_a_backup_leaves_other_files_alone(model, tmp_path):
+    tmp_path.joinpath("notes").mkdir()
+    tmp_path.joinpath("notes", "mine.txt").write_text("kept")
+    backup = BackupAndRestore(tmp_path)
+    model.fit(SEGMENTS, callbacks=[backup], verbose=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+    assert tmp_path.joinpath("notes", "mine.txt").read_text() == "kept"
+
+
+def test_a_backup_of_something_else_is_neither_read_nor_removed(
+    rewind, tmp_path
+):
+    model = compiled()
+    strategy = tf.distribute.get_strategy()
+    trainer = Trainer(model, model.optimizer, strategy, B, seed=0)
+    checkpoints = Checkpoints(str(tmp_path / "run"), trainer)
+    checkpoints.save()
+    checkpoints.wait()
+    sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    for folder, one in (
+        ("fit", rewind()),
+        ("momentum", compiled(optimizer=sgd, run_eagerly=True)),
+    ):
+        backup = BackupAndRestore(tmp_path / folder, delete_checkpoint=False)
+        one.fit(SEGMENTS, callbacks=[backup], verbose=0)
+    metrics = [BitsPerToken(), Perplexity()]
+    for other, folder in (
+        (compiled(), "run"),
+        (compiled(), "momentum"),
+        (compiled(optimizer="sgd"), "fit"),
+        (compiled(small_model(num_layers=2)), "fit"),
+        (compiled(weighted_metrics=metrics), "fit"),
+    ):
+        before = other.get_weights()
+        files = sorted(tmp_path.joinpath(folder).iterdir())
+        callbacks = [BackupAndRestore(tmp_path / folder)]
+        with pytest.raises(ValueError, match="`backup_dir` must be empty, or"):
+            other.fit(SEGMENTS, epochs=2, callbacks=callbacks, verbose=0)
+        assert sorted(tmp_path.joinpath(folder).iterdir()) == files
+        assert_same(before, other.get_weights())
+
+
+class _Interrupt(keras.callbacks.Callback):
+    """Interrupts `fit` after one epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if hasattr(self, "has_begun"):
+            raise KeyboardInterrupt
+        self.has_begun = True
+
+
+@pytest.mark.parametrize("data", [PAIRS.repeat(), PAIRS, SEGMENTS])
+def test_a_backup_goes_on_with_the_data_of_a_later_epoch(
+    data, rewind, tmp_path
+):
+    def fit(*callbacks):
+        settings = {"steps_per_epoch": 2, "initial_epoch": 1, "epochs": 4}
+        fitted = model.fit(data, **settings, callbacks=callbacks, verbose=0)
+        return fitted.history["loss"]
+
+    model = rewind()
+    losses = fit()
+    assert losses[1] - losses[2] > 0.001
+    expected = model.get_weights()
+    for callbacks in ([_Interrupt()], [_Interrupt()], []):
+        model = rewind()
+        if callbacks:
+            with pytest.raises(KeyboardInterrupt):
+                fit(BackupAndRestore(tmp_path), *callbacks)
+        else:
+            # Of the last epoch alone.
+            resumed = fit(BackupAndRestore(tmp_path))
+    assert resumed == pytest.approx(losses[2:], rel=1e-6)
+    assert_same(model.get_weights(), expected, atol=1e-6)
+
+
+def test_a_model_without_trainable_weights_and_one_metric_are_named():
+    model = small_model()
+    with pytest.raises(ValueError, match="`weighted_metrics` must be a list"):
+        model.compile("sgd", weighted_metrics=Perplexity())
+    model.trainable = False
+    model.compile("sgd")
+    with pytest.raises(ValueError, match="`model` must have trainable weigh"):
+        model.fit(SEGMENTS, verbose=0)

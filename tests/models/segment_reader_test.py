@@ -8,7 +8,6 @@ from factories import small_backbone
 from txl_keras.models import SegmentReader
 
 TOKENS = np.random.default_rng(2).integers(0, V, (3, 60))
-RELATIVE = {"attention_type": "relative"}
 SHAW = {"attention_type": "shaw", "max_positions": 9}
 AL_RFOU = {"attention_type": "al_rfou", "max_positions": 4, "memory_length": 0}
 VASWANI = {"attention_type": "vaswani", "memory_length": 0}
@@ -19,34 +18,13 @@ def make_backbone(**changes):
     return small_backbone(**{"num_layers": 1, "memory_length": 7, **changes})
 
 
-class Reader:
-    """Reads and remembers in one call."""
-
-    def __init__(
-        self, backbone, segment_length, memory_length=None, compiled=False
-    ):
-        self.reader = SegmentReader(backbone, 3, segment_length, memory_length)
-        self.reader.begin()
-        self._read, self._remember = self.reader.read, self.reader.remember
-        if compiled:  # as all users of it do, but that takes seconds
-            compile_function = tf.function(jit_compile=True, autograph=False)
-            self._read = compile_function(self._read)
-            self._remember = compile_function(self._remember)
-
-    def __call__(self, ids, reset=None):
-        if reset is not None:
-            self.reader.reset_rows(reset)
-        hidden, entries = self._read(ids)
-        self._remember(entries)
-        return hidden.numpy()
-
-
-def cut(lengths):
-    """Segments of `TOKENS`, one after the other."""
-    bounds = np.cumsum([0, *lengths])
-    return [
-        TOKENS[:, a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)
-    ]
+def read(reader, ids, reset=None):
+    """Reads and remembers a segment, maybe after resets of rows."""
+    if reset is not None:
+        reader.reset_rows(reset)
+    hidden, entries = reader.read(ids)
+    reader.remember(entries)
+    return hidden.numpy()
 
 
 def check_states(
@@ -54,47 +32,73 @@ def check_states(
     lengths=(4, 4, 1, 1, 11, 2, 1),
     resets=None,
     memory_length=None,
-    compiled=False,
     atol=1e-5,
 ):
     """Compares segments of these lengths with those of the training path."""
-    read = Reader(backbone, max(lengths), memory_length, compiled)
+    reader = SegmentReader(backbone, 3, max(lengths), memory_length)
+    reader.begin()
     memory = None
     if memory_length is not None:
         memory = backbone.initial_memory(3, memory_length)
-    for i, ids in enumerate(cut(lengths)):
+    for i, end in enumerate(np.cumsum(lengths)):
+        ids = TOKENS[:, end - lengths[i] : end]
         reset = None if resets is None else resets[i]
         expected, after = backbone(ids, memory=memory, reset=reset)
         memory = after if backbone.remembers else None
-        assert read.reader.memory().keys[0].dtype == expected.dtype
-        found = read(ids, reset).astype("float32")
+        assert reader.memory().keys[0].dtype == expected.dtype
+        found = read(reader, ids, reset).astype("float32")
         expected = tf.cast(expected, tf.float32)
         np.testing.assert_allclose(found, expected, atol=atol)
 
 
-@pytest.mark.parametrize("cold_start", ["masked", "zeros"])
+ZEROS = {"cold_start": "zeros"}
+
+
 @pytest.mark.parametrize(
     "settings",
     [
-        {**RELATIVE, "num_layers": 2},
-        {**RELATIVE, "same_length": True},
-        {**RELATIVE, "same_length": "pytorch"},
-        {**RELATIVE, "clamp_length": 4},
-        {**RELATIVE, "clamp_length": 4, "same_length": True},
-        {**RELATIVE, "tie_attention_biases": False},
-        {**RELATIVE, "normalize_first": True, "normalize_output": True},
+        {"num_layers": 2},
+        {"num_layers": 2, **ZEROS},
+        {"same_length": True},
+        {"same_length": "pytorch"},
+        {"same_length": "pytorch", **ZEROS},
+        {"clamp_length": 4},
+        {"clamp_length": 4, "same_length": True, **ZEROS},
+        {"tie_attention_biases": False},
+        {"normalize_first": True, "normalize_output": True},
+        {"normalize_first": True, **ZEROS},
         SHAW,
+        {**SHAW, **ZEROS},
         {**SHAW, "clamp_length": 5, "same_length": True},
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
-def test_states_are_those_of_the_training_path(settings, cold_start):
-    backbone = make_backbone(cold_start=cold_start, **settings)
+def test_states_are_those_of_the_training_path(settings):
+    backbone = make_backbone(**settings)
     if "normalize_first" in settings:
         # Otherwise the norm of an empty entry is zero, as the entry is.
         backbone.blocks[0]._attention_norm.beta.assign(np.arange(D) / 10)
     # Shorter than memory, one by one, longer, and a rest.
     check_states(backbone)
+
+
+def test_texts_are_read_on_from_where_they_ended():
+    backbone = make_backbone(memory_length=20)
+    reader = SegmentReader(backbone, 3, 4)
+    reader.begin()
+
+    def add(hidden, others):
+        return hidden + tf.cast(others, hidden.dtype)[..., None]
+
+    texts = [TOKENS[0, :14], TOKENS[1, :6]]
+    for begin, end in ((0, 5), (5, 14)):
+        parts = [text[begin:end] for text in texts]
+        found = reader.read_texts(add, parts, parts)
+        for text, states in zip(texts, found, strict=True):
+            expected, _ = backbone(text[None])
+            expected = expected[0].numpy() + text[:, None]
+            np.testing.assert_allclose(states, expected[begin:end], atol=1e-5)
+    assert [len(states) for states in found] == [9, 1]
 
 
 LOW = {"dtype": "mixed_bfloat16"}
@@ -103,10 +107,6 @@ LOW = {"dtype": "mixed_bfloat16"}
 @pytest.mark.parametrize(
     ("settings", "options"),
     [
-        (
-            {"clamp_length": 6},
-            {"compiled": True, "lengths": (4, 4, 4, 1, 1, 1)},
-        ),
         *(({}, {"memory_length": n, "lengths": [4] * 7}) for n in (0, 1, 20)),
         *((s, {"lengths": (4, 3)}) for s in (VASWANI, AL_RFOU)),
         *(
@@ -116,9 +116,7 @@ LOW = {"dtype": "mixed_bfloat16"}
     ],
     ids=str,
 )
-def test_so_they_are_compiled_and_with_other_memories_and_dtypes(
-    settings, options
-):
+def test_so_they_are_with_other_memories_and_dtypes(settings, options):
     check_states(make_backbone(**settings), **options)
 
 
@@ -135,10 +133,11 @@ def test_nan_is_forgotten():
     backbone = make_backbone()
     table = backbone.token_embedding.embeddings[0]
     table.assign(np.where(np.arange(V)[:, None] == 5, np.nan, table.numpy()))
-    read = Reader(backbone, 4)
-    assert np.isnan(read(np.full((3, 4), 5))).all()
+    reader = SegmentReader(backbone, 3, 4)
+    reader.begin()
+    assert np.isnan(read(reader, np.full((3, 4), 5))).all()
     ids = np.ones((3, 4), "int32")
-    states = read(ids, np.array([True, False, True]))
+    states = read(reader, ids, np.array([True, False, True]))
     np.testing.assert_allclose(states[::2], backbone(ids)[0][::2], atol=1e-5)
     assert np.isnan(states[1]).all()
 

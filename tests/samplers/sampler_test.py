@@ -109,11 +109,12 @@ def odd_numbers():
 def test_the_first_of_odd_numbers_are_those_of_sorting(jit_compile):
     values = odd_numbers()
     falling = -np.sort(-values, axis=-1)
-    keep = tf.function(sampler_module.keep_top_k, jit_compile=jit_compile)
+    keep = tf.function(sampler_module.keep_first, jit_compile=jit_compile)
     for k in (1, 2, 7, 20, 39, 40, 41, 1000):
         least = falling[:, min(k, 40) - 1, None]
         expected = np.where(values >= least, values, -INFINITY)
-        np.testing.assert_array_equal(keep(values, tf.constant(k)), expected)
+        kept = keep(values, 1.0, tf.constant(k), False)
+        np.testing.assert_array_equal(kept, expected)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -123,9 +124,10 @@ def test_top_p_keeps_what_sorting_does(jit_compile):
     counts = rng.multinomial(2**12, rng.dirichlet(np.full(99, 0.1)), 30)
     with np.errstate(divide="ignore"):
         logits = np.log(counts / 2.0**12).astype("float32")
-    keep = tf.function(sampler_module.keep_top_p, jit_compile=jit_compile)
+    keep = tf.function(sampler_module.keep_first, jit_compile=jit_compile)
     for p in (0.001, 0.1, 0.501, 0.9, 0.9999):
-        kept = keep(logits + 5, tf.constant(p)).numpy() > -INFINITY
+        weights = tf.nn.softmax(logits + 5)
+        kept = keep(logits + 5, weights, tf.constant(p), False) > -INFINITY
         above = (counts[:, None, :] > counts[..., None]) * counts[:, None, :]
         expected = (above.sum(-1) < p * 2**12) & (counts > 0)
         np.testing.assert_array_equal(kept, expected)
@@ -175,10 +177,9 @@ def test_compiled_or_not_draws_are_the_same(parameters):
     log_probs, seeds, seen = some_log_probs()
     eager = Sampler(**parameters)(log_probs, seeds, seen).numpy()
     assert len(set(eager)) > 5
-    for jit_compile in (False, True):
-        run = tf.function(Sampler(**parameters), jit_compile=jit_compile)
-        np.testing.assert_array_equal(run(log_probs, seeds, seen), eager)
-        assert_no_tokens(run(*with_no_probabilities()), parameters)
+    run = tf.function(Sampler(**parameters), jit_compile=True)
+    np.testing.assert_array_equal(run(log_probs, seeds, seen), eager)
+    assert_no_tokens(run(*with_no_probabilities()), parameters)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -264,25 +265,31 @@ WORDS = np.array([0.4, 0.3, 0.1], "float32")
 TAILS = np.array([0.15, 0.1, 0.05], "float32")
 
 
+PENALTY = {"temperature": 0.0, "repetition_penalty": 5.0}
+
+
 @pytest.mark.parametrize(
-    ("parameters", "expected"),
+    ("parameters", "num_seen", "expected"),
     [
-        ({"temperature": 0.0}, [False, False, False]),
-        ({"top_k": 2}, [False, False, False]),
+        ({"temperature": 0.0}, 0, [False, False, False]),
+        ({"top_k": 2}, 0, [False, False, False]),
         # The third word is less likely than the first tail may be, and as
         # likely as the second.
-        ({"top_k": 3}, [True, True, False]),
-        ({"top_k": 4}, [True, True, True]),
-        ({"top_k": 2, "temperature": 1.5, "top_p": 0.9}, [False] * 3),
-        ({"top_p": 0.2}, [True, True, True]),
+        ({"top_k": 3}, 0, [True, True, False]),
+        ({"top_k": 4}, 0, [True, True, True]),
+        ({"top_k": 2, "temperature": 1.5, "top_p": 0.9}, 0, [False] * 3),
+        ({"top_p": 0.2}, 0, [True, True, True]),
+        (PENALTY, 1, [False, False, False]),
+        (PENALTY, 2, [True, True, False]),
+        (PENALTY, 3, [True, True, True]),
     ],
     ids=str,
 )
 def test_tails_are_needed_where_one_of_their_words_may_be_kept(
-    parameters, expected
+    parameters, num_seen, expected
 ):
     words, tails = np.log(WORDS)[None], np.log(TAILS)[None]
-    seen = np.zeros((1, 9), bool)
+    seen = np.arange(9)[None] < num_seen
     for given in (parameters, as_tensors(parameters)):
         needed = Sampler(**given).needed_tails(
             tf.constant(words), tf.constant(tails), tf.constant(seen)
@@ -290,28 +297,16 @@ def test_tails_are_needed_where_one_of_their_words_may_be_kept(
         np.testing.assert_array_equal(needed, expected)
 
 
-def test_a_penalty_makes_a_tail_needed():
-    words, tails = tf.math.log([WORDS]), tf.math.log([TAILS])
-    seen = np.zeros((1, 9), bool)
-    greedy = Sampler(temperature=0, repetition_penalty=5.0)
-    for of_words, expected in (
-        ([True, False, False], [False, False, False]),
-        ([True, True, False], [True, True, False]),
-        ([True, True, True], [True, True, True]),
-    ):
-        seen[:, :3] = of_words
-        needed = greedy.needed_tails(words, tails, tf.constant(seen))
-        np.testing.assert_array_equal(needed, expected)
-
-
 def test_names_are_those_of_keras_hub():
-    assert samplers.get("random") == Sampler()
-    assert samplers.get("greedy") == Sampler(temperature=0)
-    assert samplers.get("top_k") == Sampler(top_k=5)
-    assert samplers.get("top_p") == Sampler(top_p=0.1)
-    assert samplers.get("beam") == BeamSampler(num_beams=5)
-    sampler = Sampler(top_p=0.5)
-    assert samplers.get(sampler) is sampler
+    for name, expected in (
+        ("random", Sampler()),
+        ("greedy", Sampler(temperature=0)),
+        ("top_k", Sampler(top_k=5)),
+        ("top_p", Sampler(top_p=0.1)),
+        ("beam", BeamSampler(num_beams=5)),
+    ):
+        assert samplers.get(name) == expected
+        assert samplers.get(expected) is expected
 
 
 HUB_SAMPLERS = [
@@ -333,15 +328,7 @@ def sampler_of_keras_hub(name, config):
     if importlib.util.find_spec("keras_hub"):
         samplers_of_hub = importlib.import_module("keras_hub").samplers
         return getattr(samplers_of_hub, name)(**config)
-    defaults = {
-        "GreedySampler": {},
-        "RandomSampler": {"seed": None},
-        "TopKSampler": {"k": 5, "seed": None},
-        "TopPSampler": {"p": 0.1, "k": None, "seed": None},
-        "BeamSampler": {"num_beams": 5, "return_all_beams": False},
-        "ContrastiveSampler": {"k": 5, "alpha": 0.6},
-    }[name]
-    config = {"temperature": 1.0, **defaults, **config}
+    config = {"temperature": 1.0, "seed": None, **config}
     attributes = {
         "__module__": "keras_hub.src.samplers.of_a_kind",
         "get_config": lambda self: dict(config),

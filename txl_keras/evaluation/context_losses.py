@@ -17,8 +17,7 @@ from txl_keras.checks import check_token_ids
 from txl_keras.evaluation.evaluator import check_finite
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.models.segment_reader import SegmentReader
-from txl_keras.models.segment_reader import compile_segments
-from txl_keras.models.segment_reader import padded_segment
+from txl_keras.models.segment_reader import as_float32
 
 
 def context_losses(
@@ -93,7 +92,11 @@ def context_losses(
     # [P, longest + 1]: the longest context, then the token to predict.
     windows = np.stack([tokens[t - longest : t + 1] for t in positions])
     check_token_ids("tokens", windows, model.backbone.vocabulary_size)
-    score = _window_scorer(model, batch_size, segment_length, memory_length)
+    windows = windows.astype(np.int32)
+    sizes = segment_length, memory_length
+    reader = SegmentReader(model.backbone, batch_size, *sizes)
+    reader.begin()
+    softmax = tf.function(model.softmax, autograph=False, reduce_retracing=True)
     if out is None:
         shape = len(context_lengths), len(positions)
         out = np.full(shape, np.nan, np.float32)
@@ -105,7 +108,10 @@ def context_losses(
             done += len(row[batch])
             if is_measured:
                 continue
-            row[batch] = score(windows[batch, -length - 1 :])
+            reader.reset_rows(tf.fill((batch_size,), True))
+            context = windows[batch, -length - 1 : -1]
+            states = _last_states(model.backbone, reader, context, *sizes)
+            row[batch] = softmax(states, windows[batch, -1:])[:, 0]
             given = f" with a context of {length} tokens"
             check_finite(row[batch], positions[batch], given)
             if on_progress:
@@ -146,40 +152,14 @@ def spread_positions(
     return longest_context + steps
 
 
-def _window_scorer(model, batch_size, segment_length, memory_length):
-    """Returns a function that computes nats of the last tokens of windows."""
-    backbone = model.backbone
-    reader = SegmentReader(backbone, batch_size, segment_length, memory_length)
-
-    def score_last(hidden, lengths, targets):
-        """Computes the losses `(B,)` of `targets` after the last tokens."""
-        hidden = tf.gather(hidden, lengths[0] - 1, axis=1)[:, None]  # [B, 1, D]
-        return model.softmax(hidden, targets)[:, 0]
-
-    read = compile_segments(reader, model, score_last)
-    reader.begin()
-
-    def score(windows):
-        """Reads windows `(b, c + 1)`, b <= B, from the initial memory."""
-        targets, _ = padded_segment(windows[:, -1:], 0, batch_size, 1)
-        context = windows[:, :-1]
-        if backbone.has_finite_reach:  # older tokens have no influence
-            segments = 1 + warmup_segments(
-                backbone, segment_length, memory_length
-            )
-            context = context[:, -segments * segment_length :]
-        reader.reset_rows(tf.fill((batch_size,), True))
-        num_read = context.shape[1]
-        # Padded, so that XLA compiles one program. Absolute positions count
-        # from the end of a segment, so padding would shift them.
-        size = segment_length if backbone.remembers else num_read
-        first = (num_read - 1) % segment_length + 1  # may be shorter
-        for stop in range(first, num_read + 1, segment_length):
-            start = max(0, stop - segment_length)
-            ids, lengths = padded_segment(
-                context[:, :stop], start, batch_size, size
-            )
-            nll = read(ids, lengths, targets, lengths=lengths)
-        return nll.numpy()[: len(windows)]
-
-    return score
+def _last_states(backbone, reader, context, segment_length, memory_length):
+    """Reads contexts `(b, c)`, b <= B; returns the last states `(b, 1, D)`."""
+    if backbone.has_finite_reach:  # older tokens have no influence
+        segments = 1 + warmup_segments(backbone, segment_length, memory_length)
+        context = context[:, -segments * segment_length :]
+    num_read = context.shape[1]
+    first = (num_read - 1) % segment_length + 1  # may be shorter
+    stops = range(first, num_read, segment_length)
+    for part in np.split(context, stops, axis=1):
+        hidden = reader.read_texts(as_float32, part)
+    return np.stack([states[-1:] for states in hidden])

@@ -21,7 +21,6 @@ from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 from txl_keras.models.segment_reader import SegmentReader
-from txl_keras.models.segment_reader import compile_segments
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import host_loop
 
@@ -78,7 +77,7 @@ class Evaluator:
         self._reader = SegmentReader(
             self.model.backbone, rows, self.segment_length, self.memory_length
         )
-        self._read = compile_segments(self._reader, self.model, self._nll)
+        self._read = self._reader.compile_segments(self._nll)
 
     def begin(self) -> None:
         """Prepares to read a text with the weights as they are now."""
@@ -97,7 +96,7 @@ class Evaluator:
             becomes a score of the text.
         """
         self._reader.reset_rows(batch["reset"])
-        return {"nll": self._read(batch["inputs"], batch)}
+        return {"nll": self._read(None, batch["inputs"], batch)}
 
     def _nll(self, hidden, batch):
         if "target_places" in batch:  # windows score only their last tokens

@@ -76,13 +76,6 @@ def complete(x, vocabulary_size, steps=None, begins_cold=True):
     All rows are reset in its first batch if it `begins_cold`. With `steps` per
     epoch it repeats.
     """
-
-    @tf.autograph.experimental.do_not_convert
-    def complete_element(*element):
-        # `map` unpacks plain tuples only.
-        batch = element if len(element) > 1 else element[0]
-        return complete_batch(batch, vocabulary_size)
-
     first = None
     if not isinstance(x, tf.data.Dataset):
         x, first = _generated(x)
@@ -91,17 +84,17 @@ def complete(x, vocabulary_size, steps=None, begins_cold=True):
             "`steps_per_epoch`, `validation_steps` or `steps` must be given "
             "with a dataset that has no end"
         )
-    dataset = x.map(complete_element)
-    shape = dataset.element_spec["inputs"].shape
-    if not shape.is_fully_defined() or x.cardinality() == 0:
-        # All batches must be as large as the first, but may have fewer rows.
-        first = _first_of(x) if first is None else first
-        shape = _parts(first)["inputs"].shape
-
-    rows, length = shape
+    specs = tf.nest.flatten(x.element_spec)
+    is_known = all(spec.shape.is_fully_defined() for spec in specs)
+    if first is None and (not is_known or x.cardinality() == 0):
+        first = _first_of(x)
 
     @tf.autograph.experimental.do_not_convert
     def fill(step, batch):
+        first_inputs = _parts(batch if first is None else first).get("inputs")
+        batch = complete_batch(batch, vocabulary_size)
+        # All batches must be as large as the first, but may have fewer rows.
+        rows, length = first_inputs.shape
         sizes = tf.shape(batch["inputs"])
         missing = checked(
             rows - sizes[0],
@@ -121,7 +114,7 @@ def complete(x, vocabulary_size, steps=None, begins_cold=True):
         reset = batch["reset"] | (step == 0)
         return {**batch, "num_targets": num_targets, "reset": reset}
 
-    dataset = dataset.enumerate(start=0 if begins_cold else 1).map(fill)
+    dataset = x.enumerate(start=0 if begins_cold else 1).map(fill)
     if steps is not None:
         dataset = dataset.repeat()
     return dataset.prefetch(tf.data.AUTOTUNE)
@@ -204,14 +197,13 @@ def check_arrays(x, y, batch_size, vocabulary_size):
 
 def as_data(x):
     """Returns strings as one or a list of them, and arrays as NumPy's."""
-    is_dataset = isinstance(x, tf.data.Dataset)
-    if hasattr(x, "__array__") and not isinstance(x, (tf.Tensor, np.generic)):
-        x = np.asarray(x)  # an array of another library, or a variable
-    dtype = getattr(x.element_spec if is_dataset else x, "dtype", None)
-    # NumPy's arrays of strings, of bytes and of objects.
-    if dtype != tf.string and getattr(dtype, "kind", None) not in (*"USO",):
+    if isinstance(x, (str, list, tuple)):
         return x
-    if is_dataset:
+    if not is_text(x):
+        # Of another library, or a variable.
+        is_array = hasattr(x, "__array__") and not isinstance(x, tf.Tensor)
+        return np.asarray(x) if is_array else x
+    if isinstance(x, tf.data.Dataset):
         if x.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
                 "A dataset of strings must have an end, because all of them "
@@ -219,24 +211,32 @@ def as_data(x):
                 f"{shown(x)}"
             )
         x = [text for part in x.as_numpy_iterator() for text in np.ravel(part)]
-    elif tf.is_tensor(x):
-        x = x.numpy()
-    if isinstance(x, (str, bytes)):
-        return _as_text(x)
-    return [_as_text(text) for text in np.ravel(x).tolist()]
-
-
-def _as_text(text):
-    return text.decode("utf-8") if isinstance(text, bytes) else text
+    array = np.asarray(x)
+    texts = [
+        text.decode("utf-8") if isinstance(text, bytes) else text
+        for text in array.ravel().tolist()
+    ]
+    return texts if array.ndim else texts[0]
 
 
 def is_text(x):
-    """Returns whether `x` is a string or a list of strings."""
-    return isinstance(x, str) or (
-        isinstance(x, (list, tuple))
-        and len(x) > 0
-        and all(isinstance(text, str) for text in x)
-    )
+    """Returns whether `x` are strings: one, a list, an array or a dataset."""
+    if isinstance(x, (list, tuple)):
+        return len(x) > 0 and all(isinstance(text, str) for text in x)
+    dtype = getattr(getattr(x, "element_spec", x), "dtype", None)
+    # NumPy's arrays of strings, of bytes and of objects.
+    is_array = getattr(dtype, "kind", None) in (*"USO",)
+    return isinstance(x, str) or is_array or dtype == tf.string
+
+
+def check_segment_length(segment_length, *data):
+    """Raises `ValueError` if a length is given for data that are no text."""
+    if segment_length is not None and not any(map(is_text, data)):
+        raise ValueError(
+            "`segment_length` must be None unless `x` is text: other data "
+            "is in segments already. Received: "
+            f"segment_length={shown(segment_length)}, x={shown(data[0])}"
+        )
 
 
 def text_segments(ids, batch_size, segment_length, is_training):

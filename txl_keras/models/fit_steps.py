@@ -32,8 +32,8 @@ class FitSteps:
         )
         model.train_function = model.test_function = None
 
-    def prepare_training(self, shape):
-        """Makes a `Trainer` unless there is one for batches of this shape."""
+    def prepare_training(self, dataset):
+        """Makes a `Trainer` unless there is one for batches of this size."""
         from txl_keras.training.trainer import Trainer
 
         model, trainer = self.model, self.trainer
@@ -43,14 +43,14 @@ class FitSteps:
                 "model or of a layer to True, and compile again. Received: "
                 f"model={model.name!r}, all weights frozen"
             )
-        self._forget_unless(shape, "train_function")
-        if trainer and shape[0] == trainer.batch_size:
+        batch_size = self.prepare("train_function", dataset)
+        if trainer and batch_size == trainer.batch_size:
             return
         self.trainer = Trainer(
             model,
             model.optimizer,
             self._strategy,
-            shape[0],
+            batch_size,
             seed=self.seed,
             jit_compile=self.jit_compile,
         )
@@ -58,16 +58,14 @@ class FitSteps:
         done = trainer.step if trainer else model.optimizer.iterations
         self.trainer.step.assign(tf.cast(done, tf.int64))
 
-    def prepare_test(self, shape):
-        """Prepares the evaluation of batches of this shape."""
-        self._forget_unless(shape, "test_function")
-
-    def _forget_unless(self, shape, function):
+    def prepare(self, function, dataset):
         """Drops a function of the model that was traced for other sizes."""
         # Keras would trace it again without static sizes.
+        shape = dataset.element_spec["inputs"].shape
         if self._shapes.get(function) != shape:
             setattr(self.model, function, None)
             self._shapes[function] = shape
+        return shape[0]
 
     def train_step(self, batch):
         """Trains on the rows of one replica, for the model's `train_step`."""

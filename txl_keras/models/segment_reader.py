@@ -7,6 +7,7 @@ head size, `L` layers.
 import math
 import types
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -32,9 +33,10 @@ class SegmentReader:
     `TransformerXLBackbone` called with a `Memory` projects M + T. The hidden
     states are the same. The weights must not change after `begin`.
 
-    Compile `read` and `remember` separately: in one program XLA would copy the
-    whole memory instead of writing the new entries in place. `compile` is for
-    functions that read one token of one row at a time.
+    `read_texts` reads texts of different lengths. To call `read` and
+    `remember` yourself, compile them separately: in one program XLA would copy
+    the whole memory instead of writing the new entries in place. `compile` is
+    for functions that read one token of one row at a time.
 
     Args:
         backbone: `TransformerXLBackbone` or `LSTMBackbone`.
@@ -55,6 +57,9 @@ class SegmentReader:
     )
     reader = SegmentReader(backbone, batch_size=3, segment_length=8)
     reader.begin()
+    texts = [range(20), range(9), [5]]
+    largest = reader.read_texts(lambda x: tf.reduce_max(x, axis=-1), texts)
+
     read = tf.function(reader.read, jit_compile=True)
     remember = tf.function(reader.remember, jit_compile=True)
     for segment in (tf.zeros((3, 8), "int32"), tf.ones((3, 1), "int32")):
@@ -77,22 +82,29 @@ class SegmentReader:
         check_memory_length(memory_length)
         backbone.check_positions(segment_length)
         self._backbone = backbone
+        self._batch_size = batch_size
         self._segment_length = segment_length
         self._num_distances = (
             backbone.past_length(memory_length) + segment_length
         )
         self._memory_length = memory_length
+        self._programs = {}  # of `read_texts`, by their functions
 
-        def project_memory():
+        @tf.function(autograph=False)
+        def project():
             memory = backbone.initial_memory(batch_size, memory_length)
-            return backbone.project_memory(memory)
+            return backbone.project_memory(memory), self._project_positions()
 
+        def variable(spec):
+            # With M = 0 the static batch size is lost in Keras operations.
+            shape = (spec.shape[0] or batch_size, *spec.shape[1:])
+            return replica_variable(shape, spec.dtype.name)
+
+        specs = project.get_concrete_function().structured_outputs
+        memory, positions = tf.nest.map_structure(variable, specs)
         # Neither Keras nor tf.train.Checkpoint tracks what is in a
         # SimpleNamespace.
-        self._holder = types.SimpleNamespace(
-            memory=_variables_like(project_memory, batch_size),
-            positions=_variables_like(self._project_positions),
-        )
+        self._holder = types.SimpleNamespace(memory=memory, positions=positions)
 
     def _project_positions(self):
         return self._backbone.project_positions(self._num_distances)
@@ -195,6 +207,84 @@ class SegmentReader:
         memory = self._backbone.append(self.memory(), entries, lengths)
         assign_variables(self._holder.memory, memory)
 
+    def read_texts(self, function: Callable | None, *texts: Sequence) -> list:
+        """Reads texts of different lengths, segment by segment.
+
+        Each text continues from the memory of its row. What is compiled is kept
+        for calls with the same function.
+
+        Args:
+            function: Function of the hidden states of a segment `(B, T, D)`
+                and of the other integers of `texts`, `(B, T)`, that returns a
+                tensor `(B, T, ...)`. With `None`, texts are only remembered,
+                by one graph for segments of any length, which XLA does not
+                compile.
+            *texts: List of at most B integer sequences `(P,)`, the token ids;
+                then, for `function`, lists of sequences of the same lengths,
+                such as targets.
+
+        Returns:
+            List of arrays `(P, ...)`, one per text, of what `function` returns;
+            empty without a function.
+        """
+        if function not in self._programs:
+            self._programs[function] = self.compile_segments(function)
+        read, segment_length = self._programs[function], self._segment_length
+        missing = [[]] * (self._batch_size - len(texts[0]))
+        texts = [[*rows, *missing] for rows in texts]
+        lengths = np.array([*map(len, texts[0])], np.int32)
+        # A result of no tokens has a shape, too.
+        width = int(max(lengths.max(), function is not None))
+        if function is not None and self._backbone.remembers:
+            # One shape for XLA. With absolute positions padding would count.
+            width += -width % segment_length
+        padded = [
+            keras.utils.pad_sequences(rows, width, padding="post")
+            for rows in texts
+        ]
+        results = []
+        for start in range(0, width, segment_length):
+            parts = [x[:, start : start + segment_length] for x in padded]
+            counts = np.clip(lengths - start, 0, parts[0].shape[1])
+            results.append(read(*map(tf.constant, (counts, *parts))))
+        if function is None:
+            return []
+        rows = zip(np.concatenate(results, axis=1), lengths, strict=True)
+        return [x[:n] for x, n in rows][: len(texts[0]) - len(missing)]
+
+    def compile_segments(self, function: Callable | None) -> Callable:
+        """Compiles reading and remembering of a segment.
+
+        Args:
+            function: See `read_texts`.
+
+        Returns:
+            Function of the `lengths` of `remember`, of token ids and of the
+            other arguments of `function`. It returns what `function` returns.
+        """
+        if function is None:
+            lengths = tf.TensorSpec((self._batch_size,), tf.int32)
+            token_ids = tf.TensorSpec((self._batch_size, None), tf.int32)
+            return tf.function(
+                lambda lengths, ids: self.remember(self.read(ids)[1], lengths),
+                input_signature=[lengths, token_ids],
+                autograph=False,
+            )
+
+        def compute(token_ids, *others):
+            hidden, entries = self.read(token_ids)
+            return function(hidden, *others), entries
+
+        def read(lengths, *segment):
+            result, entries = compute(*segment)
+            remember(entries, lengths)
+            return result
+
+        strategy = tf.distribute.get_strategy()
+        compute = compile_layers(compute, strategy, self._backbone)
+        remember = compile_layers(self.remember, strategy)
+        return read
+
     def compile(self, function: Callable) -> Callable:
         """Compiles a function that reads single tokens, with XLA.
 
@@ -235,43 +325,6 @@ class SegmentReader:
         return tf.reshape(kernel.value, (rows, columns))
 
 
-def compile_segments(reader, model, answer):
-    """Returns `read(token_ids, *args, lengths)`: `answer(hidden, *args)`."""
-    strategy = tf.distribute.get_strategy()
-
-    def compute(token_ids, *args):
-        hidden, entries = reader.read(token_ids)
-        return answer(hidden, *args), entries
-
-    compute = compile_layers(compute, strategy, model, training=False)
-    remember = compile_layers(reader.remember, strategy)
-
-    def read(token_ids, *args, lengths=None):
-        result, entries = compute(token_ids, *args)
-        remember(entries, lengths)
-        return result
-
-    return read
-
-
-def padded_segment(texts, start, num_rows, length):
-    """Returns ids of texts from `start` on, padded, and how many, `(B,)`."""
-    ids = np.zeros((num_rows, length), np.int32)
-    counts = np.zeros(num_rows, np.int32)
-    for row, text in enumerate(texts):
-        part = text[start : start + length]
-        counts[row] = len(part)
-        ids[row, : len(part)] = part
-    return tf.constant(ids), tf.constant(counts)
-
-
-def _variables_like(function, batch_size=None):
-    """Creates zero variables with the shapes that `function()` returns."""
-
-    def variable(spec):
-        # With M = 0 the static batch size is lost in Keras operations.
-        shape = (spec.shape[0] or batch_size, *spec.shape[1:])
-        return replica_variable(shape, spec.dtype.name)
-
-    traced = tf.function(function, autograph=False).get_concrete_function()
-    return tf.nest.map_structure(variable, traced.structured_outputs)
+def as_float32(hidden):
+    """Returns hidden states themselves, for `SegmentReader.read_texts`."""
+    return tf.cast(hidden, tf.float32)

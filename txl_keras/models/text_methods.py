@@ -20,16 +20,16 @@ from txl_keras.checks import check_one_of
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.memory import Memory
 from txl_keras.models.fit_data import as_data
-from txl_keras.models.generation.beam_search import BeamSearch
+from txl_keras.models.generation.generator import BeamSearch
 from txl_keras.models.generation.generator import Generator
+from txl_keras.models.generation.generator import repeat_rows
 from txl_keras.models.generation.prompts import Continuation
 from txl_keras.models.generation.prompts import encode_texts
 from txl_keras.models.generation.prompts import num_new_tokens
 from txl_keras.models.generation.prompts import read_prompts
 from txl_keras.models.generation.text_stream import TextStream
 from txl_keras.models.segment_reader import SegmentReader
-from txl_keras.models.segment_reader import compile_segments
-from txl_keras.models.segment_reader import padded_segment
+from txl_keras.models.segment_reader import as_float32
 
 
 class TextMethods:
@@ -184,9 +184,7 @@ class TextMethods:
         )
         if memory is not None or return_memory:
             memory = generator.initial_memory(memory, len(ids))
-            memory = tf.nest.map_structure(
-                lambda state: tf.repeat(state, count, axis=0), memory
-            )
+            memory = repeat_rows(memory, count)
         rows = [
             Continuation(prompt, most, stop_token_ids, copy.copy(text_stream))
             for prompt, most in zip(ids, lengths, strict=True)
@@ -272,9 +270,10 @@ class TextMethods:
             )
         begins_line = [not c or c[-1:] in ("\n", b"\n") for c in contexts]
         ids = encode_texts(self, "texts", texts, begins_line)
-        scorer = self._scorer(ids, batch_size, segment_length, memory_length)
-        whole = map(np.append, before, ids)
-        found = scorer.read(scorer.nll, [(w[:-1], w[1:]) for w in whole])
+        whole = [*map(np.append, before, ids)]
+        texts = [w[:-1] for w in whole], [w[1:] for w in whole]
+        sizes = batch_size, segment_length, memory_length
+        found = self._read_texts(self.softmax, texts, *sizes)
         # NaN for the first token, then the context, which is cut off.
         return [
             (text, np.append(np.float32(np.nan), nll)[-len(text) :])
@@ -315,18 +314,31 @@ class TextMethods:
         """
         check_one_of("pooling", pooling, (None, "mean", "last"))
         ids = encode_texts(self, "texts", texts)
-        scorer = self._scorer(ids, batch_size, segment_length, memory_length)
-        states = scorer.read(scorer.hidden, [(text,) for text in ids])
+        sizes = batch_size, segment_length, memory_length
+        states = self._read_texts(as_float32, [ids], *sizes)
         if pooling is None:
             return states
         pool = {"mean": lambda x: x.mean(axis=0), "last": lambda x: x[-1]}
         vectors = [*map(pool[pooling], states)]
         return np.reshape(vectors, (len(texts), self.backbone.hidden_dim))
 
-    def _scorer(self, texts, batch_size, segment_length, memory_length):
+    def _read_texts(self, function, texts, batch_size, *lengths):
+        """Reads texts by `SegmentReader.read_texts`, each from a cold start."""
+        self.backbone.check_takes_padding()
+        # Batches of similar lengths need little padding.
+        order = sorted(range(len(texts[0])), key=lambda i: len(texts[0][i]))
         if batch_size is None:
-            batch_size = max(1, min(16, len(texts)))
-        return self._keep(TextScorer, batch_size, segment_length, memory_length)
+            batch_size = max(1, min(16, len(order)))
+        reader = self._keep(_make_reader, batch_size, *lengths)
+        reader.begin()
+        found = {}
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            reader.reset_rows(tf.fill((batch_size,), True))
+            parts = ([x[i] for i in rows] for x in texts)
+            results = reader.read_texts(function, *parts)
+            found |= zip(rows, results, strict=True)
+        return [found[i] for i in range(len(order))]
 
     def _keep(self, make, *settings):
         """Returns `make(self, *settings)`, maybe that of a call before."""
@@ -346,48 +358,5 @@ class TextMethods:
         return self._made(variables, make, *settings)
 
 
-class TextScorer:
-    """Reads texts of different lengths, in batches of `B`."""
-
-    # Each text is read independently of the others, in segments, with memory
-    # carried from one to the next. So time and space per token are bounded.
-
-    def __init__(self, model, batch_size, segment_length, memory_length):
-        model.backbone.check_takes_padding()
-        self._batch_size = batch_size
-        self._segment_length = segment_length
-        self._reader = SegmentReader(
-            model.backbone, batch_size, segment_length, memory_length
-        )
-        self.nll, self.hidden = (
-            compile_segments(self._reader, model, answer)
-            for answer in (model.softmax, lambda x: tf.cast(x, tf.float32))
-        )
-
-    def read(self, read, texts):
-        """Applies `nll` or `hidden` to tuples of ids `(n,)`, text by text."""
-        self._reader.begin()
-        found = {}
-        # Batches of similar lengths need little padding.
-        order = sorted(range(len(texts)), key=lambda i: len(texts[i][0]))
-        for start in range(0, len(order), self._batch_size):
-            rows = order[start : start + self._batch_size]
-            batch = self._read_batch(read, [texts[i] for i in rows])
-            found |= zip(rows, batch, strict=True)
-        return [found[i] for i in range(len(texts))]
-
-    def _read_batch(self, read, rows):
-        self._reader.reset_rows(tf.fill((self._batch_size,), True))
-        shape = self._batch_size, self._segment_length
-        inputs, *others = zip(*rows, strict=True)
-        parts = []
-        # At least once: a text of one token has no inputs, but needs a result.
-        for start in range(0, max(1, *map(len, inputs)), self._segment_length):
-            ids, lengths = padded_segment(inputs, start, *shape)
-            more = [padded_segment(texts, start, *shape)[0] for texts in others]
-            parts.append(read(ids, *more, lengths=lengths))
-        outputs = np.concatenate(parts, axis=1)
-        return [
-            values[: len(text)]
-            for values, text in zip(outputs, inputs, strict=False)
-        ]
+def _make_reader(model, *sizes):
+    return SegmentReader(model.backbone, *sizes)

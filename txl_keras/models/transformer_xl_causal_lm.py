@@ -16,7 +16,6 @@ from txl_keras import samplers
 from txl_keras.checks import check_list
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
-from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.extending import register
@@ -25,6 +24,7 @@ from txl_keras.layers.memory import Memory
 from txl_keras.models.fit_data import EpochStarts
 from txl_keras.models.fit_data import as_data
 from txl_keras.models.fit_data import check_arrays
+from txl_keras.models.fit_data import check_segment_length
 from txl_keras.models.fit_data import complete
 from txl_keras.models.fit_data import complete_batch
 from txl_keras.models.fit_data import is_text
@@ -347,36 +347,40 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
                 "wrong axis. Pass `sample_weight=weights[y]`, with `weights` "
                 "an array of a weight per token id"
             )
-        parts = as_data(x), as_data(y), kwargs.pop("sample_weight", None)
-        validation = as_data(kwargs.pop("validation_data", None))
-        length = segment_length
-        if is_text(validation) and not is_text(parts[0]):
-            length = None  # meant for the validation text
+        validation = kwargs.pop("validation_data", None)
+        check_segment_length(segment_length, x, validation)
         starts, steps = EpochStarts(), kwargs.pop("steps_per_epoch", None)
-        data = self._data(*parts, batch_size, length, steps, starts)
-        if not starts.num_steps:
-            data["steps_per_epoch"] = steps
         if validation is not None:
-            batch_size = kwargs.pop("validation_batch_size", None) or batch_size
-            steps = kwargs.get("validation_steps")
             kwargs |= self._validation_data(
-                validation, batch_size, segment_length, steps
+                validation,
+                kwargs.pop("validation_batch_size", None) or batch_size,
+                segment_length,
+                kwargs.get("validation_steps"),
             )
+        parts = x, y, kwargs.pop("sample_weight", None)
+        x, y, weights, batch_size = self._data(
+            parts, batch_size, segment_length, steps, starts
+        )
+        steps = None if starts.num_steps else steps
         callbacks = tf.nest.flatten(kwargs.pop("callbacks", None) or [])
         backups = [c for c in callbacks if isinstance(c, BackupAndRestore)]
         callbacks = [c for c in callbacks if c not in backups]
         if self.fit_steps is not None:
-            self.fit_steps.prepare_training(_batch_shape(data["x"]))
+            self.fit_steps.prepare_training(x)
             epoch = kwargs.get("initial_epoch", 0)
             for backup in backups:
                 kwargs["initial_epoch"] = backup._begin(
-                    self, callbacks, epoch, epochs, data.get("steps_per_epoch")
+                    self, callbacks, epoch, epochs, steps
                 )
         return super().fit(
-            **data,
-            **kwargs,
-            epochs=epochs,
+            x,
+            y,
+            batch_size,
+            epochs,
+            sample_weight=weights,
+            steps_per_epoch=steps,
             callbacks=[starts, *callbacks, ResetMemory(), *backups],
+            **kwargs,
         )
 
     def evaluate(
@@ -394,17 +398,18 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         every token but the first is scored, in rows that each begin with a
         cold start; `score_texts` scores a text as a whole.
         """
-        data = {"x": x}
         # Within `fit` Keras passes its `CallbackList`, and what `fit` prepared.
         callbacks = kwargs.get("callbacks")
         if not isinstance(callbacks, keras.callbacks.CallbackList):
-            weights = kwargs.pop("sample_weight", None)
-            steps = kwargs.get("steps")
-            data = self._data(x, y, weights, batch_size, segment_length, steps)
+            check_segment_length(segment_length, x)
+            parts = x, y, kwargs.pop("sample_weight", None)
+            x, y, kwargs["sample_weight"], batch_size = self._data(
+                parts, batch_size, segment_length, kwargs.get("steps")
+            )
         if self.fit_steps is not None:
-            self.fit_steps.prepare_test(_batch_shape(data["x"]))
+            self.fit_steps.prepare("test_function", x)
         self._inference_memory.reset_state()
-        return super().evaluate(**data, **kwargs)
+        return super().evaluate(x, y, batch_size, **kwargs)
 
     def train_on_batch(
         self,
@@ -421,10 +426,16 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             return super().train_on_batch(
                 x, y, sample_weight, return_dict=return_dict
             )
-        batch = self._batch(x, y, sample_weight)
-        self.fit_steps.prepare_training(batch["inputs"].shape)
+        data = self._batch(x, y, sample_weight)
+        self.fit_steps.prepare_training(data)
         self.make_train_function()
-        return self._run_on_batch(self.train_function, batch, return_dict)
+        self.reset_metrics()
+        data = self.distribute_strategy.experimental_distribute_dataset(data)
+        logs = self.train_function(iter(data))
+        logs = {name: float(value) for name, value in logs.items()}
+        if return_dict:
+            return logs
+        return [*logs.values()] if len(logs) > 1 else [*logs.values()][0]
 
     def test_on_batch(
         self,
@@ -436,26 +447,15 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         """Evaluates like `test_on_batch` of Keras, with the memory so far."""
         if self.fit_steps is None:
             return super().test_on_batch(x, y, sample_weight, return_dict)
-        batch = self._batch(x, y, sample_weight)
-        self.fit_steps.prepare_test(batch["inputs"].shape)
-        self.make_test_function()
-        return self._run_on_batch(self.test_function, batch, return_dict)
+        data = self._batch(x, y, sample_weight)
+        self.fit_steps.prepare("test_function", data)
+        return super().evaluate(data, verbose=0, return_dict=return_dict)
 
     def _batch(self, x, y, weights):
+        """Returns a dataset of one batch."""
         data = keras.utils.pack_x_y_sample_weight(x, y, weights)
-        return complete_batch(data, self.backbone.vocabulary_size)
-
-    def _run_on_batch(self, function, batch, return_dict):
-        self.reset_metrics()
-        data = self.distribute_strategy.experimental_distribute_dataset(
-            tf.data.Dataset.from_tensors(batch)
-        )
-        logs = {
-            name: float(value) for name, value in function(iter(data)).items()
-        }
-        if return_dict:
-            return logs
-        return [*logs.values()] if len(logs) > 1 else [*logs.values()][0]
+        batch = complete_batch(data, self.backbone.vocabulary_size)
+        return tf.data.Dataset.from_tensors(batch)
 
     def predict(
         self,
@@ -472,9 +472,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         of one per text. Each text is one row, in segments of `segment_length`
         as in `fit`. Pass all arguments after `batch_size` by name.
         """
-        x = as_data(x)
+        check_segment_length(segment_length, x)
         if is_text(x) and batch_size is None:
-            return self._predict_texts(x, segment_length, kwargs)
+            return self._predict_texts(as_data(x), segment_length, kwargs)
         x, _ = self._segments(x, None, batch_size, segment_length)
         if isinstance(x, Segments):
             (x, _), batch_size = x.arrays(), x.batch_size
@@ -483,14 +483,16 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
 
     def _predict_texts(self, texts, segment_length, options):
         """Predicts text after text, each from a cold start."""
+        if isinstance(texts, str):
+            return self._predict_texts([texts], segment_length, options)[0]
         length = segment_length or self._default_segment_length()
         logits = []
-        for ids in self._encode(texts):
+        for ids in encode_texts(self, "x", texts):
             rows = np.zeros((-(-len(ids) // length), length), np.int32)
             rows.ravel()[: len(ids)] = ids
             found = self.predict(rows, batch_size=1, **options)
             logits.append(found.reshape(-1, found.shape[-1])[: len(ids)])
-        return logits[0] if isinstance(texts, str) else logits
+        return logits
 
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
         """Computes the loss; checks targets if it is the default loss."""
@@ -506,69 +508,53 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         x, y = as_data(x), as_data(y)
         if is_text(x):
             length = segment_length or self._default_segment_length()
-            ids = self._encode(x)
+            ids = encode_texts(self, "x", [x] if isinstance(x, str) else x)
             x = text_segments(ids, batch_size, length, is_training)
-        elif segment_length is not None:
-            raise ValueError(
-                "`segment_length` must be None unless `x` is text: other data "
-                "is in segments already. Received: "
-                f"segment_length={shown(segment_length)}, x={shown(x)}"
-            )
         targets = y if self.has_integer_targets() else None
         check_arrays(x, targets, batch_size, self.backbone.vocabulary_size)
         return x, y
 
-    def _data(self, x, y, weights, batch_size, length, steps=None, starts=None):
-        """Returns arguments for Keras's `fit`, with the default loss a dataset.
+    def _data(self, data, batch_size, length, steps=None, starts=None):
+        """Returns x, y, weights and the batch size for Keras's `fit`.
 
-        `starts` are `EpochStarts` for training.
+        With the default loss `x` is a dataset. `starts` are `EpochStarts` for
+        training.
         """
+        x, y, weights = data
         x, y = self._segments(x, y, batch_size, length, starts is not None)
         is_segments = isinstance(x, Segments)
-        starts = starts or EpochStarts()
-        if self.fit_steps is not None:
+        if self.fit_steps is None:
             if is_segments:
-                x = starts.of_segments(x, steps)
-            elif isinstance(x, (np.ndarray, tf.Tensor)):
-                x, y, weights = of_arrays(x, y, weights, batch_size), None, None
-            elif isinstance(x, keras.utils.PyDataset):
-                starts.py_dataset = x
-            steps = None if is_segments else steps
-            vocabulary_size = self.backbone.vocabulary_size
-            x = complete(x, vocabulary_size, steps, not is_segments)
-            batch_size = None
-        elif is_segments:
-            (x, y), batch_size = x.arrays(), x.batch_size
-        return {
-            "x": x,
-            "y": y,
-            "sample_weight": weights,
-            "batch_size": batch_size,
-        }
+                (x, y), batch_size = x.arrays(), x.batch_size
+            return x, y, weights, batch_size
+        starts = starts or EpochStarts()
+        if is_segments:
+            x, steps = starts.of_segments(x, steps), None
+        elif isinstance(x, (np.ndarray, tf.Tensor)):
+            x, y, weights = of_arrays(x, y, weights, batch_size), None, None
+        elif isinstance(x, keras.utils.PyDataset):
+            starts.py_dataset = x
+        x = complete(
+            x, self.backbone.vocabulary_size, steps, begins_cold=not is_segments
+        )
+        return x, y, weights, None
 
     def _validation_data(self, data, batch_size, length, steps):
         """Returns arguments for Keras's `fit`."""
-        parts = data, None, None
-        if not is_text(data):
-            parts, length = keras.utils.unpack_x_y_sample_weight(data), None
+        # A list of strings is no pair of x and y.
+        parts = (data,) if is_text(data) else data
+        parts = keras.utils.unpack_x_y_sample_weight(parts)
         try:
-            data = self._data(*parts, batch_size, length, steps)
+            *parts, batch_size = self._data(parts, batch_size, length, steps)
         except ValueError as error:
             raise ValueError(
                 "In `validation_data`, with `validation_batch_size` as "
                 f"`batch_size`: {error}"
             ) from error
-        batch_size = data.pop("batch_size")
         return {
-            "validation_data": keras.utils.pack_x_y_sample_weight(
-                *data.values()
-            ),
+            "validation_data": keras.utils.pack_x_y_sample_weight(*parts),
             "validation_batch_size": batch_size,
         }
-
-    def _encode(self, texts):
-        texts = [texts] if isinstance(texts, str) else texts
-        return encode_texts(self, "x", texts)
 
     def _default_segment_length(self):
         # The memory of an LSTM is one state.
@@ -588,10 +574,6 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             "`txl_keras.serving.export(model, folder)`, which takes and "
             f"returns memory. Received: filepath={filepath!r}"
         )
-
-
-def _batch_shape(dataset):
-    return dataset.element_spec["inputs"].shape
 
 
 register("model", causal_lm=TransformerXLCausalLM)

@@ -130,7 +130,8 @@ class TransformerXLTextClassifier(BackboneModel):
     def call(self, inputs, training=None):
         token_ids, lengths = _unpack(inputs)
         width = ops.shape(token_ids)[1]
-        lengths = ops.cast(_check_lengths(lengths, width), "int32")
+        lengths = check_token_ids("lengths", lengths, width + 1, first=1)
+        lengths = ops.cast(lengths, "int32")
         token_ids = ops.convert_to_tensor(token_ids)
         is_text = ops.arange(width) < lengths[:, None]
         token_ids = ops.where(is_text, token_ids, 0)
@@ -215,11 +216,6 @@ class TransformerXLTextClassifier(BackboneModel):
         if y is not None and self.has_integer_targets():
             y = check_token_ids("y", y, self.num_classes)
         return super().compute_loss(x, y, y_pred, *args, **kwargs)
-
-
-def _check_lengths(lengths, width):
-    """Checks that the numbers of tokens per text are in `[1, width]`."""
-    return check_token_ids("lengths", lengths, width + 1, first=1)
 
 
 def _unpack(inputs):

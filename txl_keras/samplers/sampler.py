@@ -127,11 +127,12 @@ class Sampler:
         # Temperature does not change the order. Top-k comes first, because the
         # division may round different numbers to equal ones.
         if top_k is not None:
-            logits = keep_top_k(logits, top_k)
+            logits = keep_first(logits, 1.0, top_k, top_k == 0)
         if temperature is not None:
             logits = _divide(logits, temperature)
         if top_p is not None:
-            logits = keep_top_p(logits, top_p)
+            probabilities = tf.nn.softmax(logits)
+            logits = keep_first(logits, probabilities, top_p, top_p == 1)
         scores = logits + gumbel(seeds, token_ids)
         if temperature is not None:
             scores = tf.where(temperature == 0, log_probs, scores)
@@ -163,7 +164,7 @@ class Sampler:
 
     def _key(self):
         """Returns the parameters; a tensor is equal only to itself."""
-        values = [getattr(self, name) for name in NO_EFFECT]
+        values = (getattr(self, name) for name in NO_EFFECT)
         return tuple(v.ref() if tf.is_tensor(v) else v for v in values)
 
     @staticmethod
@@ -262,6 +263,15 @@ class BeamSampler:
         return cls(**config)
 
 
+_NAMED = {
+    "random": Sampler(),
+    "greedy": Sampler(temperature=0),
+    "top_k": Sampler(top_k=5),
+    "top_p": Sampler(top_p=0.1),
+    "beam": BeamSampler(num_beams=5),
+}
+
+
 def get(sampler: Any) -> Any:
     """Returns a sampler by its name, or for one of KerasHub.
 
@@ -289,20 +299,13 @@ def get(sampler: Any) -> Any:
     >>> get("greedy").temperature
     0
     """
-    named = {
-        "random": Sampler(),
-        "greedy": Sampler(temperature=0),
-        "top_k": Sampler(top_k=5),
-        "top_p": Sampler(top_p=0.1),
-        "beam": BeamSampler(num_beams=5),
-    }
-    if isinstance(sampler, str) and sampler in named:
-        return named[sampler]
+    if isinstance(sampler, str) and sampler in _NAMED:
+        return _NAMED[sampler]
     if type(sampler).__module__.partition(".")[0] == "keras_hub":
         sampler = _from_keras_hub(sampler)
     if not isinstance(sampler, (Sampler, BeamSampler)):
         raise ValueError(
-            f"`sampler` must be one of {', '.join(named)}; a Sampler or "
+            f"`sampler` must be one of {', '.join(_NAMED)}; a Sampler or "
             "BeamSampler of `txl_keras.samplers`; or a GreedySampler, "
             "RandomSampler, TopKSampler, TopPSampler or BeamSampler of "
             f"`keras_hub.samplers`. Received: sampler={shown(sampler)}"
@@ -322,11 +325,6 @@ def _from_keras_hub(sampler):
     return sampler
 
 
-def keep_top_k(logits, k):
-    """Sets all but the k largest logits `(B, N)` to minus infinity."""
-    return _keep_first(logits, 1.0, k, k == 0)
-
-
 def _divide(logits, temperature):
     # The largest logit becomes 0, so that no temperature makes all of them
     # infinite. The smallest divisor avoids 0 / 0 for temperatures that are 0
@@ -336,13 +334,11 @@ def _divide(logits, temperature):
     return tf.where(temperature == 1, logits, divided)
 
 
-def keep_top_p(logits, p):
-    """Keeps the fewest logits `(B, N)` whose probabilities sum to `p`."""
-    return _keep_first(logits, tf.nn.softmax(logits), p, p == 1)
+def keep_first(logits, weights, enough, is_off):
+    """Keeps the largest logits whose weights sum to `enough`, with ties.
 
-
-def _keep_first(logits, weights, enough, is_off):
-    """Keeps the first logits whose weights sum to `enough`, with ties."""
+    The other logits `(B, N)` become minus infinity unless it `is_off`.
+    """
     keys = _with_order_of_integers(tf.bitcast(logits, tf.int32))
     enough = tf.cast(enough, tf.float32)
 

@@ -1,6 +1,7 @@
-"""Text generation, one token at a time.
+"""Text generation, one token at a time: random draws and beam search.
 
-Letters: `B` rows, `M` memory, `D` hidden size, `V` vocabulary.
+Letters: `B` rows, `M` memory, `D` hidden size, `V` vocabulary, `K` beams of
+each prompt.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.extending import registered
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.models.generation.prompts import Continuation
 from txl_keras.models.generation.token_reader import PROMPT_SEGMENT
 from txl_keras.models.generation.token_reader import TokenReader
 from txl_keras.models.generation.token_reader import WindowReader
@@ -45,8 +47,14 @@ class Generator:
                 f"generate() has no arguments {dict(engine_options)} with "
                 f"engine={engine!r}"
             )
-        self._engine = engines.get(engine)
-        self._engine_options = dict(engine_options)
+        self._has_engine = engine in engines
+        make = engines.get(engine)
+        if not self._has_engine:
+            make = TokenReader if model.backbone.remembers else WindowReader
+            engine_options = {"answer": self._answer}
+        self._make_reader = lambda num_rows: make(
+            model, num_rows, self._memory_length, **dict(engine_options)
+        )
         self._reader = None
         self._draw = tf.function(
             self._draw_from, jit_compile=True, autograph=False
@@ -63,11 +71,10 @@ class Generator:
                 if all(row.is_ended for row in rows):
                     return
                 draw = seeds, tf.constant(position), seen
-                if self._engine is None:
-                    # Sampled by the program that reads.
-                    token, log_probs = reader(token, *draw)
-                else:
+                if self._has_engine:
                     token, log_probs = self._draw(reader(token), *draw)
+                else:  # drawn by the program that reads
+                    token, log_probs = reader(token, *draw)
                 if seen is not None:
                     seen |= tf.one_hot(token, seen.shape[1], True, False)
                 found = token.numpy()
@@ -77,13 +84,8 @@ class Generator:
                         f"{found.argmin()} cannot be drawn, because the model "
                         "returned NaN. Check that its weights are finite."
                     )
-                values = itertools.repeat(0.0)
-                if self._with_log_probs:
-                    values = log_probs.numpy()
-                yield [
-                    row.add(*new)
-                    for row, *new in zip(rows, found, values, strict=False)
-                ]
+                values = log_probs.numpy() if self._with_log_probs else found
+                yield [*map(Continuation.add, rows, found, values)]
 
     def initial_memory(self, memory, num_rows):
         """Returns the `Memory` to begin with, after checks of a given one."""
@@ -126,14 +128,6 @@ class Generator:
         finally:
             self._reader = reader
 
-    def _make_reader(self, num_rows):
-        settings = self._model, num_rows, self._memory_length
-        if self._engine is not None:
-            return self._engine(*settings, **self._engine_options)
-        if self._model.backbone.remembers:
-            return TokenReader(*settings, self._answer)
-        return WindowReader(*settings, self._answer)
-
     def _answer(self, hidden, seeds, position, seen):
         """Returns the next tokens `(B,)` and any log-probabilities of them."""
         softmax = self._model.softmax
@@ -157,6 +151,77 @@ class Generator:
         for row, text in zip(seen, texts, strict=True):
             row[text] = True
         return tf.constant(seen)
+
+
+class BeamSearch(Generator):
+    """Continues prompts with likely texts, K beams at a time."""
+
+    # Every beam is a row with its own memory, which is copied where a beam
+    # splits. See `BeamSampler` for the score. Nothing is drawn.
+
+    _answer = None  # its readers return log-probabilities, as engines do
+
+    def __call__(self, rows, seed=0, memory=None):
+        """Yields once: the best text or ids that were found for each row."""
+        count = self._sampler.num_beams
+        beams = [row.copy() for row in rows for _ in range(count)]
+        prompts = [beam.prompt for beam in beams]
+        tokens = np.array([prompt[-1] for prompt in prompts])
+        # The beams of a prompt are still alike, so all but one are ruled out.
+        scores = np.full((len(rows), count), -np.inf, "float32")
+        scores[:, 0] = 0
+        first = np.arange(len(rows))[:, None] * count
+        memory = repeat_rows(memory, count)
+        with self._reading(prompts, memory) as reader:
+            while True:
+                ended = np.reshape([b.is_ended for b in beams], scores.shape)
+                # More tokens never raise a sum, so an ended text that is the
+                # best now remains the best.
+                if ended[:, 0].all():
+                    break
+                log_probs = reader(tf.constant(tokens.ravel()))
+                parents, tokens, scores = (
+                    part.numpy()
+                    for part in self._rank(log_probs, scores, ended)
+                )
+                if not (scores < np.inf).all():
+                    raise FloatingPointError(
+                        "The text cannot be continued, because the model "
+                        "returned NaN. Check that its weights are finite."
+                    )
+                parents = (first + parents).ravel()
+                if (parents != np.arange(len(beams))).any():
+                    reader.reorder(parents)
+                beams = [beams[parent].copy() for parent in parents]
+                for beam, token in zip(beams, tokens.ravel(), strict=True):
+                    beam.add(token)
+        rows[:] = beams[::count]
+        yield [row.result() for row in rows]
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _rank(self, log_probs, scores, ended):
+        """Returns parents, tokens and scores `(B, K)` of the next beams."""
+        count = self._sampler.num_beams
+        vocabulary_size = log_probs.shape[1]
+        log_probs = tf.reshape(log_probs, (-1, count, vocabulary_size))
+        # An ended text has one continuation, itself; its token is ignored.
+        itself = tf.one_hot(0, vocabulary_size, 0.0, -float("inf"))
+        log_probs = tf.where(ended[..., None], itself, log_probs)
+        sums = tf.reshape(
+            scores[..., None] + log_probs, (-1, count * vocabulary_size)
+        )
+        # NaN comes first.
+        sums = tf.where(sums < float("inf"), sums, float("inf"))
+        scores, places = tf.math.top_k(sums, count)
+        return places // vocabulary_size, places % vocabulary_size, scores
+
+
+def repeat_rows(memory, count):
+    """Returns a memory with each row repeated, or None."""
+    return tf.nest.map_structure(
+        lambda state: None if state is None else tf.repeat(state, count, 0),
+        memory,
+    )
 
 
 def _values_at(token, log_probs):

@@ -8,7 +8,6 @@ import functools
 import tensorflow as tf
 
 from txl_keras.models.segment_reader import SegmentReader
-from txl_keras.models.segment_reader import padded_segment
 
 # Prompts are read in segments of this many tokens. The segment boundaries
 # determine how far back each token attends.
@@ -36,33 +35,15 @@ class TokenReader:
         )
         self._read = self._cache.compile(self._read_token)
         self._remember = _function(self._cache.remember, jit_compile=True)
-        # Traced once, for segments of any length.
-        self._read_segment = _function(
-            self._read_and_remember_segment,
-            input_signature=[
-                tf.TensorSpec((num_rows, None), tf.int32),
-                tf.TensorSpec((num_rows,), tf.int32),
-            ],
-        )
 
     def begin(self, prompts, memory=None):
         """Reads the prompts without their last tokens, after a `Memory`."""
         self._cache.begin(memory)
-        texts = [prompt[:-1] for prompt in prompts]
-        longest = max(map(len, texts))
-        for start in range(0, longest, PROMPT_SEGMENT):
-            length = min(PROMPT_SEGMENT, longest - start)
-            self._read_segment(
-                *padded_segment(texts, start, self.num_rows, length)
-            )
+        self._cache.read_texts(None, [prompt[:-1] for prompt in prompts])
 
     def reorder(self, rows):
         """Replaces the memory of each row by that of another."""
         self._cache.reorder_rows(tf.constant(rows, tf.int32))
-
-    def _read_and_remember_segment(self, ids, lengths):
-        _, entries = self._cache.read(ids)
-        self._cache.remember(entries, lengths)
 
     @_function
     def __call__(self, token, *args):

@@ -8,7 +8,7 @@ r"""Trains a Transformer-XL language model on text.
         --flagfile=v2_8 --compile_only
 
 Run the same command again to resume a run that was stopped. SIGTERM, SIGHUP (a
-closed terminal) and Ctrl-C finish the current step, save a checkpoint and exit
+closed terminal) and Ctrl-C finish the current steps, save a checkpoint and exit
 with code 75.
 """
 
@@ -84,7 +84,7 @@ def _train(strategy, stop):
     config = origin and origin.model.get_config()
     build_model = functools.partial(_build_model, text, config)
     build = functools.partial(
-        training_flags.build_trainer, build_model, strategy, stop
+        training_flags.build_trainer, build_model, strategy
     )
     # This changes flags that `build` and what follows read.
     if FLAGS.minutes is not None and not workdir.is_claimed():

@@ -114,9 +114,9 @@ def test_two_workers_have_the_losses_and_the_memory_of_one(
         assert_alike(run, whole_runs["1"])
     assert_same_memory(folder, "1", "workers")
     # They meet once per step: all gradients are in one collective, and with
-    # them the loss and the wish to stop. Memory stays where it is.
+    # them the loss. Memory stays where it is.
     (size,) = worker_runs[0]["collectives"]
-    assert size == worker_runs[0]["weights"] + 2
+    assert size == worker_runs[0]["weights"] + 1
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,17 @@ from txl_keras.metrics import bits_per_token
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.progress import Progress
 from txl_keras.training.stopping import StopRequest
+from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import device_memory
 from txl_keras.training.utilization import model_flops
 from txl_keras.training.utilization import peak_flops
+
+# Of one call, in which no signal is received. Clouds give 30 seconds from the
+# signal to the end of the machine.
+_MOST_SECONDS = 5
 
 
 @dataclasses.dataclass
@@ -111,13 +116,16 @@ class TrainingLoop:
                     return False
                 self._show(step)
             feed = Feed(self.segments, self.trainer.strategy, first_step=step)
+            most_steps = 1
             while step < self.max_steps:
                 boundary = self._next_boundary(step)
-                num_steps = boundary - step
+                num_steps = min(boundary - step, most_steps)
                 start = time.monotonic()
                 results = self.trainer.train(feed.next(num_steps), num_steps)
-                step += self._keep(results, time.monotonic() - start)
-                stopped = self.trainer.stopped
+                seconds = time.monotonic() - start
+                self._keep(results, seconds)
+                step += num_steps
+                stopped, most_steps = self._agree(num_steps / seconds)
                 if step == boundary:
                     self._write_line(step)
                     is_scored = False
@@ -164,13 +172,20 @@ class TrainingLoop:
         return min(self.max_steps, *(step + n - step % n for n in every))
 
     def _keep(self, results, seconds):
-        """Appends the results of some steps; returns their number."""
+        """Appends the results of some steps."""
         for name, values in results.items():
             before = self._pending.get(name, values[:0])
             self._pending[name] = np.concatenate([before, values])
         self._seconds += seconds
         self._timed_steps += len(results["loss"])
-        return len(results["loss"])
+
+    def _agree(self, speed):
+        """Returns if any worker is to stop, and the most steps of a call."""
+        most_steps = max(1, int(_MOST_SECONDS * speed))
+        signals, numbers = gather_integers(
+            self.trainer.strategy, [bool(self.stop.signal), most_steps]
+        ).T
+        return signals.any(), int(numbers.min())
 
     def _write_line(self, step):
         """Writes the metrics of the steps since the last line."""

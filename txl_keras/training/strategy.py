@@ -1,5 +1,6 @@
 """Distribution strategies, and functions that run on all of their replicas."""
 
+import functools
 import zlib
 
 import numpy as np
@@ -124,14 +125,19 @@ def gather_integers(strategy, values):
     values = np.array([values], np.int64)
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return values
+    return _gatherer(strategy)(tf.constant(values)).numpy()
+
+
+@functools.cache
+def _gatherer(strategy):
+    """Returns the function of `gather_integers` for several workers."""
 
     @tf.function
-    def gather():
-        of_replicas = strategy.run(lambda: tf.constant(values))
+    def gather(values):
+        of_replicas = strategy.run(tf.identity, args=(values,))
         return strategy.gather(of_replicas, axis=0)
 
-    # Called itself, it would warn that `gather` is traced again each time.
-    return gather.get_concrete_function()().numpy()
+    return gather
 
 
 def check_alike(strategy, settings):
@@ -149,21 +155,20 @@ def check_alike(strategy, settings):
         )
 
 
-def host_loop(strategy, replica_step, stop, rows=()):
+def host_loop(strategy, replica_step, rows=()):
     """Returns a function that runs many steps on all replicas in one call."""
-    # It returns a dictionary of tensors with one entry per step, fewer if
-    # stopped. `replica_step` takes one element of the data and the value of
-    # `stop` on this worker. It returns scalars that are equal on all replicas,
-    # and for the names in `rows` a tensor of the rows of each. If its entry
-    # `stop`, a sum over replicas, is not 0, all workers end after this step.
+    # It returns a dictionary of tensors with one entry per step.
+    # `replica_step` takes one element of the data. It returns scalars that are
+    # equal on all replicas, and for the names in `rows` a tensor of the rows of
+    # each.
     names = []  # of the scalars, known once a step was traced
 
     # Not a `tf.function`: `strategy.run` would compile one graph for all
     # replicas, and XLA could not access the variables of the second replica.
     # Converting takes seconds, and only `run` has a loop over tensors.
     @tf.autograph.experimental.do_not_convert
-    def step(*args):
-        return replica_step(*args)
+    def step(batch):
+        return replica_step(batch)
 
     @tf.autograph.experimental.do_not_convert
     def join(values):
@@ -174,8 +179,7 @@ def host_loop(strategy, replica_step, stop, rows=()):
         names[:] = [name for name in values if name not in rows]
         # `Segments.distribute` assigns rows to replicas in this order.
         of_rows = [tf.concat(values[name], 0) for name in rows]
-        scalars = tf.stack([values[name][0] for name in names])
-        return values["stop"][0] > 0, [scalars, *of_rows]
+        return [tf.stack([values[name][0] for name in names]), *of_rows]
 
     # Without `reduce_retracing`, which would take away the static shapes of
     # the next data of other sizes.
@@ -184,17 +188,13 @@ def host_loop(strategy, replica_step, stop, rows=()):
         results = [
             tf.TensorArray(tf.float32, size=num_steps) for _ in (None, *rows)
         ]
-        done, stopped = 0, False
-        while done < num_steps and not stopped:
-            stopped, found = join(
-                strategy.run(step, args=(next(iterator), stop.read_value()))
-            )
+        for i in tf.range(num_steps):
+            found = join(strategy.run(step, args=(next(iterator),)))
             results = [
-                array.write(done, value)
+                array.write(i, value)
                 for array, value in zip(results, found, strict=True)
             ]
-            done += 1
-        scalars, *of_rows = (array.stack()[:done] for array in results)
+        scalars, *of_rows = (array.stack() for array in results)
         scalars = tf.unstack(scalars, len(names), 1)
         return dict(zip((*names, *rows), (*scalars, *of_rows), strict=True))
 

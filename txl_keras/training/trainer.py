@@ -20,7 +20,6 @@ from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.training.compilation import compile_layers
 from txl_keras.training.compilation import device_of
 from txl_keras.training.loss_scale import LossScale
-from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import host_loop
 from txl_keras.training.updates import accumulate
 from txl_keras.training.updates import apply_gradients
@@ -64,15 +63,11 @@ class Trainer:
             rows in memory. Each micro-batch uses the memory of its own rows.
         attention: Optional string, the name of a registered way of computing
             attention (see docs/extending.md), such as `"pallas"`.
-        stop: Optional `txl_keras.training.stopping.StopRequest`, whose signal
-            ends `train` early.
         jit_compile: Boolean, whether XLA may compile the step.
 
     Attributes:
         step: int64 `tf.Variable`, the number of steps done.
         seed: Integer, as given. If it is set, the next step uses it.
-        stopped: Boolean, whether `train` ended early because some worker
-            received a signal.
 
     Example:
 
@@ -111,7 +106,6 @@ class Trainer:
         seed: int = 0,
         accumulate_steps: int = 1,
         attention: str | None = None,
-        stop: Any = None,
         jit_compile: bool = True,
     ):
         check_supported(optimizer)
@@ -144,7 +138,6 @@ class Trainer:
         self.batch_size = batch_size
         self.clip_norm = clip_norm
         self.accumulate_steps = accumulate_steps
-        self.stopped = False
         with strategy.scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
             self._seed = tf.Variable(seed, dtype=tf.int64, trainable=False)
@@ -174,8 +167,7 @@ class Trainer:
             # compiled: XLA has no collectives there.
             step = compile_function(step)
             self.scored_step = compile_function(self._scored_step)
-        self._stop = stop or StopRequest()
-        self._run = host_loop(strategy, step, self._stop.variable)
+        self._run = host_loop(strategy, step)
 
     @property
     def seed(self):
@@ -194,11 +186,11 @@ class Trainer:
             num_steps: Integer.
 
         Returns:
-            Dictionary of NumPy vectors with one entry per step: `num_steps`, or
-            fewer if stopped. `loss` is in nats per token, `gradient_norm` is
-            before clipping, and `learning_rate` is that of the step. With
-            auxiliary variables also `auxiliary_loss`. In float16 also
-            `loss_scale`, and `skipped`, 1 if the step applied nothing.
+            Dictionary of NumPy vectors with one entry per step. `loss` is in
+            nats per token, `gradient_norm` is before clipping, and
+            `learning_rate` is that of the step. With auxiliary variables also
+            `auxiliary_loss`. In float16 also `loss_scale`, and `skipped`, 1 if
+            the step applied nothing.
 
         Raises:
             FloatingPointError: If a loss or gradient is not finite and the loss
@@ -208,11 +200,9 @@ class Trainer:
         first = int(self.step.numpy())
         results = self._run(iterator, tf.constant(num_steps))
         results = {name: value.numpy() for name, value in results.items()}
-        stopped = results.pop("stop")
-        self.stopped = bool(stopped.any())
         numbers = [results[x] for x in (*self._loss_names, "gradient_norm")]
         is_fatal = ~np.isfinite(numbers).all(axis=0)
-        if self.loss_scale and "loss_scale" in results:
+        if self.loss_scale:
             is_fatal &= results["loss_scale"] <= LossScale.SMALLEST
         if is_fatal.any():
             i = np.flatnonzero(is_fatal)[0]
@@ -226,30 +216,26 @@ class Trainer:
     # AutoGraph is off below because no Python `if` or `for` depends on tensors:
     # converting each function would delay the first step by seconds.
     @tf.autograph.experimental.do_not_convert
-    def replica_step(self, batch: dict, stop: Any) -> dict:
+    def replica_step(self, batch: dict) -> dict:
         """Runs one step of one replica; public so that it can be lowered."""
-        return self._scored_step(batch, stop)[0]
+        return self._scored_step(batch)[0]
 
     @tf.autograph.experimental.do_not_convert
-    def _scored_step(self, batch, stop):
+    def _scored_step(self, batch):
         """Runs one step of one replica; also returns nll `(b, T)`, if whole."""
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows
         losses, nll, gradients = self._compiled_gradients(
             batch, self.step, first_row
         )
-        # The only communication of replicas: one all-reduce of the gradients,
-        # the losses and `stop`. (`tf.identity`, because a sum over workers
-        # needs the device of a tensor, which loop variables do not have.)
-        gradients, losses, stop = context.all_reduce(
-            "SUM", (gradients, losses, tf.identity(stop))
-        )
+        # The only communication of replicas.
+        gradients, losses = context.all_reduce("SUM", (gradients, losses))
         results, is_counted = self._compiled_update(gradients)
         count = keras_internals.num_batches(self.optimizer)
         count.assign_add(tf.cast(is_counted, tf.int64))
         self.step.assign_add(1)
         results.update(zip(self._loss_names, losses, strict=True))
-        return {**results, "stop": stop}, nll
+        return results, nll
 
     @tf.autograph.experimental.do_not_convert
     def _update(self, gradients):

@@ -115,7 +115,9 @@ class Workdir:
 
     def run_hash(self):
         """Returns a 64-bit integer that identifies the run's configuration."""
-        return _hash_of(self.read_config())
+        text = json.dumps(_fixed(self.read_config()), sort_keys=True)
+        digest = hashlib.sha256(text.encode()).digest()
+        return int.from_bytes(digest[:8], "big", signed=True)
 
     def training(self):
         """Returns how the model is trained, for its `ModelFolder`."""
@@ -207,8 +209,8 @@ class Workdir:
     def check_config(self, config):
         """Checks that a run may resume with a configuration."""
         # Tuples become lists, as in the file.
-        now = _flat(_fixed(json.loads(json.dumps(config))))
-        before = _flat(_fixed(self.read_config()))
+        now = _fixed(json.loads(json.dumps(config)))
+        before = _fixed(self.read_config())
         paths = {p for p in before | now if before.get(p) != now.get(p)}
         hashes = {p for p in paths if re.match("data[.]|tokenizer$", p)}
         words = [
@@ -292,21 +294,17 @@ class Workdir:
         return metrics
 
 
-def _fixed(config):
-    """Returns a configuration without what may change when a run resumes."""
+def _fixed(config, prefix=""):
+    """Returns by path what may not change when a run resumes."""
     # The text may lie elsewhere, as long as its hashes are the same.
-    return {
-        **config,
-        "corpus": None,
-        "flags": {k: v for k, v in config["flags"].items() if k != "max_steps"},
-    }
-
-
-def _hash_of(config):
-    """Returns the `run_hash` of a configuration."""
-    text = json.dumps(_fixed(config), sort_keys=True)
-    digest = hashlib.sha256(text.encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
+    flat = {}
+    for key, value in config.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and path != "corpus":
+            flat |= _fixed(value, f"{path}.")
+        elif path not in ("corpus", "flags.max_steps"):
+            flat[path] = value
+    return flat
 
 
 def _content(config):
@@ -323,14 +321,3 @@ def _content(config):
 def write_json(content, path):
     """Writes a JSON file atomically."""
     write_text(json.dumps(content, indent=1) + "\n", path)
-
-
-def _flat(config, prefix=""):
-    """Returns the values in nested dictionaries, by path."""
-    flat = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

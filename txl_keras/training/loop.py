@@ -15,10 +15,10 @@ from txl_keras.data.feed import Feed
 from txl_keras.metrics import bits_per_token
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.progress import Progress
+from txl_keras.training.progress import TensorBoard
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
-from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import device_memory
 from txl_keras.training.utilization import model_flops
@@ -85,18 +85,15 @@ class TrainingLoop:
         lines = self.workdir.read_metrics()
         losses = (x["loss"] for x in lines if x.get("loss") is not None)
         self._first_loss = next(losses, None)
-        self._best = self._kept_score()
+        # A run may have lost its best weights.
+        kept = self._scores().get(self.workdir.best_step())
+        self._best = kept["nll"] if kept else math.inf
         return step
 
     def is_finished(self):
         """Returns whether a restored run has nothing left to do."""
         step = int(self.trainer.step.numpy())
         return step == self.max_steps and self.workdir.is_finished()
-
-    def _kept_score(self):
-        """Returns the score of the best weights, infinity without any."""
-        kept = self._scores().get(self.workdir.best_step())
-        return kept["nll"] if kept else math.inf
 
     def run(self):
         """Trains; returns true at the last step, false if stopped."""
@@ -128,16 +125,14 @@ class TrainingLoop:
                 stopped, most_steps = self._agree(num_steps / seconds)
                 if step == boundary:
                     self._write_line(step)
-                    is_scored = False
-                    if self._is_due(step, self.eval_every) and not stopped:
-                        is_scored = self._score(step)
-                        stopped = not is_scored
-                    if self._is_due(step, self.checkpoint_every) or stopped:
-                        self.checkpoints.save()
-                    if is_scored:
-                        self._show(step)
-                elif stopped:
+                is_scored = False
+                if self._is_due(step, self.eval_every) and not stopped:
+                    is_scored = self._score(step)
+                    stopped = not is_scored
+                if self._is_due(step, self.checkpoint_every) or stopped:
                     self.checkpoints.save(self._pending)
+                if is_scored:
+                    self._show(step)
                 if stopped:
                     return False
             return True
@@ -215,8 +210,25 @@ class TrainingLoop:
                 self.trainer.optimizer.iterations.numpy()
             )
         self._check_divergence(step, loss)
-        self._write(lambda: self.workdir.append_metrics(metrics))
-        self._report(metrics)
+        # Speed differs from run to run, so it is not in metrics.jsonl.
+        seconds, self._seconds = self._seconds / self._timed_steps, 0.0
+        self._timed_steps = 0
+        tokens = self.trainer.batch_size * self.segments.segment_length
+        speed = {
+            "tokens_per_second": tokens / seconds,
+            "utilization": self._utilization / seconds,
+        }
+        self.progress.report({**metrics, **speed})
+        self._record(metrics, **speed, device_memory_bytes=device_memory())
+
+    def _record(self, metrics, **others):
+        """Writes a line of metrics.jsonl, and for TensorBoard also others."""
+
+        def write():
+            self.workdir.append_metrics(metrics)
+            self.tensorboard.write({**metrics, **others})
+
+        self._write(write)
 
     def _in_bytes(self, nll, split):
         """Returns a loss in bits per byte, if that is known."""
@@ -236,20 +248,6 @@ class TrainingLoop:
                 f"The loss diverged: {loss:.4g} nats per token in the steps up "
                 f"to {step}, while uniform guessing gives {uniform:.4g}."
             )
-
-    def _report(self, metrics):
-        """Reports metrics and speed on the terminal and in TensorBoard."""
-        # Speed differs from run to run, so it is not in metrics.jsonl.
-        seconds = self._seconds / self._timed_steps
-        self._timed_steps, self._seconds = 0, 0.0
-        tokens = self.trainer.batch_size * self.segments.segment_length
-        speed = {
-            "tokens_per_second": tokens / seconds,
-            "utilization": self._utilization / seconds,
-        }
-        self.progress.report({**metrics, **speed})
-        speed["device_memory_bytes"] = device_memory()
-        self._write(lambda: self.tensorboard.write({**metrics, **speed}))
 
     def score_at(self, step):
         """Returns the validation score of a step, from metrics.jsonl."""
@@ -276,9 +274,7 @@ class TrainingLoop:
         if is_best:
             self._best = scores["nll"]
             self.checkpoints.save_best()
-        metrics = {"step": step, "valid": scores}
-        self._write(lambda: self.workdir.append_metrics(metrics))
-        self._write(lambda: self.tensorboard.write(metrics))
+        self._record({"step": step, "valid": scores})
         self.progress.score(step, scores["nll"], is_best)
         return True
 

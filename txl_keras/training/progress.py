@@ -1,10 +1,13 @@
-"""Progress of a run or a measurement: a bar, or without a terminal lines."""
+"""Progress of a run or a measurement: on a terminal, in a log, TensorBoard."""
 
 import contextlib
 import sys
+import textwrap
 import time
 import unicodedata
 
+import keras
+import tensorflow as tf
 from tqdm import tqdm
 
 _SECONDS_BETWEEN_LINES = 60
@@ -114,3 +117,29 @@ def _printable(text):
     )
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
+
+
+class TensorBoard:
+    """Writes scalars and text for TensorBoard, if there is a `directory`."""
+
+    def __init__(self, directory):
+        if not directory:
+            self._writer = tf.summary.create_noop_writer()
+            return
+        self._writer = tf.summary.create_file_writer(directory)
+
+    def write(self, metrics):
+        """Writes the numbers of a line of metrics.jsonl, which has a `step`."""
+        with self._writer.as_default(step=metrics["step"]):
+            for path, value in keras.tree.flatten_with_path(metrics):
+                if path != ("step",) and isinstance(value, (int, float)):
+                    tf.summary.scalar("/".join(map(str, path)), value)
+        self._writer.flush()
+
+    def write_text(self, name, text, step):
+        """Writes a text, shown without formatting."""
+        with self._writer.as_default():
+            # TensorBoard renders Markdown, where this is a code block.
+            block = textwrap.indent(text, "    ", lambda line: True)
+            tf.summary.text(name, block, step)
+        self._writer.flush()

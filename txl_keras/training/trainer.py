@@ -3,7 +3,6 @@
 Letters: `B` batch over all replicas, `b` rows of one replica, `T` segment.
 """
 
-import functools
 from typing import Any
 
 import keras
@@ -19,8 +18,8 @@ from txl_keras.extending import registered
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.training.compilation import compile_layers
 from txl_keras.training.compilation import device_of
-from txl_keras.training.loss_scale import LossScale
 from txl_keras.training.strategy import host_loop
+from txl_keras.training.updates import LossScale
 from txl_keras.training.updates import accumulate
 from txl_keras.training.updates import apply_gradients
 from txl_keras.training.updates import check_supported
@@ -116,9 +115,13 @@ class Trainer:
         check_integer("seed", seed, 0)
         check_integer("accumulate_steps", accumulate_steps, 1)
         auxiliary = {id(v) for v in model.backbone.auxiliary_variables}
-        # The gradients of the model (False) and of auxiliary variables (True)
-        # have a norm each.
-        self._parts = [id(v) in auxiliary for v in model.trainable_variables]
+        is_auxiliary = [id(v) in auxiliary for v in model.trainable_variables]
+        # The gradients of the model and of auxiliary variables, by position.
+        # Each part has a norm of its own.
+        self._parts = [
+            np.flatnonzero(np.equal(is_auxiliary, kind))
+            for kind in sorted({*is_auxiliary})
+        ]
         self._loss_names = ["loss", "auxiliary_loss"][: 1 + bool(auxiliary)]
         self._rows = replica_batch_size(batch_size, strategy)
         if self._rows % accumulate_steps:
@@ -157,17 +160,17 @@ class Trainer:
             attention=attention,
             jit_compile=jit_compile,
         )
-        compile_function = functools.partial(
-            compile_layers, strategy=strategy, jit_compile=jit_compile
+        self._compiled_update = compile_layers(
+            self._update, strategy, jit_compile=jit_compile
         )
-        self._compiled_update = compile_function(self._update)
-        step, self.scored_step = self.replica_step, self._scored_step
+        self.scored_step = self._scored_step
         if not on_cpu and strategy.num_replicas_in_sync == 1:
             # With several GPUs only the parts around the all-reduce can be
             # compiled: XLA has no collectives there.
-            step = compile_function(step)
-            self.scored_step = compile_function(self._scored_step)
-        self._run = host_loop(strategy, step)
+            self.scored_step = compile_layers(
+                self._scored_step, strategy, jit_compile=jit_compile
+            )
+        self._run = host_loop(strategy, lambda b: self.scored_step(b)[0])
 
     @property
     def seed(self):
@@ -240,34 +243,34 @@ class Trainer:
     @tf.autograph.experimental.do_not_convert
     def _update(self, gradients):
         """Clips the summed gradients and applies them to this replica."""
-        is_finite = True
         results = {"learning_rate": tf.identity(self.optimizer.learning_rate)}
         if self.loss_scale:
             factor = 1.0 / self.loss_scale.value
             gradients = [gradient * factor for gradient in gradients]
         gradients, finish = accumulate(self.optimizer, gradients)
-        parts = {}
-        for part, gradient in zip(self._parts, gradients, strict=True):
-            parts.setdefault(part, []).append(gradient)
-        norms = {part: self._norm(values) for part, values in parts.items()}
+        norms = [self._norm([gradients[i] for i in p]) for p in self._parts]
+        # That of auxiliary variables only if nothing else is trained.
+        results["gradient_norm"] = norms[0]
+        is_finite = True
         if self.loss_scale:
-            is_finite = tf.reduce_all(tf.math.is_finite([*norms.values()]))
+            is_finite = tf.reduce_all(tf.math.is_finite(norms))
             results["loss_scale"] = self.loss_scale.value.read_value()
             results["skipped"] = 1.0 - tf.cast(is_finite, tf.float32)
             self.loss_scale.update(is_finite)
 
         def apply():
-            clipped = {}
-            for part, values in parts.items():
+            clipped = list(gradients)
+            for part, norm in zip(self._parts, norms, strict=True):
                 if self.clip_norm is not None:
                     values, _ = tf.clip_by_global_norm(
-                        values, self.clip_norm, use_norm=norms[part]
+                        [gradients[i] for i in part],
+                        self.clip_norm,
+                        use_norm=norm,
                     )
-                clipped[part] = iter(values)
+                    for i, value in zip(part, values, strict=True):
+                        clipped[i] = value
             apply_gradients(
-                self.optimizer,
-                [next(clipped[part]) for part in self._parts],
-                self.model.trainable_variables,
+                self.optimizer, clipped, self.model.trainable_variables
             )
 
         is_applied = finish(is_finite)
@@ -275,9 +278,7 @@ class Trainer:
             apply()
         else:
             tf.cond(is_applied, apply, lambda: None)
-        # That of auxiliary variables only if nothing else is trained.
-        norm = norms.get(False, norms.get(True))
-        return {**results, "gradient_norm": norm}, is_finite
+        return results, is_finite
 
     @tf.autograph.experimental.do_not_convert
     def _gradients(self, batch, step, first_row):

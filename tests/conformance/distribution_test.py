@@ -119,31 +119,28 @@ def test_two_workers_have_the_losses_and_the_memory_of_one(
     assert size == worker_runs[0]["weights"] + 1
 
 
-@pytest.fixture(scope="module")
-def fitted(one_and_two):
-    return one_and_two["fitted"]
+def assert_same_fit(one, two):
+    assert one[1] < one[0] - 0.005
+    np.testing.assert_allclose(two, one, rtol=1e-5)
 
 
-def test_fit_on_two_replicas_has_the_losses_of_one(fitted):
-    for data, (one, two, *_) in fitted.items():
-        assert one[1] < one[0] - 0.005, data
-        np.testing.assert_allclose(two, one, rtol=1e-5, err_msg=data)
-
-
-def test_fit_on_two_replicas_has_the_losses_of_the_trainer(fitted):
-    _, fit, trainer = fitted["documents"]
-    np.testing.assert_allclose(fit, trainer, rtol=1e-6)
+def test_fit_on_two_replicas_has_the_losses_of_one(one_and_two):
+    assert_same_fit(*one_and_two["fitted"])
 
 
 @large
-def test_fit_on_two_workers_has_the_losses_of_one(fitted):
+def test_fit_of_arrays_and_classes_on_two_replicas_has_the_losses_of_one():
+    for one, two in printed_by(start("fit_mirrored.py")):
+        assert_same_fit(one, two)
+
+
+@large
+def test_fit_on_two_workers_has_the_losses_of_one(one_and_two):
     workers = [
         start("fit_mirrored.py", TF_CONFIG=config) for config in tf_configs()
     ]
     for worker in workers:
-        np.testing.assert_allclose(
-            printed_by(worker), fitted["documents"][0], rtol=1e-5
-        )
+        assert_same_fit(one_and_two["fitted"][0], printed_by(worker))
 
 
 def assert_same_memory(folder, *names):

@@ -115,6 +115,7 @@ def test_a_run_told_to_stop_saves_the_step_and_goes_on(
     np.testing.assert_allclose(line["loss"], total / 60, rtol=1e-5)
 
 
+@pytest.mark.large  # stopping_test.py has it without a run
 def test_a_stop_before_the_first_step_has_the_same_code(corpus, tmp_path):
     workdir = tmp_path / "early"
     process = start(workdir, [f"--corpus={corpus}"])

@@ -90,8 +90,8 @@ class Workdir:
         """Returns whether a run was started here."""
         return tf.io.gfile.exists(self.file("config.json"))
 
-    def read_config(self):
-        """Returns the configuration of the run, a dictionary."""
+    def _read_content(self):
+        """Returns what config.json holds: that of a `ModelFolder`."""
         path = self.file("config.json")
         if not self.is_claimed():
             raise FileNotFoundError(
@@ -100,9 +100,14 @@ class Workdir:
         content = read_json(path)
         check_fields(content, _FIELDS, path)
         class_of(content["class_name"], path)
-        flags = content["training"]
-        length = flags.get("segment_length") or 0
+        length = content["training"].get("segment_length") or 0
         check_limit("training.segment_length", length, MAX_LENGTH, path)
+        return content
+
+    def read_config(self):
+        """Returns the configuration of the run, a dictionary."""
+        content = self._read_content()
+        flags = content["training"]
         run = flags.pop("run", None) or {}
         return {
             "class_name": content["class_name"],
@@ -121,7 +126,7 @@ class Workdir:
 
     def training(self):
         """Returns how the model is trained, for its `ModelFolder`."""
-        return _content(self.read_config())["training"]
+        return self._read_content()["training"]
 
     def best(self):
         """Returns the `ModelFolder` of the best weights, or `None`."""
@@ -138,9 +143,9 @@ class Workdir:
 
     def save_best(self, weights, step):
         """Writes the weights by name in place of the best ones so far."""
-        content = _content(self.read_config())
+        content = self._read_content()
         content["training"]["step"] = step
-        copy_tokenizer = content["tokenizer"] and functools.partial(
+        copy_tokenizer = content.get("tokenizer") and functools.partial(
             tf.io.gfile.copy, self.tokenizer, overwrite=True
         )
         # As a whole, so that a run that is killed has no damaged ones.
@@ -193,18 +198,25 @@ class Workdir:
         if tokenizer and (is_new or not tf.io.gfile.exists(self.tokenizer)):
             save_tokenizer(tokenizer, self.tokenizer)
         if is_new:
+            run = {name: config[name] for name in ("corpus", "data")}
+            content = {
+                "class_name": config["class_name"],
+                "config": config["model"],
+                "training": {**config["flags"], "run": run},
+                "tokenizer": config.get("tokenizer"),
+            }
             # Written last: without it the folder is not a run.
-            write_json(_content(config), self.file("config.json"))
+            write_json(content, self.file("config.json"))
             return
         if tokenizer:
             self.load_tokenizer()
-        kept = self.read_config()
+        content = self._read_content()
         steps = config["flags"].get("max_steps")
-        if kept["flags"].get("max_steps") != steps:
+        if content["training"].get("max_steps") != steps:
             if self.is_finished():
                 tf.io.gfile.remove(self.file("results.json"))
-            kept["flags"]["max_steps"] = steps
-            write_json(_content(kept), self.file("config.json"))
+            content["training"]["max_steps"] = steps
+            write_json(content, self.file("config.json"))
 
     def check_config(self, config):
         """Checks that a run may resume with a configuration."""
@@ -305,17 +317,6 @@ def _fixed(config, prefix=""):
         elif path not in ("corpus", "flags.max_steps"):
             flat[path] = value
     return flat
-
-
-def _content(config):
-    """Returns a configuration in the form of a `ModelFolder`."""
-    run = {name: config[name] for name in ("corpus", "data")}
-    return {
-        "class_name": config["class_name"],
-        "config": config["model"],
-        "training": {**config["flags"], "run": run},
-        "tokenizer": config.get("tokenizer"),
-    }
 
 
 def write_json(content, path):

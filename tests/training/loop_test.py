@@ -12,6 +12,7 @@ from factories import small_model
 from factories import trainer_rewinder
 
 from txl_keras.data import Segments
+from txl_keras.training import checkpointing
 from txl_keras.training import loop as loops
 from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.loop import TrainingLoop
@@ -137,6 +138,18 @@ def test_a_stop_between_two_calls_loses_nothing(begin, tmp_path, monkeypatch):
     assert run.go() == (7, True)
     # Bit for bit, the mean over steps 7 and 8 among them.
     assert run.workdir.read_metrics() == whole.workdir.read_metrics()
+
+
+def test_a_worker_that_is_not_the_chief_shows_and_writes_nothing(
+    begin, tmp_path, monkeypatch, capsys
+):
+    for module in (loops, checkpointing):
+        monkeypatch.setattr(module, "is_chief", lambda _: False)
+    run = begin(tmp_path, [3.0, 1.0, 2.0])
+    assert run.go() == (0, True)
+    assert not run.drawn
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_folder_that_goes_away_ends_the_run(begin, tmp_path):

@@ -22,16 +22,6 @@ def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, capsys):
     )
 
 
-def test_workers_that_are_not_the_chief_show_nothing(monkeypatch, capsys):
-    formatted = []  # which may take seconds
-    shown = progress.Progress(9, formatted.append, is_shown=False)
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", -1)
-    shown.report({"step": 1, "loss": None, "tokens_per_second": 2.0})
-    shown.score(1, 2.0, is_best=False)
-    assert capsys.readouterr() == ("", "")
-    assert not formatted
-
-
 def test_a_log_has_one_line_for_a_sample(capsys):
     shown = progress.Progress(9, lambda nll, _: str(nll))
     shown.sample(4, "to be\n\n  or\x1b[2J\tnot")
@@ -86,11 +76,3 @@ def test_a_text_is_shown_as_it_stands(tmp_path):
     assert read(tmp_path) == {
         ("sample", 9): b"    = Title =\n    \n      two *words*\n"
     }
-
-
-def test_a_worker_without_a_directory_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    board = TensorBoard(None)
-    board.write({"step": 20, "loss": 2.5})
-    board.write_text("sample", "text", step=9)
-    assert not list(tmp_path.iterdir())

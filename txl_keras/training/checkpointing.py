@@ -91,8 +91,7 @@ class Checkpoints:
             },
         }
         if trainer.loss_scale:
-            for name in ("value", "good_steps"):
-                variable = getattr(trainer.loss_scale, name)
+            for name, variable in vars(trainer.loss_scale).items():
                 self._variables[f"loss_scale/{name}"] = variable
         self._memory = {
             f"memory/{i:03}": variable

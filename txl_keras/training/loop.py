@@ -67,8 +67,9 @@ class TrainingLoop:
             workdir.save_best,
             workdir.run_hash(),
         )
-        self.tensorboard = TensorBoard(self._is_chief and workdir.events)
-        self.progress = Progress(self.max_steps, self.describe, self._is_chief)
+        if self._is_chief:
+            self.tensorboard = TensorBoard(workdir.events)
+            self.progress = Progress(self.max_steps, self.describe)
         # Results of the steps since the last line, and the number and duration
         # of those that this process ran.
         self._pending = {}
@@ -105,7 +106,7 @@ class TrainingLoop:
             self._utilization = model_flops(
                 model, *sizes, training=True
             ) / peak_flops(model.compute_dtype, strategy)
-            self.progress.update(step)
+            self._write(lambda: self.progress.update(step))
             # A run may have been stopped before this score.
             is_due = step > 0 and self._is_due(step, self.eval_every)
             if is_due and step not in self._scores():
@@ -156,7 +157,8 @@ class TrainingLoop:
             self.checkpoints.wait()
             raise
         finally:
-            self.progress.close()
+            if self._is_chief:
+                self.progress.close()
 
     def _is_due(self, step, every):
         return step % every == 0 or step == self.max_steps
@@ -218,15 +220,13 @@ class TrainingLoop:
             "tokens_per_second": tokens / seconds,
             "utilization": self._utilization / seconds,
         }
-        self.progress.report({**metrics, **speed})
-        self._record(metrics, **speed, device_memory_bytes=device_memory())
-
-    def _record(self, metrics, **others):
-        """Writes a line of metrics.jsonl, and for TensorBoard also others."""
 
         def write():
             self.workdir.append_metrics(metrics)
-            self.tensorboard.write({**metrics, **others})
+            metrics.update(speed)
+            self.progress.report(metrics)
+            metrics["device_memory_bytes"] = device_memory()
+            self.tensorboard.write(metrics)
 
         self._write(write)
 
@@ -274,8 +274,14 @@ class TrainingLoop:
         if is_best:
             self._best = scores["nll"]
             self.checkpoints.save_best()
-        self._record({"step": step, "valid": scores})
-        self.progress.score(step, scores["nll"], is_best)
+        metrics = {"step": step, "valid": scores}
+
+        def write():
+            self.workdir.append_metrics(metrics)
+            self.tensorboard.write(metrics)
+            self.progress.score(step, scores["nll"], is_best)
+
+        self._write(write)
         return True
 
     def _show(self, step):

@@ -20,15 +20,14 @@ class ProgressBar:
 
     _lines = "stderr"
 
-    def __init__(self, total, unit, label=None, is_shown=True):
-        self._is_shown = is_shown
+    def __init__(self, total, unit, label=None):
         self._style = {"prefix": label or "", "unit": unit}
         self._bar = tqdm(
             total=total,
             desc=label,
             unit=unit,
             dynamic_ncols=True,
-            disable=None if is_shown else True,
+            disable=None,
         )
         self._start = None
 
@@ -42,7 +41,7 @@ class ProgressBar:
         if not bar.disable:
             bar.set_postfix(figures, refresh=False)
             bar.update(done - bar.n)
-        elif self._is_shown and now - self._shown >= _SECONDS_BETWEEN_LINES:
+        elif now - self._shown >= _SECONDS_BETWEEN_LINES:
             self._shown = now
             line = tqdm.format_meter(
                 done,
@@ -68,13 +67,13 @@ def progress_bar(total, unit, label=None):
 
 
 class Progress(ProgressBar):
-    """Shows the progress of training, unless `is_shown` is false."""
+    """Shows the progress of training."""
 
     _lines = "stdout"  # the log of a run
 
-    def __init__(self, max_steps, describe, is_shown=True):
+    def __init__(self, max_steps, describe):
         # `describe` formats nats per token of a split, "train" or "valid".
-        super().__init__(max_steps, "step", is_shown=is_shown)
+        super().__init__(max_steps, "step")
         self._describe = describe
 
     def report(self, metrics):
@@ -88,8 +87,6 @@ class Progress(ProgressBar):
 
     def score(self, step, nll, is_best):
         """Shows a validation score, in nats per token."""
-        if not self._is_shown:  # formatting may compress the text
-            return
         best = " (best)" if is_best else ""
         self._write(f"step {step}: valid {self._describe(nll, 'valid')}{best}")
 
@@ -104,9 +101,8 @@ class Progress(ProgressBar):
 
     def _write(self, text):
         """Prints lines, above the bar if there is one."""
-        if self._is_shown:
-            self._bar.write(_printable(text), file=sys.stdout)
-            sys.stdout.flush()
+        self._bar.write(_printable(text), file=sys.stdout)
+        sys.stdout.flush()
 
 
 def _printable(text):
@@ -120,12 +116,9 @@ def _printable(text):
 
 
 class TensorBoard:
-    """Writes scalars and text for TensorBoard, if there is a `directory`."""
+    """Writes scalars and text for TensorBoard."""
 
     def __init__(self, directory):
-        if not directory:
-            self._writer = tf.summary.create_noop_writer()
-            return
         self._writer = tf.summary.create_file_writer(directory)
 
     def write(self, metrics):

@@ -212,9 +212,7 @@ def host_loop(strategy, replica_step, rows=()):
     # Not a `tf.function`: `strategy.run` would compile one graph for all
     # replicas, and XLA could not access the variables of the second replica.
     # Converting takes seconds, and only `run` has a loop over tensors.
-    @tf.autograph.experimental.do_not_convert
-    def step(batch):
-        return replica_step(batch)
+    step = tf.autograph.experimental.do_not_convert(replica_step)
 
     @tf.autograph.experimental.do_not_convert
     def join(values):

@@ -307,40 +307,33 @@ class Trainer:
             """Returns rows as `(micro-batches, rows, ...)`."""
             return tf.reshape(value, (count, rows, *value.shape[1:]))
 
-        parts = tf.nest.map_structure(split, (batch, memory))
+        batch = tf.nest.map_structure(split, batch)
 
-        def add_micro_batch(i, sums, kept):
-            part = tf.nest.map_structure(lambda value: value[i], parts)
-            losses, _, new_memory, gradients = self._gradients_of_rows(
+        def add_micro_batch(i, sums, memory):
+            part = tf.nest.map_structure(lambda x: x[i], (batch, memory))
+            losses, _, new, gradients = self._gradients_of_rows(
                 *part, seed, first_row + i * rows
             )
             sums = tf.nest.map_structure(tf.add, sums, (losses, gradients))
-            kept = [
-                array.write(i, value)
-                for array, value in zip(
-                    kept, tf.nest.flatten(new_memory), strict=True
-                )
-            ]
-            return i + 1, sums, kept
+            memory = tf.nest.map_structure(
+                lambda x, y: tf.tensor_scatter_nd_update(x, [[i]], y[None]),
+                memory,
+                new,
+            )
+            return i + 1, sums, memory
 
         zeros = [tf.zeros(v.shape) for v in self.model.trainable_variables]
-        kept = [
-            tf.TensorArray(
-                value.dtype, count, element_shape=(rows, *value.shape[1:])
-            )
-            for value in tf.nest.flatten(memory)
-        ]
-        _, (losses, gradients), kept = tf.while_loop(
+        sums = (0.0,) * len(self._loss_names), zeros
+        _, (losses, gradients), memory = tf.while_loop(
             lambda i, *_: i < count,
             add_micro_batch,
-            (0, ((0.0,) * len(self._loss_names), zeros), kept),
+            (0, sums, tf.nest.map_structure(split, memory)),
         )
         # [micro-batches, rows, ...] -> [micro-batches * rows, ...], static
-        values = [
-            tf.reshape(array.stack(), value.shape)
-            for array, value in zip(kept, tf.nest.flatten(memory), strict=True)
-        ]
-        return losses, (), tf.nest.pack_sequence_as(memory, values), gradients
+        memory = tf.nest.map_structure(
+            lambda x: tf.reshape(x, (self._rows, *x.shape[2:])), memory
+        )
+        return losses, (), memory, gradients
 
     def _gradients_of_rows(self, batch, memory, seed, first_row):
         """Returns losses, the nll of targets, memory and gradient."""

@@ -149,7 +149,8 @@ def test_a_worker_that_is_not_the_chief_shows_and_writes_nothing(
     assert run.go() == (0, True)
     assert not run.drawn
     assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr().out == ""
+    assert not hasattr(run.loop, "progress")
 
 
 def test_a_folder_that_goes_away_ends_the_run(begin, tmp_path):

@@ -8,7 +8,7 @@ r"""Trains a Transformer-XL language model on text.
         --flagfile=v2_8 --compile_only
 
 Run the same command again to resume a run that was stopped. SIGTERM, SIGHUP (a
-closed terminal) and Ctrl-C finish the current step, save a checkpoint and exit
+closed terminal) and Ctrl-C finish the current steps, save a checkpoint and exit
 with code 75.
 """
 
@@ -72,7 +72,6 @@ def _train(workdir, strategy, stop):
         training_flags.build_trainer,
         functools.partial(_build_model, text, origin),
         strategy,
-        stop,
     )
     is_new = not workdir.is_claimed()
     if FLAGS.minutes is not None and is_new:

@@ -99,7 +99,7 @@ def _train(workdir, strategy, stop):
 
     # Model and trainer.
     trainer = training_flags.build_trainer(
-        functools.partial(_build_model, size), strategy, stop
+        functools.partial(_build_model, size), strategy
     )
     evaluator = PermutationEvaluator(
         trainer.model,

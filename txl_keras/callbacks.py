@@ -55,17 +55,7 @@ class ResetMemory(keras.callbacks.Callback):
         [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.2.
     """
 
-    def on_epoch_begin(self, epoch, logs=None):
-        for stack in self._stacks():
-            stack.reset_state()
-
-    def _begin(self, logs=None):
-        for stack in self._stacks():
-            stack.reset_state()
-
-    on_train_begin = on_test_begin = on_predict_begin = _begin
-
-    def _stacks(self):
+    def on_epoch_begin(self, epoch=None, logs=None):
         stacks = [
             layer
             for layer in keras_internals.layers_of(self.model)
@@ -76,7 +66,10 @@ class ResetMemory(keras.callbacks.Callback):
                 "`ResetMemory` needs a model with a `MemoryStack` among its "
                 f"layers. Received: model={self.model.name!r}"
             )
-        return stacks
+        for stack in stacks:
+            stack.reset_state()
+
+    on_train_begin = on_test_begin = on_predict_begin = on_epoch_begin
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -199,10 +192,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         return self.model.get_metrics_result()
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.save_freq == "epoch":
-            return
         step = int(self.model.fit_steps.trainer.step.numpy())
-        if step >= self._saved + self.save_freq:
+        if self.save_freq != "epoch" and step >= self._saved + self.save_freq:
             self._save(self._epoch, batch + 1)
 
     def on_epoch_end(self, epoch, logs=None):

@@ -90,8 +90,8 @@ class Workdir:
         """Returns whether a run was started here."""
         return tf.io.gfile.exists(self.file("config.json"))
 
-    def read_config(self):
-        """Returns the configuration of the run, a dictionary."""
+    def _read_content(self):
+        """Returns what config.json holds: that of a `ModelFolder`."""
         path = self.file("config.json")
         if not self.is_claimed():
             raise FileNotFoundError(
@@ -100,9 +100,14 @@ class Workdir:
         content = read_json(path)
         check_fields(content, _FIELDS, path)
         class_of(content["class_name"], path)
-        flags = content["training"]
-        length = flags.get("segment_length") or 0
+        length = content["training"].get("segment_length") or 0
         check_limit("training.segment_length", length, MAX_LENGTH, path)
+        return content
+
+    def read_config(self):
+        """Returns the configuration of the run, a dictionary."""
+        content = self._read_content()
+        flags = content["training"]
         run = flags.pop("run", None) or {}
         return {
             "class_name": content["class_name"],
@@ -115,11 +120,13 @@ class Workdir:
 
     def run_hash(self):
         """Returns a 64-bit integer that identifies the run's configuration."""
-        return _hash_of(self.read_config())
+        text = json.dumps(_fixed(self.read_config()), sort_keys=True)
+        digest = hashlib.sha256(text.encode()).digest()
+        return int.from_bytes(digest[:8], "big", signed=True)
 
     def training(self):
         """Returns how the model is trained, for its `ModelFolder`."""
-        return _content(self.read_config())["training"]
+        return self._read_content()["training"]
 
     def best(self):
         """Returns the `ModelFolder` of the best weights, or `None`."""
@@ -136,9 +143,9 @@ class Workdir:
 
     def save_best(self, weights, step):
         """Writes the weights by name in place of the best ones so far."""
-        content = _content(self.read_config())
+        content = self._read_content()
         content["training"]["step"] = step
-        copy_tokenizer = content["tokenizer"] and functools.partial(
+        copy_tokenizer = content.get("tokenizer") and functools.partial(
             tf.io.gfile.copy, self.tokenizer, overwrite=True
         )
         # As a whole, so that a run that is killed has no damaged ones.
@@ -192,24 +199,31 @@ class Workdir:
         if tokenizer and (is_new or not tf.io.gfile.exists(self.tokenizer)):
             save_tokenizer(tokenizer, self.tokenizer)
         if is_new:
+            run = {name: config[name] for name in ("corpus", "data")}
+            content = {
+                "class_name": config["class_name"],
+                "config": config["model"],
+                "training": {**config["flags"], "run": run},
+                "tokenizer": config.get("tokenizer"),
+            }
             # Written last: without it the folder is not a run.
-            write_json(_content(config), self.file("config.json"))
+            write_json(content, self.file("config.json"))
             return
         if tokenizer:
             self.load_tokenizer()
-        kept = self.read_config()
+        content = self._read_content()
         steps = config["flags"].get("max_steps")
-        if kept["flags"].get("max_steps") != steps:
+        if content["training"].get("max_steps") != steps:
             if self.is_finished():
                 tf.io.gfile.remove(self.file("results.json"))
-            kept["flags"]["max_steps"] = steps
-            write_json(_content(kept), self.file("config.json"))
+            content["training"]["max_steps"] = steps
+            write_json(content, self.file("config.json"))
 
     def check_config(self, config):
         """Checks that a run may resume with a configuration."""
         # Tuples become lists, as in the file.
-        now = _flat(_fixed(json.loads(json.dumps(config))))
-        before = _flat(_fixed(self.read_config()))
+        now = _fixed(json.loads(json.dumps(config)))
+        before = _fixed(self.read_config())
         paths = {p for p in before | now if before.get(p) != now.get(p)}
         hashes = {p for p in paths if re.match("data[.]|tokenizer$", p)}
         words = [
@@ -293,45 +307,19 @@ class Workdir:
         return metrics
 
 
-def _fixed(config):
-    """Returns a configuration without what may change when a run resumes."""
+def _fixed(config, prefix=""):
+    """Returns by path what may not change when a run resumes."""
     # The text may lie elsewhere, as long as its hashes are the same.
-    return {
-        **config,
-        "corpus": None,
-        "flags": {k: v for k, v in config["flags"].items() if k != "max_steps"},
-    }
-
-
-def _hash_of(config):
-    """Returns the `run_hash` of a configuration."""
-    text = json.dumps(_fixed(config), sort_keys=True)
-    digest = hashlib.sha256(text.encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
-
-
-def _content(config):
-    """Returns a configuration in the form of a `ModelFolder`."""
-    run = {name: config[name] for name in ("corpus", "data")}
-    return {
-        "class_name": config["class_name"],
-        "config": config["model"],
-        "training": {**config["flags"], "run": run},
-        "tokenizer": config.get("tokenizer"),
-    }
+    flat = {}
+    for key, value in config.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and path != "corpus":
+            flat |= _fixed(value, f"{path}.")
+        elif path not in ("corpus", "flags.max_steps"):
+            flat[path] = value
+    return flat
 
 
 def write_json(content, path):
     """Writes a JSON file atomically."""
     write_text(json.dumps(content, indent=1) + "\n", path)
-
-
-def _flat(config, prefix=""):
-    """Returns the values in nested dictionaries, by path."""
-    flat = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

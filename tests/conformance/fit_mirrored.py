@@ -1,13 +1,13 @@
-"""Keras's `fit` on one replica and on two; a helper of the tests.
+"""Keras's `fit` on one replica, on two and on workers; a helper of the tests.
 
-`fit_all` gives by kind of data the losses of two epochs of `fit` and that of
-`evaluate` after them, on one replica, then on two. Of a language model with
-dropout, clipping, resets and an adaptive softmax also those of `Trainer` on two
-replicas, and of a classifier with LoRA. As a program it is one of the workers
-in TF_CONFIG, and prints the losses of documents as a JSON line.
+All functions give the losses of two epochs of `fit` and that of `evaluate`
+after them. As one of the workers in TF_CONFIG, this program prints those of
+documents as a JSON line; alone, those of arrays and of a classifier with LoRA,
+each on one replica and on two.
 """
 
 import json
+import os
 
 import keras
 import numpy as np
@@ -17,7 +17,6 @@ from train_tiny import turn_grappler_off
 from txl_keras.data import Segments
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
-from txl_keras.training import Trainer
 from txl_keras.training.strategy import create_strategy
 
 SIZES = {
@@ -63,17 +62,8 @@ def fitted(model, x, y, as_dataset):
     return [*history["loss"], model.evaluate(**data, verbose=0)[0]]
 
 
-def documents():
-    """Segments with resets and padding."""
-    tokens = np.random.default_rng(0).integers(0, 256, 600)
-    starts = np.arange(0, 600, 23)
-    return Segments(
-        tokens, BATCH_SIZE, 6, True, documents=starts, reset_documents=True
-    )
-
-
 def compiled(strategy):
-    """A model; the same seed of dropout is drawn for each."""
+    """A model with dropout, whose seed is the same each time, and clipping."""
     keras.utils.set_random_seed(1)
     sizes = {**SIZES, "dropout": 0.1, "cutoffs": (90,)}
     with strategy.scope():
@@ -85,62 +75,32 @@ def compiled(strategy):
 
 
 def losses_of_documents(strategy):
-    """The losses, and the model."""
+    """The losses of a text with resets and padding."""
     model = compiled(strategy)
-    data = documents()
+    tokens = np.random.default_rng(0).integers(0, 256, 600)
+    starts = np.arange(0, 600, 23)
+    data = Segments(
+        tokens, BATCH_SIZE, 6, True, documents=starts, reset_documents=True
+    )
     history = model.fit(data, epochs=2, verbose=0).history
-    return [*history["loss"], model.evaluate(data, verbose=0)[0]], model
+    return [*history["loss"], model.evaluate(data, verbose=0)[0]]
 
 
-def losses_of_trainer(strategy, evaluated):
-    """Its weights are scored by a compiled model."""
-    model = compiled(strategy)
-    data = documents()
-    trainer = Trainer(
-        model,
-        model.optimizer,
-        strategy,
-        BATCH_SIZE,
-        clip_norm=0.25,
-        seed=model.fit_steps.seed,
-        jit_compile=False,
-    )
-    iterator = iter(data.distribute(strategy))
-    counts = [data.batch(i)["num_targets"] for i in range(len(data))]
-    epochs = [
-        np.average(trainer.train(iterator, len(data))["loss"], weights=counts)
-        for _ in range(2)
-    ]
-    evaluated.set_weights(model.get_weights())
-    return [*epochs, evaluated.evaluate(data, verbose=0)[0]]
+def losses_of_arrays(strategy, as_dataset):
+    """The losses of arrays, or of a dataset of them."""
+    return fitted(compiled(strategy), *segments(), as_dataset)
 
 
-def losses_of_arrays(model):
-    """The losses of going on with arrays, and with a dataset."""
+def main():
+    turn_grappler_off()
+    if "TF_CONFIG" in os.environ:
+        return losses_of_documents(create_strategy())
+    two, one = create_strategy(num_cpu_devices=2), tf.distribute.get_strategy()
     return [
-        loss
-        for as_dataset in (False, True)
-        for loss in fitted(model, *segments(), as_dataset)
+        [losses(one, as_dataset=False), losses(two, as_dataset=True)]
+        for losses in (losses_of_arrays, losses_of_classifier)
     ]
-
-
-def fit_all(two):
-    """The losses by data; `two` is a strategy of two replicas."""
-    one = tf.distribute.get_strategy()
-    (on_one, model_of_one), (on_two, model) = (
-        losses_of_documents(strategy) for strategy in (one, two)
-    )
-    return {
-        "arrays": [losses_of_arrays(m) for m in (model_of_one, model)],
-        "documents": [on_one, on_two, losses_of_trainer(two, model)],
-        "classes": [
-            losses_of_classifier(one, as_dataset=False),
-            losses_of_classifier(two, as_dataset=True),
-        ],
-    }
 
 
 if __name__ == "__main__":
-    turn_grappler_off()
-    found, _ = losses_of_documents(create_strategy())
-    print(json.dumps(found, default=float))
+    print(json.dumps(main(), default=float))

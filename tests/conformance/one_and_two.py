@@ -4,7 +4,7 @@
 
 Prints a JSON line: what train_tiny.py prints of FLAGS, by the number of
 replicas, whose name is the folder in DIRECTORY, and as "fitted" what
-`fit_mirrored.fit_all` gives.
+`fit_mirrored.losses_of_documents` gives for each.
 """
 
 import json
@@ -24,11 +24,12 @@ def main(directory, *flags):
     train_tiny.turn_grappler_off()
     two = create_strategy(num_cpu_devices=2)
     assert two.num_replicas_in_sync == 2
-    results = {}
+    results = {"fitted": []}
     for name, strategy in (("1", tf.distribute.get_strategy()), ("2", two)):
         arguments = train_tiny.parse([os.path.join(directory, name), *flags])
         results[name] = train_tiny.train_all(arguments, strategy)
-    results["fitted"] = fit_mirrored.fit_all(two)
+        losses = fit_mirrored.losses_of_documents(strategy)
+        results["fitted"].append(losses)
     print(json.dumps(results, default=float))
 
 

@@ -75,46 +75,7 @@ def assert_same_run(workdir, whole):
         assert (workdir / name).read_bytes() == (whole / name).read_bytes()
 
 
-@pytest.fixture(scope="module")
-def whole_run(corpus, tmp_path_factory):
-    """A run of 60 steps that nothing disturbed."""
-    workdir = tmp_path_factory.mktemp("runs") / "whole"
-    finish(workdir, [f"--corpus={corpus}"])
-    return workdir
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_run_told_to_stop_saves_the_step_and_goes_on(
-    number, whole_run, corpus, tmp_path
-):
-    whole, workdir = whole_run, tmp_path / "stopped"
-    # One execution of all 60 steps: the stop has to come inside of it. Lines
-    # are then written at other steps.
-    names = ("steps_per_execution", "checkpoint_every", "eval_every")
-    one = (f"--corpus={corpus}", *(f"--{name}=60" for name in names))
-    process = start(workdir, one)
-    while "step 0 of 60" not in log_of(workdir):
-        time.sleep(0.01)
-    time.sleep(1)  # The first step takes seconds to compile.
-    process.send_signal(number)
-    assert process.wait() == EXIT_CODE, log_of(workdir)
-    assert "Stopped after step" in log_of(workdir)
-    assert 0 < int(state_of(workdir)["step"]) < 60
-    finish(workdir, one)
-    ours, expected = state_of(workdir), state_of(whole)
-    for name, value in expected.items():
-        np.testing.assert_array_equal(ours[name], value)
-    line = metrics_of(workdir)[0]
-    # The mean over all 60 steps, those before the stop among them.
-    before, total = 0, 0.0
-    for each in metrics_of(whole):
-        if "loss" in each:
-            total += each["loss"] * (each["step"] - before)
-            before = each["step"]
-    np.testing.assert_allclose(line["loss"], total / 60, rtol=1e-5)
-
-
+@pytest.mark.large  # stopping_test.py has it without a run
 def test_a_stop_before_the_first_step_has_the_same_code(corpus, tmp_path):
     workdir = tmp_path / "early"
     process = start(workdir, [f"--corpus={corpus}"])

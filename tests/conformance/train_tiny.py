@@ -54,8 +54,19 @@ OPTIMIZERS = {
 }
 
 
-def build_model(num_layers, backbone="transformer_xl", **config):
+class OverflowingTrainer(Trainer):
+    """The gradient of the last replica alone is infinite in step 3."""
+
+    def _gradients(self, batch, step, first_row):
+        losses, nll, gradients = super()._gradients(batch, step, first_row)
+        is_bad = (step == 2) & (first_row + self._rows == BATCH_SIZE)
+        factor = tf.where(is_bad, float("inf"), 1.0)
+        return losses, nll, [factor * gradients[0], *gradients[1:]]
+
+
+def build_model(dtype, num_layers, backbone="transformer_xl", **config):
     model = small_model(
+        dtype,
         make=registered("backbone")[backbone],
         num_layers=num_layers,
         head_dim=6,
@@ -84,9 +95,10 @@ def train(optimizer_name, arguments, strategy):
     )
     with strategy.scope():
         config = MODELS.get(arguments.model, {"backbone": arguments.model})
-        model = build_model(arguments.num_layers, **config)
+        dtype = "mixed_float16" if arguments.overflow else "float32"
+        model = build_model(dtype, arguments.num_layers, **config)
         optimizer = build_optimizer(optimizer_name, schedule, **settings)
-    trainer = Trainer(
+    trainer = (OverflowingTrainer if arguments.overflow else Trainer)(
         model,
         optimizer,
         strategy,
@@ -120,9 +132,19 @@ def train(optimizer_name, arguments, strategy):
             for key in parts[0]
         },
         "weights": model.count_params(),
+        "spread": spread(strategy, model),
         "collectives": collective_sizes(trainer),
         "held_out": [at_start, evaluator.evaluate(held_out)["bits_per_token"]],
     }
+
+
+def spread(strategy, model):
+    """The largest difference of a weight between replicas of this worker."""
+    weights = [
+        strategy.experimental_local_results(weight.value)
+        for weight in model.weights
+    ]
+    return max(np.ptp([x.numpy() for x in w], axis=0).max() for w in weights)
 
 
 def collective_sizes(trainer):
@@ -146,6 +168,8 @@ def parse(flags=None):
     parser.add_argument("--num_layers", type=int, default=2)
     parser.add_argument("--optimizers", default="adam")
     parser.add_argument("--replicas", type=int)
+    # In float16, with one infinite gradient.
+    parser.add_argument("--overflow", action="store_true")
     return parser.parse_args(flags)
 
 

@@ -1,5 +1,7 @@
 """Dynamic evaluation, against the golden numbers and its properties."""
 
+import signal
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -166,7 +168,7 @@ class _Stops(StopRequest):
     def after(self, count):
         def on_progress(done, total):
             if done == count:
-                self.variable.assign(1.0)
+                self.signal = signal.SIGTERM
 
         return on_progress
 
@@ -206,7 +208,7 @@ def compiled(model, mean_square, stop):
 @pytest.fixture
 def evaluator(compiled, stop):
     """Function that returns an evaluator of `model` with other rates."""
-    stop.variable.assign(0.0)
+    stop.signal = None
 
     def evaluator(rule, learning_rate, decay=0.0):
         found = compiled[rule]
@@ -335,7 +337,7 @@ def test_a_stopped_evaluation_goes_on_bit_for_bit(
     rms.backup = Backup(str(path), {"text": "a"})
     assert rms.evaluate(segments, 2, stop.after(4)) is None
     assert_same(values_of(model).values(), before.values())
-    stop.variable.assign(0.0)
+    stop.signal = None
     rms.backup = Backup(str(path), {"text": "b"})
     with pytest.raises(ValueError, match="state holds .*remove the file"):
         rms.evaluate(segments)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from factories import small_model
 from factories import trainer_rewinder
 
 from txl_keras.data import Segments
+from txl_keras.training import checkpointing
 from txl_keras.training import loop as loops
 from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.optimizers import build_optimizer
+from txl_keras.training.stopping import StopRequest
 from txl_keras.training.trainer import Trainer
 from txl_keras.workdir import Workdir
 
@@ -29,8 +32,8 @@ SETTINGS = {
 class Run:
     """A tiny run in a folder, scored by what it is told."""
 
-    def __init__(self, trainer, stop, path, nlls, **settings):
-        self.trainer, self.stop = trainer, stop
+    def __init__(self, trainer, path, nlls, **settings):
+        self.trainer, self.stop = trainer, StopRequest()
         path.mkdir(exist_ok=True)
         config = {
             "class_name": type(trainer.model).__name__,
@@ -49,7 +52,7 @@ class Run:
             Segments(tokens, 2, 4, drop_remainder=True),
             self.validate,
             self.workdir,
-            stop,
+            self.stop,
             **settings,
             describe=lambda *_: "",
             on_score=(self.on_score,),
@@ -68,7 +71,7 @@ class Run:
         """The next score; `None` for a stop in the middle of it."""
         nll = next(self.scores)
         if nll is None:
-            self.stop.variable.assign(1.0)
+            self.stop.signal = signal.SIGTERM
             return None
         return {"nll": nll}
 
@@ -78,27 +81,21 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def rewind(stop):
+def rewind():
     seed_weights(3)
     trainer = Trainer(
         small_model(num_layers=1, memory_length=3),
         build_optimizer("sgd", 0.01),
         tf.distribute.get_strategy(),
         batch_size=2,
-        stop=stop,
     )
     return trainer_rewinder(trainer)
 
 
 @pytest.fixture
-def begin(rewind, stop):
+def begin(rewind):
     """Function that makes a run as a new process would, at step 0."""
-
-    def begin(path, nlls, **settings):
-        stop.variable.assign(0.0)
-        return Run(rewind(), stop, path, nlls, **settings)
-
-    return begin
+    return lambda *args, **settings: Run(rewind(), *args, **settings)
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +112,45 @@ def test_lines_scores_and_checkpoints_come_where_they_are_due(begin, tmp_path):
     # The second score was the best.
     assert run.workdir.best_step() == 8
     assert run.loop.score_at(8) == {"nll": 1.0}
+
+
+def test_a_stop_between_two_calls_loses_nothing(begin, tmp_path, monkeypatch):
+    whole = begin(tmp_path / "whole", [3.0, 1.0, 2.0])
+    assert whole.go() == (0, True)
+    # On a slow machine each call runs one step.
+    monkeypatch.setattr(loops, "_MOST_SECONDS", 0)
+    run = begin(tmp_path / "run", [3.0])
+    train = run.trainer.train
+
+    def stop_in_step_6(feed, num_steps):
+        assert num_steps == 1
+        if run.trainer.step.numpy() == 6:
+            run.stop.signal = signal.SIGTERM
+        return train(feed, num_steps)
+
+    monkeypatch.setattr(run.trainer, "train", stop_in_step_6)
+    assert run.go() == (0, False)
+    assert saved_steps(run.workdir.checkpoints) == [6, 7]
+    assert run.steps("loss") == [4, 5, 6]
+    monkeypatch.undo()
+    monkeypatch.setattr(loops, "peak_flops", lambda *_: 1e9)
+    run = begin(tmp_path / "run", [1.0, 2.0])
+    assert run.go() == (7, True)
+    # Bit for bit, the mean over steps 7 and 8 among them.
+    assert run.workdir.read_metrics() == whole.workdir.read_metrics()
+
+
+def test_a_worker_that_is_not_the_chief_shows_and_writes_nothing(
+    begin, tmp_path, monkeypatch, capsys
+):
+    for module in (loops, checkpointing):
+        monkeypatch.setattr(module, "is_chief", lambda _: False)
+    run = begin(tmp_path, [3.0, 1.0, 2.0])
+    assert run.go() == (0, True)
+    assert not run.drawn
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
+    assert capsys.readouterr().out == ""
+    assert not hasattr(run.loop, "progress")
 
 
 def test_a_folder_that_goes_away_ends_the_run(begin, tmp_path):

@@ -13,7 +13,7 @@ def make_model(dtype=None, **overrides):
 
 
 def estimate(model, optimizer=None, rows=4, segment_length=6):
-    optimizer = optimizer or keras.optimizers.Adam()
+    optimizer = optimizer or keras.optimizers.SGD()
     optimizer.build(model.trainable_variables)
     return estimate_bytes(model, optimizer, rows, segment_length)
 

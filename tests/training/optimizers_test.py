@@ -7,6 +7,7 @@ from factories import small_model
 
 from txl_keras.training import optimizers
 from txl_keras.training import schedules
+from txl_keras.training.updates import LossScale
 from txl_keras.training.updates import apply_gradients
 from txl_keras.training.updates import takes_weight_decay
 
@@ -289,3 +290,23 @@ def test_muon_has_one_weight_decay():
 def test_settings_that_make_no_sense_are_refused(name, arguments, message):
     with pytest.raises(ValueError, match=message):
         optimizers.build_optimizer(name, **{"learning_rate": 0.1, **arguments})
+
+
+def test_the_loss_scale_halves_where_a_gradient_is_not_finite_down_to_one():
+    scale = LossScale()
+    values = []
+    for _ in range(18):
+        scale.update(tf.constant(False))
+        values.append(float(scale.value))
+    assert values[:3] == [2.0**14, 2.0**13, 2.0**12]
+    assert values[-4:] == [1.0, 1.0, 1.0, 1.0]
+
+
+def test_the_loss_scale_doubles_after_enough_good_steps_in_a_row(monkeypatch):
+    monkeypatch.setattr(LossScale, "GROWTH_STEPS", 3)
+    scale = LossScale()
+    values = []
+    for is_finite in (True, True, False, True, True, True, True, True, True):
+        scale.update(tf.constant(is_finite))
+        values.append(float(scale.value) / 2**15)
+    assert values == [1, 1, 0.5, 0.5, 0.5, 1, 1, 1, 2]

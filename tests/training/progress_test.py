@@ -1,4 +1,7 @@
+import tensorflow as tf
+
 from txl_keras.training import progress
+from txl_keras.training.progress import TensorBoard
 
 
 def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, capsys):
@@ -17,16 +20,6 @@ def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, capsys):
         f" {line}train=3.0 of train]\nstep 35: valid 2.5 of valid (best)\n",
         "",
     )
-
-
-def test_workers_that_are_not_the_chief_show_nothing(monkeypatch, capsys):
-    formatted = []  # which may take seconds
-    shown = progress.Progress(9, formatted.append, is_shown=False)
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", -1)
-    shown.report({"step": 1, "loss": None, "tokens_per_second": 2.0})
-    shown.score(1, 2.0, is_best=False)
-    assert capsys.readouterr() == ("", "")
-    assert not formatted
 
 
 def test_a_log_has_one_line_for_a_sample(capsys):
@@ -50,3 +43,36 @@ def test_a_terminal_shows_all_lines_of_a_sample(monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert "to be\n  or\ufffd not\n" in out
     assert "4/9" in err and "loss=1.500" in err and "tokens/s=13" in err
+
+
+def read(directory):
+    """What lies in the event files, by name and step."""
+    found = {}
+    for path in sorted(directory.glob("events.*")):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                content = tf.make_ndarray(value.tensor)
+                found[value.tag, event.step] = content.item()
+    return found
+
+
+def test_numbers_of_a_line_are_read_back(tmp_path):
+    board = TensorBoard(str(tmp_path))
+    board.write({"step": 20, "loss": 2.5, "note": "warm", "score": None})
+    board.write({"step": 40, "loss": 1.5, "valid": {"nll": 1.25, "tokens": 7}})
+    # Flushed: they are there while the run goes on.
+    assert read(tmp_path) == {
+        ("loss", 20): 2.5,
+        ("loss", 40): 1.5,
+        ("valid/nll", 40): 1.25,
+        ("valid/tokens", 40): 7.0,
+    }
+
+
+def test_a_text_is_shown_as_it_stands(tmp_path):
+    board = TensorBoard(str(tmp_path))
+    board.write_text("sample", "= Title =\n\n  two *words*\n", step=9)
+    # Four spaces make it code to Markdown, an empty line too.
+    assert read(tmp_path) == {
+        ("sample", 9): b"    = Title =\n    \n      two *words*\n"
+    }

@@ -1,9 +1,13 @@
+import json
+import socket
 from unittest import mock
 
 import pytest
 import tensorflow as tf
+from script_runs import run_code
 
 from txl_keras.training import strategy as strategies
+from txl_keras.training.stopping import EXIT_CODE
 
 
 @pytest.mark.parametrize("tpu", ["", "local", "my-slice"])
@@ -59,26 +63,68 @@ def test_the_cpu_is_split_before_it_is_used():
         strategies.create_strategy(num_cpu_devices=37)
 
 
-def make_loop(stop=0.0):
-    return strategies.host_loop(
+def test_host_loop_gives_the_results_of_each_step():
+    run = strategies.host_loop(
         tf.distribute.get_strategy(),
-        lambda x, stop: {"square": x * x, "double": 2 * x, "stop": stop},
-        tf.Variable(stop),
+        lambda x: {"square": x * x, "double": 2 * x},
     )
-
-
-def test_host_loop_gives_the_results_of_each_step_until_it_stops():
-    run = make_loop()
     iterator = iter(tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 4.0]))
     first = run(iterator, tf.constant(3))
-    assert first.keys() == {"square", "double", "stop"}
+    assert first.keys() == {"square", "double"}
     assert first["square"].numpy().tolist() == [1.0, 4.0, 9.0]
     assert first["double"].numpy().tolist() == [2.0, 4.0, 6.0]
     assert run(iterator, tf.constant(1))["square"].numpy().tolist() == [16.0]
 
-    run = make_loop(stop=1.0)
-    iterator = iter(tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 4.0]))
-    results = run(iterator, tf.constant(4))
-    assert results["double"].numpy().tolist() == [2.0]
-    assert results["stop"].numpy().tolist() == [1.0]
-    assert float(next(iterator)) == 2.0  # nothing was read in advance
+
+def tf_config(monkeypatch, cluster, index=0, job="worker"):
+    task = {"type": job, "index": index}
+    config = json.dumps({"cluster": cluster, "task": task})
+    monkeypatch.setenv("TF_CONFIG", config)
+
+
+def test_several_workers_are_mirrored(monkeypatch):
+    monkeypatch.setattr(
+        tf.distribute, "MultiWorkerMirroredStrategy", lambda: "many"
+    )
+    monkeypatch.setattr(strategies, "_bound_waiting", lambda _: None)
+    tf_config(monkeypatch, {"worker": ["a:1", "b:1"]}, index=1)
+    assert strategies.create_strategy() == "many"
+    with pytest.raises(ValueError, match="num_cpu_devices=2, TF_CONFIG="):
+        strategies.create_strategy(num_cpu_devices=2)
+
+
+def test_one_worker_alone_needs_no_strategy(monkeypatch):
+    tf_config(monkeypatch, {"worker": ["127.0.0.1:1"]})
+    assert strategies.create_strategy() is tf.distribute.get_strategy()
+
+
+@pytest.mark.parametrize("config", ["worker", "[]", '{"cluster": 3}'])
+def test_a_tf_config_that_makes_no_sense_is_shown(monkeypatch, config):
+    monkeypatch.setenv("TF_CONFIG", config)
+    with pytest.raises(ValueError, match="TF_CONFIG must be") as error:
+        strategies.create_strategy()
+    assert config in str(error.value)
+
+
+@pytest.mark.large  # 30 s
+def test_a_worker_that_does_not_come_is_told():
+    code = (
+        "from txl_keras.scripts import running\n"
+        "from txl_keras.training import strategy\n"
+        "strategy.TIMEOUT = 3\n"
+        "running.run(lambda _: strategy.create_strategy())"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as own, socket.socket() as two:
+        two.bind(("127.0.0.1", 0))  # and never listens
+        here, gone = (f"127.0.0.1:{end.getsockname()[1]}" for end in (own, two))
+    # TensorFlow connects all to the first worker.
+    for index in (0, 1):
+        config = {
+            "cluster": {"worker": [(here, gone), (gone, here)][index]},
+            "task": {"type": "worker", "index": index},
+        }
+        process = run_code(code, TF_CONFIG=json.dumps(config))
+        assert process.returncode == EXIT_CODE, process.stderr
+        message = "another worker ended, hangs or cannot be reached"
+        assert message in process.stderr
+        assert f"task:{1 - index}" in process.stderr

@@ -42,9 +42,9 @@ def save(directory, trainer, **kwargs):
 
 
 @pytest.fixture(scope="module")
-def rewind(stop):
+def rewind():
     seed_weights(3)
-    return trainer_rewinder(make_trainer(make_model(), stop=stop))
+    return trainer_rewinder(make_trainer(make_model()))
 
 
 @pytest.fixture
@@ -164,19 +164,6 @@ def test_rows_in_pieces_are_the_same_step(numbers_of_pieces, dropping):
         assert memory.valid_length.numpy().tolist() == [6] * 6
     for run in runs[1:]:
         assert_same(tf.nest.flatten(run), tf.nest.flatten(runs[0]), atol=2e-5)
-
-
-def test_a_step_ends_the_execution_where_a_stop_was_asked_for(trainer, stop):
-    iterator = make_iterator()
-    assert len(trainer.train(iterator, 3)["loss"]) == 3
-    assert not trainer.stopped
-    stop.variable.assign(1.0)
-    try:
-        assert len(trainer.train(iterator, 5)["loss"]) == 1
-    finally:
-        stop.variable.assign(0.0)
-    assert trainer.stopped
-    assert trainer.step.numpy() == 4
 
 
 def test_float16_learns_and_forgets_a_memory_that_overflows(rewind_float16):

@@ -22,6 +22,7 @@ from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.training.stopping import StopRequest
+from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import host_loop
 
 
@@ -61,12 +62,10 @@ class Evaluator:
         self.batch_size = batch_size
         self.segment_length = segment_length
         self.memory_length = memory_length
-        self._stop = stop or StopRequest()
+        self._stop = stop
         with strategy.scope():
             self.build(replica_batch_size(batch_size, strategy))
-        self._run = host_loop(
-            strategy, self.replica_step, self._stop.variable, ("token_nll",)
-        )
+        self._run = host_loop(strategy, self.replica_step, ("token_nll",))
 
     def build(self, rows: int) -> None:
         """Creates the memory of one replica and compiles what reads segments.
@@ -105,14 +104,14 @@ class Evaluator:
             )
         return self.model.softmax(hidden, batch["targets"])
 
-    def replica_step(self, batch: dict, stop: tf.Tensor) -> dict:
+    def replica_step(self, batch: dict) -> dict:
         """Runs one step on a replica; public so that it can be lowered."""
         found, weights = self.score_segment(batch), batch["weights"]
         sums = [tf.reduce_sum(value * weights) for value in found.values()]
         context = tf.distribute.get_replica_context()
-        sums = tf.stack([*sums, tf.reduce_sum(weights), stop])
+        sums = tf.stack([*sums, tf.reduce_sum(weights)])
         sums = tf.unstack(context.all_reduce("SUM", sums))
-        sums = zip((*found, "num_tokens", "stop"), sums, strict=True)
+        sums = zip((*found, "num_tokens"), sums, strict=True)
         return {**dict(sums), "token_nll": found["nll"]}
 
     @property
@@ -193,7 +192,6 @@ class Evaluator:
             start = time.monotonic()
             steps = min(steps, total - done)
             results = self._run(feed.next(steps), tf.constant(steps))
-            is_stopped = results.pop("stop").numpy().any()
             found = results.pop("token_nll").numpy()  # [steps, B, T]
             for name, values in results.items():
                 sums[name] += np.sum(values, dtype=np.float64)
@@ -207,8 +205,13 @@ class Evaluator:
             done += len(found)
             if on_progress:
                 on_progress(done, total)
-            if is_stopped and done < total:
-                return None
+            # On any worker.
+            if done < total and self._stop:
+                signals = gather_integers(
+                    self.strategy, bool(self._stop.signal)
+                )
+                if signals.any():
+                    return None
             if steps_per_execution is None:
                 # As many as take a second. The limit keeps the compile time of
                 # the first steps from distorting it.

@@ -75,7 +75,7 @@ class FitSteps:
             for name, value in batch.items()
         }
         batch["num_targets"] = batch["num_targets"][0]
-        nll = self.trainer.scored_step(batch, 0.0)[1]
+        nll = self.trainer.scored_step(batch)[1]
         if self.model.compute_dtype == "float16":
             batch = _without_overflows(batch, nll)
         return self._count(nll, batch)

@@ -17,7 +17,7 @@ from txl_keras.scripts.options import refuse
 from txl_keras.scripts.output import lasting_output
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.stopping import EXIT_CODE
-from txl_keras.training.workers import read_jobs
+from txl_keras.training.strategy import read_jobs
 
 # Errors caused by bad input or a full machine. Any other error is a bug, whose
 # traceback is shown.

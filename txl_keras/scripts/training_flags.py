@@ -177,7 +177,7 @@ def dtype_policy():
     return f"mixed_{FLAGS.precision}"
 
 
-def build_trainer(build_model, strategy, stop=None, batch_size=None):
+def build_trainer(build_model, strategy, batch_size=None):
     """Builds the `Trainer` of the flags."""
     given, steps = LanguageTraining.values(), FLAGS.max_steps
     warmup_steps = FLAGS.warmup_steps
@@ -204,7 +204,6 @@ def build_trainer(build_model, strategy, stop=None, batch_size=None):
         seed=FLAGS.seed,
         accumulate_steps=FLAGS.accumulate_steps,
         attention=given.get("attention") or None,
-        stop=stop,
     )
 
 

@@ -106,7 +106,7 @@ def _lower_step(path, rows, eval_rows):
     # Only shapes matter.
     tokens = np.zeros(4 * rows * (length + 1), "uint8")
     segments = Segments(tokens, rows, length, drop_remainder=True)
-    arguments = tf.nest.map_structure(tf.constant, (segments.batch(0), 0.0))
+    arguments = tf.nest.map_structure(tf.constant, (segments.batch(0),))
     path.write_bytes(lower(trainer.replica_step, arguments, replicas))
     return {
         "preset": FLAGS.preset,

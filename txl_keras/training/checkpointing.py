@@ -81,8 +81,9 @@ class Checkpoints:
         self._trainer = trainer
         self._max_to_keep = check_integer("max_to_keep", max_to_keep, 1)
         self._is_chief = is_chief(trainer.strategy)
-        self._damaged = set()  # steps
         self._writing = None
+        # The path of the newest undamaged checkpoint, once restored or saved.
+        self.latest = None
         # All but the memory, which differs by replica.
         self._variables = {
             "step": trainer.step,
@@ -93,21 +94,12 @@ class Checkpoints:
             },
         }
         if trainer.loss_scale:
-            for name in ("value", "good_steps"):
-                variable = getattr(trainer.loss_scale, name)
+            for name, variable in vars(trainer.loss_scale).items():
                 self._variables[f"loss_scale/{name}"] = variable
         self._memory = {
             f"memory/{i:03}": variable
             for i, variable in enumerate(trainer.memory.state_variables)
         }
-
-    @property
-    def latest(self) -> int | None:
-        """Returns the path of the newest undamaged checkpoint, or `None`."""
-        steps = set(saved_steps(self._directory)) - self._damaged
-        if not steps:
-            return None
-        return checkpoint_path(self._directory, max(steps))
 
     def save(self, results: dict | None = None) -> None:
         """Writes a checkpoint of the current step.
@@ -128,7 +120,6 @@ class Checkpoints:
         if not self._is_chief:
             return
         state = copies(self._variables)
-        self._damaged.discard(int(state["step"]))
         for name, value in memory.items():
             dtype = self._memory[name].dtype.as_numpy_dtype
             state[name] = value.numpy().astype(dtype)
@@ -136,9 +127,11 @@ class Checkpoints:
             state[f"results/{name}"] = values
         if self._run is not None:
             state["run"] = np.int64(self._run)
-        self._begin_writing(
-            write_checkpoint, self._directory, state, self._max_to_keep
-        )
+        self._writing = self._writer.submit(self._write, state)
+
+    def _write(self, state):
+        write_checkpoint(self._directory, state, self._max_to_keep)
+        self.latest = checkpoint_path(self._directory, state["step"])
 
     def save_best(self) -> None:
         """Writes the weights in place of the best ones so far."""
@@ -146,10 +139,7 @@ class Checkpoints:
         if self._is_chief:
             weights = copies(weights_by_name(self._trainer.model))
             step = int(self._trainer.step.numpy())
-            self._begin_writing(self._write_best, weights, step)
-
-    def _begin_writing(self, function, *args):
-        self._writing = self._writer.submit(function, *args)
+            self._writing = self._writer.submit(self._write_best, weights, step)
 
     def wait(self) -> None:
         """Waits until everything is written; raises the errors of `save`."""
@@ -181,8 +171,7 @@ class Checkpoints:
             self._writer.submit(int).result()
             remove_leftovers(self._directory)
         results = {}
-        steps = saved_steps(self._directory)
-        if steps:
+        if saved_steps(self._directory):
             shapes = shapes_of(self._variables)
             for name, variable in self._memory.items():
                 # The rows of all replicas, maybe more or fewer than before.
@@ -198,7 +187,7 @@ class Checkpoints:
                 for name, value in state.items()
                 if name.startswith("results/")
             }
-            self._damaged = {step for step in steps if step > state["step"]}
+            self.latest = checkpoint_path(self._directory, state["step"])
         step = int(self._trainer.step.numpy())
         found = gather_integers(self._trainer.strategy, step)
         if len(set(found)) > 1:
@@ -225,10 +214,8 @@ class Checkpoints:
 
     def _assign_memory(self, state):
         """Assigns the saved rows, from any number of replicas to any other."""
-        strategy, count = (
-            self._trainer.strategy,
-            self._trainer.memory.batch_size,
-        )
+        strategy = self._trainer.strategy
+        count = self._trainer.memory.batch_size
 
         def rows_of(context):
             first = context.replica_id_in_sync_group * count

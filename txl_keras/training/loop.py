@@ -15,13 +15,18 @@ from txl_keras.data.feed import Feed
 from txl_keras.metrics import bits_per_token
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.progress import Progress
+from txl_keras.training.progress import TensorBoard
 from txl_keras.training.stopping import StopRequest
+from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
-from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import device_memory
 from txl_keras.training.utilization import model_flops
 from txl_keras.training.utilization import peak_flops
+
+# Of one call, in which no signal is received. Clouds give 30 seconds from the
+# signal to the end of the machine.
+_MOST_SECONDS = 5
 
 
 @dataclasses.dataclass
@@ -62,8 +67,9 @@ class TrainingLoop:
             workdir.save_best,
             workdir.run_hash(),
         )
-        self.tensorboard = TensorBoard(self._is_chief and workdir.events)
-        self.progress = Progress(self.max_steps, self.describe, self._is_chief)
+        if self._is_chief:
+            self.tensorboard = TensorBoard(workdir.events)
+            self.progress = Progress(self.max_steps, self.describe)
         # Results of the steps since the last line, and the number and duration
         # of those that this process ran.
         self._pending = {}
@@ -80,18 +86,15 @@ class TrainingLoop:
         lines = self.workdir.read_metrics()
         losses = (x["loss"] for x in lines if x.get("loss") is not None)
         self._first_loss = next(losses, None)
-        self._best = self._kept_score()
+        # A run may have lost its best weights.
+        kept = self._scores().get(self.workdir.best_step())
+        self._best = kept["nll"] if kept else math.inf
         return step
 
     def is_finished(self):
         """Returns whether a restored run has nothing left to do."""
         step = int(self.trainer.step.numpy())
         return step == self.max_steps and self.workdir.is_finished()
-
-    def _kept_score(self):
-        """Returns the score of the best weights, infinity without any."""
-        kept = self._scores().get(self.workdir.best_step())
-        return kept["nll"] if kept else math.inf
 
     def run(self):
         """Trains; returns true at the last step, false if stopped."""
@@ -103,7 +106,7 @@ class TrainingLoop:
             self._utilization = model_flops(
                 model, *sizes, training=True
             ) / peak_flops(model.compute_dtype, strategy)
-            self.progress.update(step)
+            self._write(lambda: self.progress.update(step))
             # A run may have been stopped before this score.
             is_due = step > 0 and self._is_due(step, self.eval_every)
             if is_due and step not in self._scores():
@@ -111,25 +114,26 @@ class TrainingLoop:
                     return False
                 self._show(step)
             feed = Feed(self.segments, self.trainer.strategy, first_step=step)
+            most_steps = 1
             while step < self.max_steps:
                 boundary = self._next_boundary(step)
-                num_steps = boundary - step
+                num_steps = min(boundary - step, most_steps)
                 start = time.monotonic()
                 results = self.trainer.train(feed.next(num_steps), num_steps)
-                step += self._keep(results, time.monotonic() - start)
-                stopped = self.trainer.stopped
+                seconds = time.monotonic() - start
+                self._keep(results, seconds)
+                step += num_steps
+                stopped, most_steps = self._agree(num_steps / seconds)
                 if step == boundary:
                     self._write_line(step)
-                    is_scored = False
-                    if self._is_due(step, self.eval_every) and not stopped:
-                        is_scored = self._score(step)
-                        stopped = not is_scored
-                    if self._is_due(step, self.checkpoint_every) or stopped:
-                        self.checkpoints.save()
-                    if is_scored:
-                        self._show(step)
-                elif stopped:
+                is_scored = False
+                if self._is_due(step, self.eval_every) and not stopped:
+                    is_scored = self._score(step)
+                    stopped = not is_scored
+                if self._is_due(step, self.checkpoint_every) or stopped:
                     self.checkpoints.save(self._pending)
+                if is_scored:
+                    self._show(step)
                 if stopped:
                     return False
             return True
@@ -153,7 +157,8 @@ class TrainingLoop:
             self.checkpoints.wait()
             raise
         finally:
-            self.progress.close()
+            if self._is_chief:
+                self.progress.close()
 
     def _is_due(self, step, every):
         return step % every == 0 or step == self.max_steps
@@ -164,13 +169,20 @@ class TrainingLoop:
         return min(self.max_steps, *(step + n - step % n for n in every))
 
     def _keep(self, results, seconds):
-        """Appends the results of some steps; returns their number."""
+        """Appends the results of some steps."""
         for name, values in results.items():
             before = self._pending.get(name, values[:0])
             self._pending[name] = np.concatenate([before, values])
         self._seconds += seconds
         self._timed_steps += len(results["loss"])
-        return len(results["loss"])
+
+    def _agree(self, speed):
+        """Returns if any worker is to stop, and the most steps of a call."""
+        most_steps = max(1, int(_MOST_SECONDS * speed))
+        signals, numbers = gather_integers(
+            self.trainer.strategy, [bool(self.stop.signal), most_steps]
+        ).T
+        return signals.any(), int(numbers.min())
 
     def _write_line(self, step):
         """Writes the metrics of the steps since the last line."""
@@ -200,8 +212,23 @@ class TrainingLoop:
                 self.trainer.optimizer.iterations.numpy()
             )
         self._check_divergence(step, loss)
-        self._write(lambda: self.workdir.append_metrics(metrics))
-        self._report(metrics)
+        # Speed differs from run to run, so it is not in metrics.jsonl.
+        seconds, self._seconds = self._seconds / self._timed_steps, 0.0
+        self._timed_steps = 0
+        tokens = self.trainer.batch_size * self.segments.segment_length
+        speed = {
+            "tokens_per_second": tokens / seconds,
+            "utilization": self._utilization / seconds,
+        }
+
+        def write():
+            self.workdir.append_metrics(metrics)
+            metrics.update(speed)
+            self.progress.report(metrics)
+            metrics["device_memory_bytes"] = device_memory()
+            self.tensorboard.write(metrics)
+
+        self._write(write)
 
     def _in_bytes(self, nll, split):
         """Returns a loss in bits per byte, if that is known."""
@@ -221,20 +248,6 @@ class TrainingLoop:
                 f"The loss diverged: {loss:.4g} nats per token in the steps up "
                 f"to {step}, while uniform guessing gives {uniform:.4g}."
             )
-
-    def _report(self, metrics):
-        """Reports metrics and speed on the terminal and in TensorBoard."""
-        # Speed differs from run to run, so it is not in metrics.jsonl.
-        seconds = self._seconds / self._timed_steps
-        self._timed_steps, self._seconds = 0, 0.0
-        tokens = self.trainer.batch_size * self.segments.segment_length
-        speed = {
-            "tokens_per_second": tokens / seconds,
-            "utilization": self._utilization / seconds,
-        }
-        self.progress.report({**metrics, **speed})
-        speed["device_memory_bytes"] = device_memory()
-        self._write(lambda: self.tensorboard.write({**metrics, **speed}))
 
     def score_at(self, step):
         """Returns the validation score of a step, from metrics.jsonl."""
@@ -262,9 +275,13 @@ class TrainingLoop:
             self._best = scores["nll"]
             self.checkpoints.save_best()
         metrics = {"step": step, "valid": scores}
-        self._write(lambda: self.workdir.append_metrics(metrics))
-        self._write(lambda: self.tensorboard.write(metrics))
-        self.progress.score(step, scores["nll"], is_best)
+
+        def write():
+            self.workdir.append_metrics(metrics)
+            self.tensorboard.write(metrics)
+            self.progress.score(step, scores["nll"], is_best)
+
+        self._write(write)
         return True
 
     def _show(self, step):

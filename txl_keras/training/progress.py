@@ -1,10 +1,13 @@
-"""Progress of a run or a measurement: a bar, or without a terminal lines."""
+"""Progress of a run or a measurement: on a terminal, in a log, TensorBoard."""
 
 import contextlib
 import sys
+import textwrap
 import time
 import unicodedata
 
+import keras
+import tensorflow as tf
 from tqdm import tqdm
 
 _SECONDS_BETWEEN_LINES = 60
@@ -17,15 +20,14 @@ class ProgressBar:
 
     _lines = "stderr"
 
-    def __init__(self, total, unit, label=None, is_shown=True):
-        self._is_shown = is_shown
+    def __init__(self, total, unit, label=None):
         self._style = {"prefix": label or "", "unit": unit}
         self._bar = tqdm(
             total=total,
             desc=label,
             unit=unit,
             dynamic_ncols=True,
-            disable=None if is_shown else True,
+            disable=None,
         )
         self._start = None
 
@@ -39,7 +41,7 @@ class ProgressBar:
         if not bar.disable:
             bar.set_postfix(figures, refresh=False)
             bar.update(done - bar.n)
-        elif self._is_shown and now - self._shown >= _SECONDS_BETWEEN_LINES:
+        elif now - self._shown >= _SECONDS_BETWEEN_LINES:
             self._shown = now
             line = tqdm.format_meter(
                 done,
@@ -65,13 +67,13 @@ def progress_bar(total, unit, label=None):
 
 
 class Progress(ProgressBar):
-    """Shows the progress of training, unless `is_shown` is false."""
+    """Shows the progress of training."""
 
     _lines = "stdout"  # the log of a run
 
-    def __init__(self, max_steps, describe, is_shown=True):
+    def __init__(self, max_steps, describe):
         # `describe` formats nats per token of a split, "train" or "valid".
-        super().__init__(max_steps, "step", is_shown=is_shown)
+        super().__init__(max_steps, "step")
         self._describe = describe
 
     def report(self, metrics):
@@ -85,8 +87,6 @@ class Progress(ProgressBar):
 
     def score(self, step, nll, is_best):
         """Shows a validation score, in nats per token."""
-        if not self._is_shown:  # formatting may compress the text
-            return
         best = " (best)" if is_best else ""
         self._write(f"step {step}: valid {self._describe(nll, 'valid')}{best}")
 
@@ -101,9 +101,8 @@ class Progress(ProgressBar):
 
     def _write(self, text):
         """Prints lines, above the bar if there is one."""
-        if self._is_shown:
-            self._bar.write(_printable(text), file=sys.stdout)
-            sys.stdout.flush()
+        self._bar.write(_printable(text), file=sys.stdout)
+        sys.stdout.flush()
 
 
 def _printable(text):
@@ -114,3 +113,26 @@ def _printable(text):
     )
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
+
+
+class TensorBoard:
+    """Writes scalars and text for TensorBoard."""
+
+    def __init__(self, directory):
+        self._writer = tf.summary.create_file_writer(directory)
+
+    def write(self, metrics):
+        """Writes the numbers of a line of metrics.jsonl, which has a `step`."""
+        with self._writer.as_default(step=metrics["step"]):
+            for path, value in keras.tree.flatten_with_path(metrics):
+                if path != ("step",) and isinstance(value, (int, float)):
+                    tf.summary.scalar("/".join(map(str, path)), value)
+        self._writer.flush()
+
+    def write_text(self, name, text, step):
+        """Writes a text, shown without formatting."""
+        with self._writer.as_default():
+            # TensorBoard renders Markdown, where this is a code block.
+            block = textwrap.indent(text, "    ", lambda line: True)
+            tf.summary.text(name, block, step)
+        self._writer.flush()

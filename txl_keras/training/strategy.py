@@ -1,13 +1,21 @@
 """Distribution strategies, and functions that run on all of their replicas."""
 
+import functools
+import json
+import os
 import zlib
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
 
 from txl_keras.checks import check_integer
-from txl_keras.training.workers import bound_waiting
-from txl_keras.training.workers import read_jobs
+
+# Seconds to wait at the start until TensorFlow has connected all workers.
+TIMEOUT = 50
+# Seconds without a sign of life after which the others give up on a worker that
+# hangs. One that ends is noticed earlier, as its connections close.
+_HEARTBEAT_TIMEOUT = 30
 
 
 def create_strategy(
@@ -63,7 +71,7 @@ def create_strategy(
     if num_cpu_devices is not None:
         return _cpu_strategy(num_cpu_devices)
     if jobs:
-        bound_waiting(jobs)
+        _bound_waiting(jobs)
         return tf.distribute.MultiWorkerMirroredStrategy()
     gpus = tf.config.list_logical_devices("GPU")
     if len(gpus) > 1:
@@ -109,6 +117,45 @@ def _cpu_strategy(num_cpu_devices):
     )
 
 
+def read_jobs():
+    """Returns the addresses in TF_CONFIG by job, if there are two or more."""
+    text = os.environ.get("TF_CONFIG", "").strip()
+    try:
+        cluster = json.loads(text or "{}").get("cluster", {})
+        # The chief is the first worker under another name.
+        jobs = {name: [*cluster.get(name, [])] for name in ("chief", "worker")}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            "TF_CONFIG must be JSON such as "
+            '{"cluster": {"worker": ["HOST:PORT", ...]}, '
+            '"task": {"type": "worker", "index": 0}}. '
+            f"Received: {text} ({type(error).__name__}: {error})"
+        ) from error
+    jobs = {name: addresses for name, addresses in jobs.items() if addresses}
+    return jobs if sum(map(len, jobs.values())) > 1 else {}
+
+
+def _bound_waiting(jobs):
+    """Limits how long TensorFlow waits for a worker that is missing."""
+    # By default it waits an hour for workers to connect, and no signal and no
+    # other thread can end that.
+    context = eager_context.context()
+    context.configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{next(iter(jobs))}/replica:0/task:0",
+        cluster_register_timeout_in_ms=1000 * TIMEOUT,
+        heartbeat_timeout_in_ms=1000 * _HEARTBEAT_TIMEOUT,
+        coordinated_jobs=[
+            eager_context.coordination_config_pb2.CoordinatedJob(
+                name=name, num_tasks=len(job)
+            )
+            for name, job in jobs.items()
+        ],
+    )
+    # Otherwise the timeout is only that of reaching the first worker.
+    context.coordination_service.cluster_register_with_barrier = True
+
+
 def is_chief(strategy):
     """Returns whether this worker writes the files of a run."""
     return strategy.extended.should_checkpoint
@@ -124,14 +171,19 @@ def gather_integers(strategy, values):
     values = np.array([values], np.int64)
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return values
+    return _gatherer(strategy)(tf.constant(values)).numpy()
+
+
+@functools.cache
+def _gatherer(strategy):
+    """Returns the function of `gather_integers` for several workers."""
 
     @tf.function
-    def gather():
-        of_replicas = strategy.run(lambda: tf.constant(values))
+    def gather(values):
+        of_replicas = strategy.run(tf.identity, args=(values,))
         return strategy.gather(of_replicas, axis=0)
 
-    # Called itself, it would warn that `gather` is traced again each time.
-    return gather.get_concrete_function()().numpy()
+    return gather
 
 
 def check_alike(strategy, settings):
@@ -149,21 +201,18 @@ def check_alike(strategy, settings):
         )
 
 
-def host_loop(strategy, replica_step, stop, rows=()):
+def host_loop(strategy, replica_step, rows=()):
     """Returns a function that runs many steps on all replicas in one call."""
-    # It returns a dictionary of tensors with one entry per step, fewer if
-    # stopped. `replica_step` takes one element of the data and the value of
-    # `stop` on this worker. It returns scalars that are equal on all replicas,
-    # and for the names in `rows` a tensor of the rows of each. If its entry
-    # `stop`, a sum over replicas, is not 0, all workers end after this step.
+    # It returns a dictionary of tensors with one entry per step.
+    # `replica_step` takes one element of the data. It returns scalars that are
+    # equal on all replicas, and for the names in `rows` a tensor of the rows of
+    # each.
     names = []  # of the scalars, known once a step was traced
 
     # Not a `tf.function`: `strategy.run` would compile one graph for all
     # replicas, and XLA could not access the variables of the second replica.
     # Converting takes seconds, and only `run` has a loop over tensors.
-    @tf.autograph.experimental.do_not_convert
-    def step(*args):
-        return replica_step(*args)
+    step = tf.autograph.experimental.do_not_convert(replica_step)
 
     @tf.autograph.experimental.do_not_convert
     def join(values):
@@ -174,8 +223,7 @@ def host_loop(strategy, replica_step, stop, rows=()):
         names[:] = [name for name in values if name not in rows]
         # `Segments.distribute` assigns rows to replicas in this order.
         of_rows = [tf.concat(values[name], 0) for name in rows]
-        scalars = tf.stack([values[name][0] for name in names])
-        return values["stop"][0] > 0, [scalars, *of_rows]
+        return [tf.stack([values[name][0] for name in names]), *of_rows]
 
     # Without `reduce_retracing`, which would take away the static shapes of
     # the next data of other sizes.
@@ -184,17 +232,13 @@ def host_loop(strategy, replica_step, stop, rows=()):
         results = [
             tf.TensorArray(tf.float32, size=num_steps) for _ in (None, *rows)
         ]
-        done, stopped = 0, False
-        while done < num_steps and not stopped:
-            stopped, found = join(
-                strategy.run(step, args=(next(iterator), stop.read_value()))
-            )
+        for i in tf.range(num_steps):
+            found = join(strategy.run(step, args=(next(iterator),)))
             results = [
-                array.write(done, value)
+                array.write(i, value)
                 for array, value in zip(results, found, strict=True)
             ]
-            done += 1
-        scalars, *of_rows = (array.stack()[:done] for array in results)
+        scalars, *of_rows = (array.stack() for array in results)
         scalars = tf.unstack(scalars, len(names), 1)
         return dict(zip((*names, *rows), (*scalars, *of_rows), strict=True))
 

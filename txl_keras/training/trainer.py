@@ -3,7 +3,6 @@
 Letters: `B` batch over all replicas, `b` rows of one replica, `T` segment.
 """
 
-import functools
 from typing import Any
 
 import keras
@@ -19,9 +18,8 @@ from txl_keras.compilation import device_of
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.extending import registered
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.training.loss_scale import LossScale
-from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import host_loop
+from txl_keras.training.updates import LossScale
 from txl_keras.training.updates import accumulate
 from txl_keras.training.updates import apply_gradients
 from txl_keras.training.updates import check_supported
@@ -64,15 +62,11 @@ class Trainer:
             rows in memory. Each micro-batch uses the memory of its own rows.
         attention: Optional string, the name of a registered way of computing
             attention (see docs/extending.md), such as `"pallas"`.
-        stop: Optional `txl_keras.training.stopping.StopRequest`, whose signal
-            ends `train` early.
         jit_compile: Boolean, whether XLA may compile the step.
 
     Attributes:
         step: int64 `tf.Variable`, the number of steps done.
         seed: Integer, as given. If it is set, the next step uses it.
-        stopped: Boolean, whether `train` ended early because some worker
-            received a signal.
 
     Example:
 
@@ -111,7 +105,6 @@ class Trainer:
         seed: int = 0,
         accumulate_steps: int = 1,
         attention: str | None = None,
-        stop: Any = None,
         jit_compile: bool = True,
     ):
         check_supported(optimizer)
@@ -122,9 +115,13 @@ class Trainer:
         check_integer("seed", seed, 0)
         check_integer("accumulate_steps", accumulate_steps, 1)
         auxiliary = {id(v) for v in model.backbone.auxiliary_variables}
-        # The gradients of the model (False) and of auxiliary variables (True)
-        # have a norm each.
-        self._parts = [id(v) in auxiliary for v in model.trainable_variables]
+        is_auxiliary = [id(v) in auxiliary for v in model.trainable_variables]
+        # The gradients of the model and of auxiliary variables, by position.
+        # Each part has a norm of its own.
+        self._parts = [
+            np.flatnonzero(np.equal(is_auxiliary, kind))
+            for kind in sorted({*is_auxiliary})
+        ]
         self._loss_names = ["loss", "auxiliary_loss"][: 1 + bool(auxiliary)]
         self._rows = replica_batch_size(batch_size, strategy)
         if self._rows % accumulate_steps:
@@ -144,7 +141,6 @@ class Trainer:
         self.batch_size = batch_size
         self.clip_norm = clip_norm
         self.accumulate_steps = accumulate_steps
-        self.stopped = False
         with strategy.scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
             self._seed = tf.Variable(seed, dtype=tf.int64, trainable=False)
@@ -164,18 +160,17 @@ class Trainer:
             attention=attention,
             jit_compile=jit_compile,
         )
-        compile_function = functools.partial(
-            compile_layers, strategy=strategy, jit_compile=jit_compile
+        self._compiled_update = compile_layers(
+            self._update, strategy, jit_compile=jit_compile
         )
-        self._compiled_update = compile_function(self._update)
-        step, self.scored_step = self.replica_step, self._scored_step
+        self.scored_step = self._scored_step
         if not on_cpu and strategy.num_replicas_in_sync == 1:
             # With several GPUs only the parts around the all-reduce can be
             # compiled: XLA has no collectives there.
-            step = compile_function(step)
-            self.scored_step = compile_function(self._scored_step)
-        self._stop = stop or StopRequest()
-        self._run = host_loop(strategy, step, self._stop.variable)
+            self.scored_step = compile_layers(
+                self._scored_step, strategy, jit_compile=jit_compile
+            )
+        self._run = host_loop(strategy, lambda b: self.scored_step(b)[0])
 
     @property
     def seed(self):
@@ -194,11 +189,11 @@ class Trainer:
             num_steps: Integer.
 
         Returns:
-            Dictionary of NumPy vectors with one entry per step: `num_steps`, or
-            fewer if stopped. `loss` is in nats per token, `gradient_norm` is
-            before clipping, and `learning_rate` is that of the step. With
-            auxiliary variables also `auxiliary_loss`. In float16 also
-            `loss_scale`, and `skipped`, 1 if the step applied nothing.
+            Dictionary of NumPy vectors with one entry per step. `loss` is in
+            nats per token, `gradient_norm` is before clipping, and
+            `learning_rate` is that of the step. With auxiliary variables also
+            `auxiliary_loss`. In float16 also `loss_scale`, and `skipped`, 1 if
+            the step applied nothing.
 
         Raises:
             FloatingPointError: If a loss or gradient is not finite and the loss
@@ -208,11 +203,9 @@ class Trainer:
         first = int(self.step.numpy())
         results = self._run(iterator, tf.constant(num_steps))
         results = {name: value.numpy() for name, value in results.items()}
-        stopped = results.pop("stop")
-        self.stopped = bool(stopped.any())
         numbers = [results[x] for x in (*self._loss_names, "gradient_norm")]
         is_fatal = ~np.isfinite(numbers).all(axis=0)
-        if self.loss_scale and "loss_scale" in results:
+        if self.loss_scale:
             is_fatal &= results["loss_scale"] <= LossScale.SMALLEST
         if is_fatal.any():
             i = np.flatnonzero(is_fatal)[0]
@@ -226,62 +219,58 @@ class Trainer:
     # AutoGraph is off below because no Python `if` or `for` depends on tensors:
     # converting each function would delay the first step by seconds.
     @tf.autograph.experimental.do_not_convert
-    def replica_step(self, batch: dict, stop: Any) -> dict:
+    def replica_step(self, batch: dict) -> dict:
         """Runs one step of one replica; public so that it can be lowered."""
-        return self._scored_step(batch, stop)[0]
+        return self._scored_step(batch)[0]
 
     @tf.autograph.experimental.do_not_convert
-    def _scored_step(self, batch, stop):
+    def _scored_step(self, batch):
         """Runs one step of one replica; also returns nll `(b, T)`, if whole."""
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows
         losses, nll, gradients = self._compiled_gradients(
             batch, self.step, first_row
         )
-        # The only communication of replicas: one all-reduce of the gradients,
-        # the losses and `stop`. (`tf.identity`, because a sum over workers
-        # needs the device of a tensor, which loop variables do not have.)
-        gradients, losses, stop = context.all_reduce(
-            "SUM", (gradients, losses, tf.identity(stop))
-        )
+        # The only communication of replicas.
+        gradients, losses = context.all_reduce("SUM", (gradients, losses))
         results, is_counted = self._compiled_update(gradients)
         count = keras_internals.num_batches(self.optimizer)
         count.assign_add(tf.cast(is_counted, tf.int64))
         self.step.assign_add(1)
         results.update(zip(self._loss_names, losses, strict=True))
-        return {**results, "stop": stop}, nll
+        return results, nll
 
     @tf.autograph.experimental.do_not_convert
     def _update(self, gradients):
         """Clips the summed gradients and applies them to this replica."""
-        is_finite = True
         results = {"learning_rate": tf.identity(self.optimizer.learning_rate)}
         if self.loss_scale:
             factor = 1.0 / self.loss_scale.value
             gradients = [gradient * factor for gradient in gradients]
         gradients, finish = accumulate(self.optimizer, gradients)
-        parts = {}
-        for part, gradient in zip(self._parts, gradients, strict=True):
-            parts.setdefault(part, []).append(gradient)
-        norms = {part: self._norm(values) for part, values in parts.items()}
+        norms = [self._norm([gradients[i] for i in p]) for p in self._parts]
+        # That of auxiliary variables only if nothing else is trained.
+        results["gradient_norm"] = norms[0]
+        is_finite = True
         if self.loss_scale:
-            is_finite = tf.reduce_all(tf.math.is_finite([*norms.values()]))
+            is_finite = tf.reduce_all(tf.math.is_finite(norms))
             results["loss_scale"] = self.loss_scale.value.read_value()
             results["skipped"] = 1.0 - tf.cast(is_finite, tf.float32)
             self.loss_scale.update(is_finite)
 
         def apply():
-            clipped = {}
-            for part, values in parts.items():
+            clipped = list(gradients)
+            for part, norm in zip(self._parts, norms, strict=True):
                 if self.clip_norm is not None:
                     values, _ = tf.clip_by_global_norm(
-                        values, self.clip_norm, use_norm=norms[part]
+                        [gradients[i] for i in part],
+                        self.clip_norm,
+                        use_norm=norm,
                     )
-                clipped[part] = iter(values)
+                    for i, value in zip(part, values, strict=True):
+                        clipped[i] = value
             apply_gradients(
-                self.optimizer,
-                [next(clipped[part]) for part in self._parts],
-                self.model.trainable_variables,
+                self.optimizer, clipped, self.model.trainable_variables
             )
 
         is_applied = finish(is_finite)
@@ -289,9 +278,7 @@ class Trainer:
             apply()
         else:
             tf.cond(is_applied, apply, lambda: None)
-        # That of auxiliary variables only if nothing else is trained.
-        norm = norms.get(False, norms.get(True))
-        return {**results, "gradient_norm": norm}, is_finite
+        return results, is_finite
 
     @tf.autograph.experimental.do_not_convert
     def _gradients(self, batch, step, first_row):
@@ -320,40 +307,33 @@ class Trainer:
             """Returns rows as `(micro-batches, rows, ...)`."""
             return tf.reshape(value, (count, rows, *value.shape[1:]))
 
-        parts = tf.nest.map_structure(split, (batch, memory))
+        batch = tf.nest.map_structure(split, batch)
 
-        def add_micro_batch(i, sums, kept):
-            part = tf.nest.map_structure(lambda value: value[i], parts)
-            losses, _, new_memory, gradients = self._gradients_of_rows(
+        def add_micro_batch(i, sums, memory):
+            part = tf.nest.map_structure(lambda x: x[i], (batch, memory))
+            losses, _, new, gradients = self._gradients_of_rows(
                 *part, seed, first_row + i * rows
             )
             sums = tf.nest.map_structure(tf.add, sums, (losses, gradients))
-            kept = [
-                array.write(i, value)
-                for array, value in zip(
-                    kept, tf.nest.flatten(new_memory), strict=True
-                )
-            ]
-            return i + 1, sums, kept
+            memory = tf.nest.map_structure(
+                lambda x, y: tf.tensor_scatter_nd_update(x, [[i]], y[None]),
+                memory,
+                new,
+            )
+            return i + 1, sums, memory
 
         zeros = [tf.zeros(v.shape) for v in self.model.trainable_variables]
-        kept = [
-            tf.TensorArray(
-                value.dtype, count, element_shape=(rows, *value.shape[1:])
-            )
-            for value in tf.nest.flatten(memory)
-        ]
-        _, (losses, gradients), kept = tf.while_loop(
+        sums = (0.0,) * len(self._loss_names), zeros
+        _, (losses, gradients), memory = tf.while_loop(
             lambda i, *_: i < count,
             add_micro_batch,
-            (0, ((0.0,) * len(self._loss_names), zeros), kept),
+            (0, sums, tf.nest.map_structure(split, memory)),
         )
         # [micro-batches, rows, ...] -> [micro-batches * rows, ...], static
-        values = [
-            tf.reshape(array.stack(), value.shape)
-            for array, value in zip(kept, tf.nest.flatten(memory), strict=True)
-        ]
-        return losses, (), tf.nest.pack_sequence_as(memory, values), gradients
+        memory = tf.nest.map_structure(
+            lambda x: tf.reshape(x, (self._rows, *x.shape[2:])), memory
+        )
+        return losses, (), memory, gradients
 
     def _gradients_of_rows(self, batch, memory, seed, first_row):
         """Returns losses, the nll of targets, memory and gradient."""

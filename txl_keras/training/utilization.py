@@ -63,28 +63,11 @@ def model_flops(model, batch_size, segment_length, training=False):
 
 def peak_flops(dtype, strategy):
     """Measures the operations per second of the fastest matmul of a dtype."""
+
     # The matmuls run on all replicas of this worker at once, so that logical
     # devices that share one CPU add up to that CPU. Other workers are taken to
     # be as fast, but are not waited for: by the clock, each worker chooses
     # sizes and numbers of matmuls of its own.
-    multiply = _multiply_on_local_replicas(dtype, strategy)
-    best = 0.0
-    for size in _SIZES:
-        _seconds(multiply, size, 1)  # traces
-        # Enough that the time of the call and of `tf.fill` is negligible.
-        num_matmuls = 1 + int(_SECONDS_PER_TRIAL / _seconds(multiply, size, 1))
-        fastest = min(
-            _seconds(multiply, size, num_matmuls) for _ in range(_TRIALS)
-        )
-        best = max(best, 2 * size**3 * num_matmuls / fastest)
-        if fastest > num_matmuls * _SECONDS_PER_TRIAL:
-            break  # a larger size would take long and not be faster
-    return best * strategy.num_replicas_in_sync
-
-
-def _multiply_on_local_replicas(dtype, strategy):
-    """Returns a `tf.function(size, num_matmuls)` that ends when all is done."""
-
     def multiply(size, num_matmuls):
         # This matrix is its own square, so products neither grow nor vanish,
         # and it is made fast (random numbers took a third of a trial).
@@ -99,13 +82,21 @@ def _multiply_on_local_replicas(dtype, strategy):
         # Not `reduce`, for which all workers must make the same calls.
         return tf.add_n(strategy.experimental_local_results(shares))
 
-    return on_local_replicas
+    def seconds(size, num_matmuls):
+        start = time.perf_counter()
+        on_local_replicas(size, tf.constant(num_matmuls)).numpy()
+        return time.perf_counter() - start
 
-
-def _seconds(multiply, size, num_matmuls):
-    start = time.perf_counter()
-    multiply(size, tf.constant(num_matmuls)).numpy()
-    return time.perf_counter() - start
+    best = 0.0
+    for size in _SIZES:
+        seconds(size, 1)  # traces
+        # Enough that the time of the call and of `tf.fill` is negligible.
+        num_matmuls = 1 + int(_SECONDS_PER_TRIAL / seconds(size, 1))
+        fastest = min(seconds(size, num_matmuls) for _ in range(_TRIALS))
+        best = max(best, 2 * size**3 * num_matmuls / fastest)
+        if fastest > num_matmuls * _SECONDS_PER_TRIAL:
+            break  # a larger size would take long and not be faster
+    return best * strategy.num_replicas_in_sync
 
 
 def device_memory():

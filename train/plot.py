@@ -123,8 +123,11 @@ def _read():
         for path in FLAGS.numbers
     ]
     found = {numbers.get("picture") for numbers in files}
-    expected = f"`numbers` must be of {' or '.join(pictures)}, not {found}."
-    options.refuse(not found <= {*pictures}, expected)
+    options.refuse(
+        not found <= {*pictures},
+        f"`numbers` must be those of a picture of {' or '.join(pictures)}, "
+        f"not of {', '.join(sorted(map(str, found)))}.",
+    )
     units = [numbers["unit"] for numbers in files]
     several_runs.check_equal("numbers", "unit of tokens", units)
     models = [model for numbers in files for model in numbers["models"]]

@@ -33,14 +33,12 @@ def test_padding_has_no_influence(options):
     padding_test.test_a_row_reads_as_if_there_were_no_padding(
         feature_backbone(**options, num_layers=1)
     )
-    not_finite_test.test_padding_has_no_influence(options, np.nan)
+    not_finite_test.test_padding_has_no_influence(options)
 
 
 @EVERY
 def test_what_is_not_valid_may_be_anything(options):
-    not_finite_test.test_a_reset_equals_a_cold_start_in_every_bit(
-        options, np.nan
-    )
+    not_finite_test.test_a_reset_equals_a_cold_start_in_every_bit(options)
     not_finite_test.test_entries_that_are_not_valid_may_be_anything(options)
 
 

@@ -108,7 +108,8 @@ def train_and_score(loop, evaluate, test):
     wait_for_all(strategy)
     if is_trained:
         log(strategy, "Scoring test and finishing with the best weights.")
-        step = loop.workdir.best().restore_weights(loop.trainer.model)
+        loop.workdir.best().restore_weights(loop.trainer.model)
+        step = loop.workdir.best_step()
         with loop.stop.deferred():
             scores = {"valid": loop.score_at(step), "test": evaluate(test)}
     if scores["test"] is None:

@@ -44,11 +44,9 @@ def test_what_is_not_valid_may_be_anything(options):
 
 # With same-layer recurrence memory depends on the segments.
 @pytest.mark.parametrize("name", ["compressive", "gtrxl"])
-def test_a_text_is_continued(name, monkeypatch):
-    config = {**BACKBONES[name], "memory_length": 40}
-    monkeypatch.setitem(generate_test.CONTINUED, name, config)
+def test_a_text_is_continued(name):
     generate_test.test_a_text_is_continued_without_reading_it_again(
-        name, "beam"
+        {**BACKBONES[name], "memory_length": 40}, "beam"
     )
 
 

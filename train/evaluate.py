@@ -166,9 +166,7 @@ def _evaluate(workdir, chosen, stop):
     if scores is None:
         print("Stopped; run the same command again.")
         sys.exit(EXIT_CODE)
-    measured = report.measure_text(tokenizer, tokens)
-    scores = report.add_bits_per_byte(scores, measured)
-    scores |= report.left_out(tokens, split.tokens)
+    scores = report.complete(scores, tokenizer, tokens, split.tokens)
     print(f"{name}, {FLAGS.split}: {report.describe(scores, tokenizer)}")
     if FLAGS.token_nll is not None:
         with (

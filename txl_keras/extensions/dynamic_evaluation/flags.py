@@ -6,7 +6,7 @@ from txl_keras.checks import check_number
 from txl_keras.data import Segments
 from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.evaluation.backup import Backup
-from txl_keras.evaluation.report import score
+from txl_keras.evaluation.report import describe
 from txl_keras.extensions.dynamic_evaluation.evaluator import DynamicEvaluator
 from txl_keras.extensions.dynamic_evaluation.evaluator import (
     collect_mean_square,
@@ -141,7 +141,7 @@ def _search(evaluator, valid, pairs, tokenizer):
         losses[pair] = scores["nll"]
         print(
             f"valid, learning rate {pair[0]:g}, decay {pair[1]:g}: "
-            f"{score(scores['nll'], tokenizer)}",
+            f"{describe({'nll': scores['nll']}, tokenizer)}",
             flush=True,
         )
     if not losses:

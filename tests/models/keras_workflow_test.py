@@ -13,6 +13,7 @@ from factories import assert_same
 from factories import random_ids
 from factories import rewinder
 from factories import rows_of
+from factories import seed_weights
 from factories import small_backbone
 from factories import small_model as model_of
 
@@ -59,6 +60,7 @@ def compiled(model=None, optimizer=None, **config):
 
 @pytest.fixture(scope="module")
 def rewind():
+    seed_weights(1)
     return rewinder(compiled(jit_compile=True))
 
 
@@ -468,7 +470,7 @@ def test_a_backup_goes_on_with_the_data_of_a_later_epoch(
 
     model = rewind()
     losses = fit()
-    assert losses[1] - losses[2] > 0.001
+    assert abs(losses[1] - losses[2]) > 0.001  # else epochs are alike
     expected = model.get_weights()
     for callbacks in ([_Interrupt()], [_Interrupt()], []):
         model = rewind()

@@ -315,11 +315,13 @@ class Trainer:
                 *part, seed, first_row + i * rows
             )
             sums = tf.nest.map_structure(tf.add, sums, (losses, gradients))
-            memory = tf.nest.map_structure(
-                lambda x, y: tf.tensor_scatter_nd_update(x, [[i]], y[None]),
-                memory,
-                new,
-            )
+
+            def put(x, y):
+                if 0 in x.shape:  # no memory: TensorFlow refuses the update
+                    return x
+                return tf.tensor_scatter_nd_update(x, [[i]], y[None])
+
+            memory = tf.nest.map_structure(put, memory, new)
             return i + 1, sums, memory
 
         zeros = [tf.zeros(v.shape) for v in self.model.trainable_variables]

@@ -169,32 +169,33 @@ def _evaluate(workdir, chosen, stop):
     if workdir is None:
         return
     path = workdir.file(f"evaluation_{FLAGS.split}")
-    written = [f"{path}.json"]
     if FLAGS.position_curve:
-        curve = report.position_curve(nll, documents)
-        scores["position_curve"] = curve
-        starts = [bucket["start"] for bucket in curve]
-        losses = {FLAGS.split: (starts, [bucket["nll"] for bucket in curve])}
-        label = f"position of the {tokenizer.unit} in its document, from"
-        written.append(f"{path}_positions.png")
-        plot_losses(losses, written[-1], label, tokenizer.unit, starts)
-    if FLAGS.html:
-        reader = registered("page")["surprise"](
-            model, tokenizer, settings["segment_length"]
-        )
-        data = reader.read(tokens[:_MAX_PAGE_TOKENS])
-        page = reader.page(f"{name}, {FLAGS.split}", data)
-        written.append(f"{path}.html")
-        write_text(page, written[-1])
+        scores["position_curve"] = report.position_curve(nll, documents)
     # In place of an earlier one with the same settings. Read now, because
-    # another process may have added a result meanwhile.
+    # another process may have added a result meanwhile; written before what
+    # may fail.
     others = [
         result
         for result in workdir.read_evaluations(FLAGS.split)
         if not settings.items() <= result.items()
     ]
-    write_json([*others, {**settings, **scores}], written[0])
-    print(*map("Written to {}".format, written), sep="\n")
+    write_json([*others, {**settings, **scores}], f"{path}.json")
+    print(f"Written to {path}.json")
+    if FLAGS.position_curve:
+        curve = scores["position_curve"]
+        starts = [bucket["start"] for bucket in curve]
+        losses = {FLAGS.split: (starts, [bucket["nll"] for bucket in curve])}
+        label = f"position of the {tokenizer.unit} in its document, from"
+        picture = f"{path}_positions.png"
+        plot_losses(losses, picture, label, tokenizer.unit, starts)
+        print(f"Written to {picture}")
+    if FLAGS.html:
+        reader = registered("page")["surprise"](
+            model, tokenizer, settings["segment_length"]
+        )
+        data = reader.read(tokens[:_MAX_PAGE_TOKENS])
+        write_text(reader.page(f"{name}, {FLAGS.split}", data), f"{path}.html")
+        print(f"Written to {path}.html")
 
 
 def _check_flags():

@@ -203,9 +203,11 @@ def main(_):
         verbose=1 if sys.stdout.isatty() else 2,
     ).history
     # The last step may ruin only val_loss.
-    if not np.isfinite([history["loss"], history["val_loss"]]).all():
+    losses = np.array([history["loss"], history["val_loss"]])
+    bad = losses[~np.isfinite(losses)]
+    if len(bad):
         raise FloatingPointError(
-            f"The loss is nan in epoch {len(history['loss'])}. Try a lower "
+            f"The loss is {bad[0]} in epoch {losses.shape[1]}. Try a lower "
             f"learning rate. Received: --learning_rate={FLAGS.learning_rate}"
         )
 

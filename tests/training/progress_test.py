@@ -46,7 +46,7 @@ def test_a_terminal_shows_all_lines_of_a_sample(monkeypatch, capsys):
 
 
 def read(directory):
-    """What lies in the event files, by name and step."""
+    """Returns what lies in the event files, by name and step."""
     found = {}
     for path in sorted(directory.glob("events.*")):
         for event in tf.compat.v1.train.summary_iterator(str(path)):

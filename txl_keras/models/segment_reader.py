@@ -171,7 +171,7 @@ class SegmentReader:
         dtype = self._backbone.compute_dtype
         return read_variables(self._holder.memory, dtype)
 
-    def read(self, token_ids: Tensor) -> bytes:
+    def read(self, token_ids: Tensor) -> tuple[Tensor, Any]:
         """Reads a segment without changing the memory.
 
         Args:

@@ -108,8 +108,9 @@ def train_and_score(loop, evaluate, test):
     wait_for_all(strategy)
     if is_trained:
         log(strategy, "Scoring test and finishing with the best weights.")
-        loop.workdir.best().restore_weights(loop.trainer.model)
-        step = loop.workdir.best_step()
+        best = loop.workdir.best()
+        best.restore_weights(loop.trainer.model)
+        step = best.training["step"]
         with loop.stop.deferred():
             scores = {"valid": loop.score_at(step), "test": evaluate(test)}
     if scores["test"] is None:

@@ -188,9 +188,8 @@ def save(tmp_path_factory):
     return save
 
 
-@pytest.mark.parametrize("name", ["bpe", "like XLNet"])
-def test_threads_may_call_it_at_once(name, save):
-    texts = [TEXT] * 3
+def test_threads_may_call_it_at_once(save):
+    name, texts = "like XLNet", [TEXT] * 3
     for graph in (
         GraphTokenizer(build(name)),
         tf.saved_model.load(save(name)),
@@ -203,7 +202,7 @@ def test_threads_may_call_it_at_once(name, save):
 
 
 def test_loaded_tokenizers_are_told_apart(save):
-    names = ["bpe", "like Llama", "like XLNet", "words", "words of lines"]
+    names = ["bpe", "like XLNet", "words", "words of lines"]
     loaded = {n: tf.saved_model.load(save(n)) for n in names}
     for _ in range(2):
         for name, graph in loaded.items():

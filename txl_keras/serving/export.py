@@ -144,24 +144,23 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
         max_batch_size,
         max_generate_length,
     )
-    encoder, tracked = None, []
+    encoder, resources = None, []
     if tokenizer is not None:
         check_vocabulary(tokenizer, model.backbone.vocabulary_size)
         model.backbone.check_takes_padding()
         encoder = GraphTokenizer(tokenizer)
-        own, tracked = {"tokenizer": type(tokenizer).__name__}, [encoder]
+        own, resources = {"tokenizer": type(tokenizer).__name__}, [encoder]
     endpoints = served.endpoints(encoder)
     if tokenizer is None:
         num_slots = num_slots if served.backbone.remembers else 0
         own = {"num_slots": num_slots}
         if num_slots:
-            slots = Slots(served, num_slots)
-            endpoints |= slots.endpoints()
-            tracked = [slots, *slots.variables]
+            resources = [Slots(served, num_slots)]
+            endpoints |= resources[0].endpoints()
     write_saved_model(
         path,
         endpoints,
-        [*served.variables, *tracked],
+        resources,
         {**served.settings, **own},
         settings,
         assets,

@@ -99,7 +99,7 @@ def export_classifier(
     write_saved_model(
         path,
         {"classify": (classify, [tf.TensorSpec((None,), tf.string, "text")])},
-        [encoder, *(weight.value for weight in model.weights)],
+        [encoder],
         {
             "model": model.get_config(),
             "tokenizer": type(tokenizer).__name__,

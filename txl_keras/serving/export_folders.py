@@ -28,22 +28,23 @@ def check_path(path):
 
 
 def write_saved_model(
-    path, endpoints, tracked, settings, more_settings, assets, defaults=()
+    path, endpoints, resources, settings, more_settings, assets, defaults=()
 ):
     """Writes a SavedModel, with `settings.json` and files in `assets/`."""
     # `endpoints` maps the name of a signature to a function and its input
-    # specs; the first is also `serving_default`. `tracked` are the variables,
-    # tables and other resources that the functions use. For `defaults` see
-    # `traced`.
+    # specs; the first is also `serving_default`. `resources` are the tables
+    # and other resources that the functions use, besides variables. For
+    # `defaults` see `traced`.
     # Not `keras.export.ExportArchive`, which traces each function once more.
     signatures = {
         name: traced(*endpoint, settings["max_batch_size"], defaults)
         for name, endpoint in endpoints.items()
     }
     module = tf.Module()
-    module.tracked = tracked
+    module.tracked = [*resources]
     for name, function in signatures.items():
         setattr(module, name, function)
+        module.tracked.extend(function.get_concrete_function().variables)
     signatures["serving_default"] = next(iter(signatures.values()))
     with export_folder(path, settings, more_settings, assets) as unfinished:
         tf.saved_model.save(module, unfinished, signatures)

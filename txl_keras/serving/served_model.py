@@ -90,25 +90,6 @@ class ServedModel:
             "max_generate_length": max_generate_length,
         }
 
-    @property
-    def variables(self):
-        """Returns all variables that signatures read."""
-        return [
-            *self._used_weights(),
-            *tf.nest.flatten(self._positions),
-            *self._initial.values(),
-        ]
-
-    def _used_weights(self):
-        """Returns the variables that a call reads: not those of positions."""
-        project = tf.function(self.backbone.project_positions, autograph=False)
-        variables = project.get_concrete_function(1).variables
-        not_read = {id(variable) for variable in variables}
-        if self.backbone.reads_all_weights:
-            not_read = set()
-        weights = [weight.value for weight in self.model.weights]
-        return [value for value in weights if id(value) not in not_read]
-
     def positions(self, max_length):
         """Returns projected positions for segments of up to `max_length`."""
         # They are sorted by descending distance, so the nearest are last.

@@ -8,23 +8,15 @@ import time
 
 import pytest
 from contrast import check_contrast
-from factories import byte_model
 
-from txl_keras.pages.playground import Playground
 from txl_keras.pages.server import DemoServer
 
-M = 9
 JSON = {"Content-Type": "application/json"}
 QUESTION = {
     "prompt": "a", "max_tokens": 13, "temperature": 1.0, "top_k": None,
     "top_p": None, "seed": 3, "other_memory_length": 4,
 }  # fmt: skip
 HOSTILE = "</textarea></script><script>window.hacked = 1</script><b>é</b>"
-
-
-@pytest.fixture(scope="module")
-def playground():
-    return Playground(byte_model(memory_length=M, initializer_stddev=0.5))
 
 
 @pytest.fixture(scope="module")

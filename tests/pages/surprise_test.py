@@ -14,23 +14,13 @@ from txl_keras.data import ByteTokenizer
 from txl_keras.data import IdTokenizer
 from txl_keras.pages import surprise_page
 
-T, M = 7, 5
+T = 7  # of `reader`
 TEXT = "a <b>é</b>\n\t</script><script>window.hacked = 1</script> & 'x' \\u003c"
 
 
 @pytest.fixture(scope="module")
-def model():
-    # Large weights, so that the tokens before matter.
-    return small_model(
-        vocabulary_size=256, memory_length=M, initializer_stddev=0.5
-    )
-
-
-@pytest.fixture(scope="module")
 def page(model):
-    return surprise_page(
-        model, TEXT, ByteTokenizer(), segment_length=T, title="A <i>title</i>"
-    )
+    return surprise_page(model, TEXT, None, T, title="A <i>title</i>")
 
 
 class _Elements(html.parser.HTMLParser):
@@ -111,15 +101,13 @@ def test_the_text_of_a_stranger_is_no_part_of_the_page(page):
         (b"a\xc3", ["a", "\ufffd"]),  # a character that is cut off
     ],
 )
-def test_each_token_has_its_text(model, data, texts):
-    page = surprise_page(
-        model, np.frombuffer(data, "uint8"), ByteTokenizer(), segment_length=T
-    )
-    tokens = _Elements(page).data["tokens"]
+def test_each_token_has_its_text(reader, data, texts):
+    tokens = reader.read(np.frombuffer(data, "uint8"))["tokens"]
     assert [token["text"] for token in tokens] == texts
 
 
-def test_wrong_arguments_are_errors(model):
+def test_wrong_arguments_are_errors():
+    model = small_model(vocabulary_size=256, num_layers=1)
     size = "`text` must have at least 2 and"
     for wrong, message in (
         ({"tokenizer": None}, "`tokenizer` must be set"),

@@ -439,10 +439,6 @@ class CompressiveBackbone(TransformerXLBackbone):
         return self.past_length(memory_length) + more
 
     @property
-    def reads_all_weights(self):
-        return self.compression == "most_used"
-
-    @property
     def auxiliary_variables(self):
         return [w for x in self.compressions for w in x.trainable_weights]
 

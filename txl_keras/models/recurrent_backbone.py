@@ -83,8 +83,6 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
     # False with absolute positions: no segment continues from the memory of
     # another, and padding changes a text's hidden states.
     remembers = True
-    # True if `append` reads the weights of `project_positions`, too.
-    reads_all_weights = False
     # True if a token depends on a limited number of segments.
     has_finite_reach = True
     # The most tokens that a segment may have, or None.

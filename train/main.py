@@ -21,6 +21,7 @@ from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation import report
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.extending import registered
+from txl_keras.metrics import bits_per_token
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
@@ -182,8 +183,10 @@ def _describe_step(trainer):
 
 def _describe(tokenizer, sizes, nll, split):
     """Returns words for nats per token of a split."""
-    facts = sizes and {"bytes_per_token": sizes[split]}
-    return report.score(nll, tokenizer, facts)
+    scores = {"nll": nll}
+    if sizes:
+        scores["bits_per_byte"] = bits_per_token(nll) / sizes[split]
+    return report.describe(scores, tokenizer)
 
 
 def _print_results(workdir, tokenizer):

@@ -7,11 +7,9 @@ from txl_keras.data import ByteTokenizer
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import Segments
 from txl_keras.data import WordTokenizer
-from txl_keras.evaluation.report import add_bits_per_byte
+from txl_keras.evaluation.report import complete
 from txl_keras.evaluation.report import describe
-from txl_keras.evaluation.report import measure_text
 from txl_keras.evaluation.report import position_curve
-from txl_keras.evaluation.report import score
 
 WORDS = WordTokenizer(["<eos>", "<unk>", "a"])
 
@@ -27,31 +25,30 @@ def scores_of(bits, num_tokens):
 def test_bits_of_all_tokens_are_those_of_the_bytes_that_were_scored():
     tokenizer = CharacterTokenizer("a€")
     tokens = tokenizer.encode("a€" * 50)  # 200 bytes
-    text = measure_text(tokenizer, tokens)
-    scores = add_bits_per_byte(scores_of(3.0, 99), text)
-    assert scores["bits_per_byte"] == pytest.approx(3 * 99 / (200 - 1))
-    assert scores["num_tokens"] == 99
-    # They find the repetition.
-    assert 0 < scores["compressors"]["gzip -9"] < 2
-    assert 0 < scores["compressors"]["xz -9"] < 4
-    text = measure_text(tokenizer, tokens[::-1])
-    scores = add_bits_per_byte(scores_of(3.0, 99), text)
-    assert scores["bits_per_byte"] == pytest.approx(3 * 99 / (200 - 3))
+    for ids, first in ((tokens, 1), (tokens[::-1], 3)):
+        scores = complete(scores_of(3.0, 99), tokenizer, ids, ids)
+        assert scores["bits_per_byte"] == pytest.approx(3 * 99 / (200 - first))
+        assert scores["num_tokens"] == 99
+        # They find the repetition.
+        assert 0 < scores["compressors"]["gzip -9"] < 2
+        assert 0 < scores["compressors"]["xz -9"] < 4
 
 
 def test_of_bytes_the_number_printed_is_the_number_written():
-    text = measure_text(ByteTokenizer(), list(b"one"))
-    scores = add_bits_per_byte(scores_of(3.0, 2), text)
+    text, tokenizer = list(b"one"), ByteTokenizer()
+    scores = complete(scores_of(3.0, 2), tokenizer, text, [*text, 7])
     assert scores["bits_per_byte"] == pytest.approx(scores["bits_per_token"])
-    assert describe(scores, ByteTokenizer()).startswith("3.000 bits per byte")
+    assert describe(scores, tokenizer).startswith(
+        "3.000 bits per byte over the first 2 of 3 tokens (gzip"
+    )
     scores = scores_of(3.0, 1)  # firsts of documents are not scored
-    assert add_bits_per_byte(scores, text) == scores
+    assert complete(scores, tokenizer, text, text) == scores
 
 
 def test_a_tokenizer_that_loses_text_has_no_bits_per_byte():
-    text = measure_text(WORDS, [1, 1, 0])
-    assert add_bits_per_byte(scores_of(3.0, 2), text) == scores_of(3.0, 2)
-    assert score(2.0, WORDS, text) == "7.39 ppl"
+    scores = scores_of(3.0, 2)
+    assert complete(scores, WORDS, [1, 1, 0], [1, 1, 0]) == scores
+    assert describe({"nll": 2.0}, WORDS) == "7.39 ppl"
 
 
 @pytest.mark.parametrize(

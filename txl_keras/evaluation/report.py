@@ -25,13 +25,17 @@ def bytes_per_token(tokenizer, tokens):
     return (all_tokens - first) / (len(tokens) - 1)
 
 
-def measure_text(tokenizer, tokens):
-    """Returns the facts for `add_bits_per_byte`, `None` if text is lost."""
+def complete(scores, tokenizer, tokens, all_tokens):
+    """Adds what depends on the text, of which `tokens` were scored."""
+    # `bits_per_byte` and `compressors` if every byte was scored; `of_tokens`,
+    # the number that can be scored, if only some were.
+    left_out = {}
+    if len(tokens) != len(all_tokens):
+        left_out = {"of_tokens": len(all_tokens) - 1}
     mean = bytes_per_token(tokenizer, tokens)
-    if mean is None:
-        return None
-    text = tokenizer.decode_bytes(tokens)
-    compressors = {}
+    if mean is None or scores["num_tokens"] != len(tokens) - 1:
+        return {**scores, **left_out}
+    text, compressors = tokenizer.decode_bytes(tokens), {}
     if len(text) <= COMPRESSED_BYTES:
         for name, packed in (
             ("gzip -9", gzip.compress(text, compresslevel=9)),
@@ -39,47 +43,11 @@ def measure_text(tokenizer, tokens):
         ):
             compressors[name] = 8 * len(packed) / len(text)
     return {
-        "num_tokens": len(tokens) - 1,
-        "bytes_per_token": mean,
-        "compressors": compressors,
-    }
-
-
-def add_bits_per_byte(scores, text):
-    """Adds `bits_per_byte` and `compressors` to scores of whole texts."""
-    if text is None or scores["num_tokens"] != text["num_tokens"]:
-        return scores
-    return {
         **scores,
-        "bits_per_byte": scores["bits_per_token"] / text["bytes_per_token"],
-        "compressors": text["compressors"],
+        "bits_per_byte": scores["bits_per_token"] / mean,
+        "compressors": compressors,
+        **left_out,
     }
-
-
-def complete(scores, tokenizer, tokens, all_tokens):
-    """Adds facts of the text to the scores of its first `tokens`."""
-    scores = add_bits_per_byte(scores, measure_text(tokenizer, tokens))
-    if len(tokens) < len(all_tokens):
-        scores = {**scores, "of_tokens": len(all_tokens) - 1}
-    return scores
-
-
-def score(nll, tokenizer, text=None, over=""):
-    """Formats a loss in nats per token in its usual unit: `"1.061 bpc"`."""
-    # With `text`, a result of `measure_text`, also in bits per byte, beside
-    # those of compressors. `over` follows the first score.
-    name, convert = measure(tokenizer.unit)
-    digits = 2 if convert is perplexity else 3
-    line = f"{convert(nll):.{digits}f} {name}{over}"
-    if text is None:
-        return line
-    if tokenizer.unit != "byte":
-        bits_per_byte = bits_per_token(nll) / text["bytes_per_token"]
-        line += f", {bits_per_byte:.3f} bits per byte"
-    others = [
-        f"{k} {bits:.3f}" for k, bits in text.get("compressors", {}).items()
-    ]
-    return f"{line} ({', '.join(others)})" if others else line
 
 
 def measure(unit):
@@ -95,16 +63,21 @@ def measure(unit):
 
 
 def describe(scores, tokenizer):
-    """Formats scores, with `bits_per_byte` if they have it, as one line."""
-    # If `max_eval_tokens` left tokens out, `of_tokens` is the number of all.
-    tokens = f"{scores['num_tokens']:,}"
-    if scores.get("of_tokens"):
-        tokens = f"the first {tokens} of {scores['of_tokens']:,}"
-    text = None
-    if "bits_per_byte" in scores:
-        size = scores["bits_per_token"] / scores["bits_per_byte"]
-        text = {**scores, "bytes_per_token": size}
-    return score(scores["nll"], tokenizer, text, f" over {tokens} tokens")
+    """Formats scores in their usual units: `"1.061 bpc over 99 tokens"`."""
+    name, convert = measure(tokenizer.unit)
+    digits = 2 if convert is perplexity else 3
+    line = f"{convert(scores['nll']):.{digits}f} {name}"
+    if "num_tokens" in scores:
+        tokens = f"{scores['num_tokens']:,}"
+        if "of_tokens" in scores:
+            tokens = f"the first {tokens} of {scores['of_tokens']:,}"
+        line += f" over {tokens} tokens"
+    if "bits_per_byte" in scores and tokenizer.unit != "byte":
+        line += f", {scores['bits_per_byte']:.3f} bits per byte"
+    others = [
+        f"{k} {bits:.3f}" for k, bits in scores.get("compressors", {}).items()
+    ]
+    return f"{line} ({', '.join(others)})" if others else line
 
 
 def learning_curve(metrics):

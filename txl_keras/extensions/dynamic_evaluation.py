@@ -23,7 +23,7 @@ from txl_keras.evaluation.backup import Backup
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import scores_of
 from txl_keras.evaluation.evaluator import segments_in_memory
-from txl_keras.evaluation.report import score
+from txl_keras.evaluation.report import describe
 from txl_keras.extending import register
 from txl_keras.layers.memory import assign_variables
 from txl_keras.scripts import data_flags
@@ -453,7 +453,7 @@ def _search(evaluator, valid, pairs, tokenizer):
         losses[pair] = scores["nll"]
         print(
             f"valid, learning rate {pair[0]:g}, decay {pair[1]:g}: "
-            f"{score(scores['nll'], tokenizer)}",
+            f"{describe({'nll': scores['nll']}, tokenizer)}",
             flush=True,
         )
     if not losses:

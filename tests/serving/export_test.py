@@ -15,7 +15,7 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.samplers.sampler import NO_EFFECT
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
-from txl_keras.serving.graph_checks import traced
+from txl_keras.serving.export_folders import traced
 from txl_keras.serving.served_model import SAMPLING
 from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.slots import Slots

@@ -5,7 +5,7 @@ from factories import small_model
 
 from txl_keras.data import CharacterTokenizer
 from txl_keras.serving import Sampler
-from txl_keras.serving.graph_checks import traced
+from txl_keras.serving.export_folders import traced
 from txl_keras.serving.graph_tokenizers import GraphTokenizer
 from txl_keras.serving.served_model import SAMPLING
 from txl_keras.serving.served_model import ServedModel

@@ -13,7 +13,6 @@ from txl_keras.checks import check_vocabulary
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import write_saved_model
-from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_tokenizers import GraphTokenizer
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.types import PathLike
@@ -84,11 +83,10 @@ def export_classifier(
     names = tf.constant(label_names)
 
     def classify(text):
-        token_ids, lengths = encoder.encode(text)
+        token_ids, lengths = encoder.encode_input("text", text)
         if max_tokens is not None:
             token_ids = token_ids[:, :max_tokens]
             lengths = tf.minimum(lengths, max_tokens)
-        lengths = check_not_empty("text", lengths)
         logits = model((token_ids, lengths), training=False)
         return {
             "label": tf.gather(names, tf.argmax(logits, axis=1)),

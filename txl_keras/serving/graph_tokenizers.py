@@ -9,6 +9,7 @@ Letters: `B` batch, `P` and `T` tokens of the longest row.
 
 import tensorflow as tf
 
+from txl_keras.checks import checked
 from txl_keras.data import Tokenizer
 from txl_keras.data.tokenizers.graph_text import constant
 
@@ -48,6 +49,17 @@ class GraphTokenizer(tf.Module):
             ids = self._tokenizer.encode_in_graph(text)
             lengths = tf.cast(ids.row_lengths(), tf.int32)
             return ids.to_tensor(0), lengths
+
+    def encode_input(self, name, text):
+        """Encodes an input, in which every text must have a token."""
+        ids, lengths = self.encode(text)
+        return ids, checked(
+            lengths,
+            tf.reduce_all(lengths >= 1),
+            f"`{name}` must have at least one token in every row. Received "
+            "the lengths:",
+            lengths,
+        )
 
     @tf.function(
         input_signature=[tf.TensorSpec((None, None), tf.int32, "ids")],

@@ -14,7 +14,6 @@ from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import checked
 from txl_keras.samplers.sampler import NO_EFFECT
-from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_writer import read_segments
 from txl_keras.serving.graph_writer import write_tokens
 
@@ -285,8 +284,7 @@ class ServedModel:
 
     def score_text(self, tokenizer, text):
         """Computes the negative log-likelihood of texts and their tokens."""
-        ids, lengths = tokenizer.encode(text)
-        lengths = check_not_empty("text", lengths)
+        ids, lengths = tokenizer.encode_input("text", text)
         memory = self.from_tensors(self.empty(tf.size(lengths)))
         size = self.max_segment_length
         _, nll = read_segments(self, ids, lengths, memory, size, scores=True)
@@ -300,18 +298,13 @@ class ServedModel:
 
     def generate_text(self, tokenizer, prompt, *sampling):
         """Generates text after prompts, which do not affect each other."""
-        ids, lengths = tokenizer.encode(prompt)
-        batch_size = tf.size(lengths)
-        lengths = checked(
-            lengths, batch_size >= 1, "`prompt` must have at least one row"
+        batch_size = tf.size(prompt)
+        prompt = checked(
+            prompt, batch_size >= 1, "`prompt` must have at least one row"
         )
-        written, _ = write_tokens(
-            self,
-            ids,
-            check_not_empty("prompt", lengths),
-            self.empty(batch_size),
-            *sampling,
-        )
+        ids, lengths = tokenizer.encode_input("prompt", prompt)
+        empty = self.empty(batch_size)
+        written, _ = write_tokens(self, ids, lengths, empty, *sampling)
         return {"text": tokenizer.decode(written), "ids": written}
 
 

@@ -5,7 +5,6 @@ import gc
 import io
 import os
 import runpy
-import shutil
 import signal
 import sys
 import termios
@@ -239,34 +238,3 @@ def group(tmp_path):
         flags = {"segment_length": 5}
         save_run(paths[-1], model, 3, tokenizer, flags=flags)
     return paths
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium without a window, driven by Selenium; skips where it lacks."""
-    webdriver = pytest.importorskip("selenium.webdriver")
-    if not shutil.which("chromium") or not shutil.which("chromedriver"):
-        pytest.skip("there is no Chromium")
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for flag in (
-        "headless", "no-sandbox", "disable-gpu", "no-first-run",
-        "disable-background-networking", "disable-component-update",
-        "disable-sync", "window-size=900,700",
-    ):  # fmt: skip
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(shutil.which("chromedriver"))
-    driver = webdriver.Chrome(options=options, service=service)
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture(params=["light", "dark"])
-def scheme(browser, request):
-    """Colours that the browser asks pages for."""
-    scheme = {"name": "prefers-color-scheme", "value": request.param}
-    browser.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [scheme]}
-    )
-    return request.param

@@ -24,8 +24,10 @@ def flags_of(script, *required):
         assert len(absl_flags.FLAGS([script, *required, *files])) == 1
         return absl_flags.FLAGS
 
-    yield parse
-    # Others define flags of the same names.
-    for name in set(absl_flags.FLAGS) - known:
-        delattr(absl_flags.FLAGS, name)
-    absl_flags.FLAGS.unparse_flags()
+    try:
+        yield parse
+    finally:
+        # Others define flags of the same names.
+        for name in set(absl_flags.FLAGS) - known:
+            delattr(absl_flags.FLAGS, name)
+        absl_flags.FLAGS.unparse_flags()

@@ -129,5 +129,7 @@ def test_models_without_attention_or_memory_have_a_demo():
     playground = Playground(byte_model(make=LSTMBackbone))
     assert playground.describe()["other_memory_lengths"] == []
     assert len(texts_of(playground.write(QUESTION))) == 1
+    *_, page, _ = playground.surprise({"text": "to be"})
+    assert "<html" in page["page"]
     playground = Playground(byte_model(memory_length=0), memory_length=17)
     assert playground.describe()["other_memory_lengths"] == [0, 4, 16]

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import runpy
 
 import pytest
 from script_flags import flags_of
@@ -84,3 +85,11 @@ def test_the_command_of_a_slice_is_claimed(name):
     pieces = re.search(r"--accumulate_steps=(\d+)", text)
     pieces = int(pieces[1]) if pieces else 1
     assert (name, experiment, pieces, "") in CLAIMS
+
+
+def test_the_table_is_that_of_the_reports():
+    table = runpy.run_path(str(ROOT / "train/tpu_table.py"))["table"](REPORTS)
+    guide = (ROOT / "tpu_configs/README.md").read_text("utf-8")
+    assert f"<!-- tpu_table -->\n{table}<!-- end of tpu_table -->" in guide
+    # Not because nothing was found.
+    assert f"| {REPORTS[0]['peak'] / 2**30:.1f} |" in table

@@ -1,4 +1,4 @@
-"""Checks what `txl train` shows after a score: samples, the surprise page."""
+"""Checks what `txl train` shows after a score: samples, and a page of text."""
 
 import signal
 import types
@@ -9,10 +9,10 @@ import tensorflow as tf
 from factories import assert_same
 from factories import save_run
 from factories import small_model
-from model_checks import segment_nll
 from script_runs import metrics_of
 from script_runs import results_of
 
+from txl_keras import extending
 from txl_keras.data import ByteTokenizer
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
@@ -37,6 +37,20 @@ class Shown:
 
     def write(self, metrics):
         self.numbers[metrics["step"]] = metrics["surprise"]
+
+
+class Page:
+    """Takes the place of the surprise page, which is an extension."""
+
+    def __init__(self, model, tokenizer, segment_length):
+        self.length = segment_length
+
+    def read(self, ids):
+        tokens = [{"bits": None, "cold": None}]
+        return {"tokens": tokens + [{"bits": i, "cold": -i} for i in ids[1:]]}
+
+    def page(self, title, data):
+        return f"{title}, {self.length}, {len(data['tokens'])}"
 
 
 both_models = pytest.mark.parametrize(
@@ -65,8 +79,10 @@ def now(monkeypatch):
 
 
 @pytest.fixture
-def make(model, tmp_path, now):
+def make(model, tmp_path, now, monkeypatch):
     """Function that makes what shows samples of a run in `tmp_path`."""
+    pages = {**extending.registered("page"), "surprise": Page}
+    monkeypatch.setitem(extending._found, "page", pages)
     tokenizer = ByteTokenizer()
     flags = {"segment_length": 7}
     workdir = save_run(tmp_path / "run", model, 0, tokenizer, flags=flags)
@@ -118,22 +134,18 @@ def test_samples_depend_on_seed_step_and_weights(make, model, shown):
     for writer in (samples, mirrored):
         writer(60, other)
         assert other.samples[60] == "x" * 9
-        assert other.numbers[60] != shown.numbers[60]
     model.set_weights(before)
 
 
-@both_models
-def test_the_page_is_written_and_tensorboard_gets_its_numbers(
-    make, model, shown, tmp_path
+def test_a_page_is_written_and_tensorboard_gets_its_numbers(
+    make, shown, tmp_path
 ):
     make()(30, shown)
     page = (tmp_path / "run" / "surprise.html").read_text("utf-8")
-    assert "&lt;mine&gt;, step 30" in page
-    ids = np.frombuffer(TEXT.encode(), "uint8").astype("int32")[None]
-    bits = segment_nll(model, ids, [7, 7, 3]) / np.log(2)
-    numbers = shown.numbers[30]
-    assert numbers["with_memory"] == pytest.approx(bits.mean(), abs=2e-3)
-    assert numbers["without_memory"] != numbers["with_memory"]
+    assert page == f"<mine>, step 30, 7, {len(TEXT)}"
+    mean = np.mean([*TEXT[1:].encode()])
+    expected = {"with_memory": mean, "without_memory": -mean}
+    assert shown.numbers[30] == expected
 
 
 def test_samples_take_a_small_share_of_the_time(make, shown, now):
@@ -174,10 +186,11 @@ def test_a_run_without_samples_is_the_run_with_them(
 ):
     sampled, printed, flags = run
     assert "\nstep 25: sample: " in printed
-    assert "sample.txt, surprise.html" in printed
-    # At the end with the best weights.
-    page = (sampled / "surprise.html").read_text("utf-8")
-    assert "mine.txt, valid, step 60" in page
+    if extending.registered("page"):
+        assert "sample.txt, surprise.html" in printed
+        # At the end with the best weights.
+        page = (sampled / "surprise.html").read_text("utf-8")
+        assert "mine.txt, valid, step 60" in page
     workdir = tmp_path / "none"
     flags = [f for f in flags if "workdir" not in f] + [f"--workdir={workdir}"]
     printed = succeed("main.py", *flags, "--max_sample_tokens=0")

@@ -60,9 +60,7 @@ class Playground:
             ]
         # Variables, because other numbers would need another compilation.
         self._settings = {
-            name: tf.Variable(value)
-            for name, value in NO_EFFECT.items()
-            if name in _WRITE_FIELDS
+            name: tf.Variable(value) for name, value in NO_EFFECT.items()
         }
         self._sampler = Sampler(**self._settings)
         self._turn = threading.Lock()

@@ -1,8 +1,9 @@
-"""Settings that make no layer and no model: an error names the argument."""
+"""Wrong settings of layers, models and readers: an error names the argument."""
 
 import numpy as np
 import pytest
 
+from txl_keras import data
 from txl_keras import layers
 from txl_keras import models
 
@@ -111,3 +112,62 @@ def test_heads_must_divide_an_even_size(make, config, message):
     with pytest.raises(ValueError, match=message):
         make(**{**GOOD[make], **config})
     assert make(**{**GOOD[make], "num_heads": 4}).head_dim == 2
+
+
+TEXT = np.random.default_rng(0).integers(0, 19, 211).astype("int32")
+COUNTS = np.arange(20_000, 0, -1)
+# Functions of keyword arguments, good arguments, and wrong values.
+CALLS = {
+    "Segments": (
+        lambda **arguments: data.Segments(**arguments).batch(0),
+        {
+            "tokens": TEXT,
+            "batch_size": 3,
+            "segment_length": 5,
+            "drop_remainder": True,
+        },
+        {
+            "tokens": [
+                *(TEXT + 0.5, TEXT + 0j, TEXT > 3, TEXT[None], TEXT[:2]),
+                *(-1 - TEXT, TEXT.astype("int64") + 2**40, "text", None, 5),
+            ],
+            "batch_size": [*REQUIRED, 10**9],
+            "segment_length": [*REQUIRED, 10**9],
+            "order": ["random", None, 3],
+            "seed": integers(0),
+            "warmup_segments": [*integers(0), None],
+        },
+    ),
+    "SlidingWindows": (
+        lambda **arguments: data.SlidingWindows(**arguments).batch(0),
+        {"tokens": TEXT, "batch_size": 3, "segment_length": 5},
+        {
+            "tokens": [TEXT + 0.5, TEXT[None], -1 - TEXT, None],
+            "batch_size": REQUIRED,
+            "segment_length": REQUIRED,
+            "stride": [*REQUIRED, 6],
+        },
+    ),
+    "choose_cutoffs": (
+        data.choose_cutoffs,
+        {"counts": COUNTS},
+        {
+            "counts": [
+                *(-COUNTS, COUNTS * np.nan, COUNTS * 0, COUNTS[None]),
+                *(COUNTS + 0j, "counts", None),
+            ]
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_argument_is_named(name):
+    function, good, wrong = CALLS[name]
+    function(**good)
+    for argument, values in wrong.items():
+        for value in values:
+            with pytest.raises(
+                (ValueError, TypeError), match=rf"\b{argument}\b"
+            ):
+                function(**{**good, argument: value})

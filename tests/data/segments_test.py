@@ -1,7 +1,7 @@
 """Tokens are positions here, so every expected value is a position.
 
 What replicas read is tested in conformance/distribution_test.py, and wrong
-values of one argument alone in conformance/fuzz_test.py.
+values of one argument alone in conformance/settings_test.py.
 """
 
 import numpy as np

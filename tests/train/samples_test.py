@@ -46,8 +46,8 @@ class Page:
         self.length = segment_length
 
     def read(self, ids):
-        tokens = [{"bits": None, "cold": None}]
-        return {"tokens": tokens + [{"bits": i, "cold": -i} for i in ids[1:]]}
+        tokens = [{"bits": float(i), "cold": -float(i)} for i in ids]
+        return {"tokens": tokens}
 
     def page(self, title, data):
         return f"{title}, {self.length}, {len(data['tokens'])}"

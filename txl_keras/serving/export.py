@@ -94,7 +94,8 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
         path: String or `pathlib.Path`, a new folder, or an earlier export,
             which is replaced; local, or of any file system that TensorFlow
             supports.
-        tokenizer: Optional tokenizer of the model, for signatures of raw text.
+        tokenizer: Optional tokenizer of the model, for signatures of raw text,
+            such as `signatures["score_text"](text=tf.constant(["to be"]))`.
         memory_length: Optional integer `M`; by default the model's own.
         max_segment_length: Optional integer, the longest T, up to 65,536; by
             default 512, or as many as the model has absolute positions.
@@ -114,7 +115,6 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     ```python
     import tempfile
     import tensorflow as tf
-    from txl_keras.data import ByteTokenizer
     from txl_keras.models import TransformerXLCausalLM
     from txl_keras.serving import export
 
@@ -129,10 +129,6 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     for ids in ([[72, 105]], [[33]]):
         memory = predict(ids=tf.constant(ids), **memory)
         log_probs = memory.pop("log_probs")  # (1, T, V)
-
-    export(model, path, tokenizer=ByteTokenizer())
-    loaded = tf.saved_model.load(path)
-    scores = loaded.signatures["score_text"](text=tf.constant(["to be"]))
     ```
     """
     path = check_path(path)

@@ -117,20 +117,15 @@ np.savez(outputs_path, **outputs)
 """
 
 
-def check_script(script, model, path, tmp_path, *arguments, atol):
-    """Runs a script that reads all segments, and checks what it wrote."""
+def test_tensorflow_alone_runs_every_signature(model, path, tmp_path):
     segments, outputs = tmp_path / "segments.npz", tmp_path / "outputs.npz"
     np.savez(segments, **{str(s): segments_of(*s) for s in SHAPES})
-    run_python(script, path, segments, outputs, *arguments)
+    run_python(ONLY_TENSORFLOW, path, segments, outputs)
     answers = np.load(outputs)
     for shape in SHAPES:
         np.testing.assert_allclose(
-            answers[str(shape)], expected(model, *shape), atol=atol
+            answers[str(shape)], expected(model, *shape), atol=1e-5
         )
-
-
-def test_tensorflow_alone_runs_every_signature(model, path, tmp_path):
-    check_script(ONLY_TENSORFLOW, model, path, tmp_path, atol=1e-5)
 
 
 TEXT_BY_TENSORFLOW = """

@@ -6,7 +6,6 @@ Letters: `B` batch over all replicas, `P` targets per row, `V` vocabulary.
 import tensorflow as tf
 
 from txl_keras.compilation import compile_layers
-from txl_keras.data.permutation import PermutedSegments
 from txl_keras.evaluation.evaluator import Evaluator
 
 
@@ -16,6 +15,11 @@ class PermutationEvaluator(Evaluator):
     The targets and permutations are drawn at random by the segments, and are
     the same for the same seed. The score changes slightly with the seed. It
     also changes with the batch size, because each row begins without memory.
+
+    `evaluate` takes `PermutedSegments`. To cover every token, their `Segments`
+    must have `drop_remainder=False`. It returns means over the targets, whose
+    number is `num_tokens`, and in addition `accuracy`, the share of them that
+    are the most likely token. It takes no `token_nll`.
 
     Args:
         model: `XLNetPermutationLM`.
@@ -89,22 +93,7 @@ class PermutationEvaluator(Evaluator):
         }
         return values, memory
 
-    def evaluate(
-        self, segments: PermutedSegments, steps_per_execution: int = 20
-    ) -> dict | None:
-        """Scores one epoch.
-
-        Args:
-            segments: `PermutedSegments`. To cover every token, their
-                `Segments` must have `drop_remainder=False`.
-            steps_per_execution: See `Evaluator.evaluate`.
-
-        Returns:
-            Dictionary of `nll` (nats per target), `bits_per_token`,
-            `perplexity`, `accuracy` (the share of targets that are the most
-            likely token) and `num_tokens` (the number of targets); or `None`
-            if a stop was requested.
-        """
+    def _check(self, segments):
         # Otherwise memory could contain targets, or positions be wrong.
         expected = segments.reuse_length
         received = self.model.backbone.reuse_length
@@ -113,4 +102,4 @@ class PermutationEvaluator(Evaluator):
                 "`reuse_length` of the backbone must equal that of `segments`, "
                 f"{expected}. Received: reuse_length={received}"
             )
-        return super().evaluate(segments, steps_per_execution)
+        super()._check(segments)

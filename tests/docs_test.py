@@ -312,10 +312,14 @@ def test_troubleshooting(guide):
     )
 
 
-def test_recall(guide):
-    with_memory, same_length, without, lstm = guide("recall.md")[
-        "accuracy"
-    ].values()
+# A minute on 2 free cores.
+@both_sizes
+def test_recall(full, guide):
+    numbers = {} if full else {"8, 1500": "8, 2", "40_000": "4_000"}
+    names = guide("recall.md", numbers)
+    with_memory, same_length, without, lstm = names["accuracy"].values()
+    if not full:
+        return
     assert min(with_memory[:3] + same_length[:3]) > 0.9
     # Chance is 0.25.
     assert max(with_memory[4:] + same_length[3:] + without[1:]) < 0.45

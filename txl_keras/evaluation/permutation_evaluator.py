@@ -50,11 +50,7 @@ class PermutationEvaluator(Evaluator):
     """
 
     def build(self, rows: int) -> None:
-        """Creates the memory of one replica and compiles what reads segments.
-
-        Args:
-            rows: Integer, the rows of one replica.
-        """
+        """Creates the memory of one replica; see `Evaluator.build`."""
         self._memory = self.model.backbone.memory_stack(
             rows, self.memory_length
         )
@@ -64,14 +60,9 @@ class PermutationEvaluator(Evaluator):
         """Does nothing: the first segment of a text resets memory."""
 
     def score_segment(self, batch: dict) -> dict:
-        """Scores the targets of a segment on one replica, and remembers it.
+        """Scores `nll` and `accuracy` `(rows, P)` of the targets of a segment.
 
-        Args:
-            batch: Dictionary of tensors, of `PermutedSegments`.
-
-        Returns:
-            Dictionary of float32 tensors `(rows, P)`: `nll`, in nats, and
-            `accuracy`, 1 where the target is the most likely token.
+        See `Evaluator.score_segment`.
         """
         values, memory = self._score(batch, self._memory.read())
         self._memory.write(memory)

@@ -11,7 +11,6 @@ from txl_keras.checks import check_model_name
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
-from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.keras_internals import IntegerBatches
 from txl_keras.keras_internals import layers_of
 from txl_keras.keras_internals import make_quantized
@@ -221,7 +220,7 @@ class BackboneModel(IntegerBatches, PresetModel):
     def __init__(
         self,
         backbone: keras.Model,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Any = None,
         **kwargs,
     ):
         if not isinstance(backbone, self.backbone_classes):

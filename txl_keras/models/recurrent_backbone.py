@@ -37,11 +37,6 @@ from txl_keras.layers.memory import initial_memory
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import LORA_MATRICES
 from txl_keras.models.preset_model import PresetModel
-from txl_keras.tensor_files import check_shapes
-from txl_keras.tensor_files import first_not_finite
-from txl_keras.tensor_files import read_safetensors
-from txl_keras.tensor_files import shapes_of
-from txl_keras.tensor_files import write_safetensors
 from txl_keras.types import PathLike
 from txl_keras.types import Shape
 from txl_keras.types import Tensor
@@ -456,6 +451,8 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         Args:
             filepath: Path that ends in `.lora.safetensors`.
         """
+        from txl_keras.tensor_files import write_safetensors
+
         path, arrays = self._lora_file(filepath)
         write_safetensors(arrays, path)
 
@@ -472,11 +469,15 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             ValueError: If the file is damaged, or its rank, scale, layers or
                 shapes are not those of this model. Nothing is changed then.
         """
+        from txl_keras import tensor_files
+
         path, own = self._lora_file(filepath)
-        saved = read_safetensors(path)
-        check_shapes(path, saved.shapes, shapes_of(own))
+        saved = tensor_files.read_safetensors(path)
+        tensor_files.check_shapes(
+            path, saved.shapes, tensor_files.shapes_of(own)
+        )
         arrays = {name: np.float32(saved[name]) for name in saved}
-        if name := first_not_finite(arrays):
+        if name := tensor_files.first_not_finite(arrays):
             raise ValueError(f"{path} is damaged: {name} is not finite")
         if arrays[_LORA_ALPHA] != own[_LORA_ALPHA]:
             raise ValueError(

@@ -17,7 +17,6 @@ from txl_keras.checks import check_list
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.data.segments import Segments
-from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.extending import register
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.layers.memory import Memory
@@ -30,8 +29,6 @@ from txl_keras.models.fit_data import complete_batch
 from txl_keras.models.fit_data import is_text
 from txl_keras.models.fit_data import of_arrays
 from txl_keras.models.fit_data import text_segments
-from txl_keras.models.fit_steps import FitSteps
-from txl_keras.models.generation.prompts import encode_texts
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.text_methods import TextMethods
@@ -102,7 +99,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         backbone: keras.Model,
         tie_embeddings: bool = True,
         tie_projections: bool | str = True,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Any = None,
         **kwargs,
     ):
         super().__init__(backbone, tokenizer, **kwargs)
@@ -232,6 +229,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
                 kwargs["weighted_metrics"] = metrics
             else:
                 kwargs.pop("weighted_metrics", None)
+                from txl_keras.models.fit_steps import FitSteps
+
                 jit_compile = bool(kwargs.pop("jit_compile", True))
                 self.fit_steps = FitSteps(self, metrics, jit_compile)
                 if self.distribute_strategy.num_replicas_in_sync > 1:
@@ -249,7 +248,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         """Traces `fit` and `evaluate` again after layers have changed."""
         steps = self.fit_steps
         if steps is not None:
-            self.fit_steps = FitSteps(self, steps.metrics, steps.jit_compile)
+            self.fit_steps = type(steps)(self, steps.metrics, steps.jit_compile)
 
     @property
     def metrics(self) -> list:
@@ -507,6 +506,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         """Returns text as `Segments`, and arrays as NumPy's after checks."""
         x, y = as_data(x), as_data(y)
         if is_text(x):
+            from txl_keras.models.generation.prompts import encode_texts
+
             length = segment_length or self._default_segment_length()
             ids = encode_texts(self, "x", [x] if isinstance(x, str) else x)
             x = text_segments(ids, batch_size, length, is_training)

@@ -14,7 +14,6 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
-from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.extending import register
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.row_dropout import draw_seeds
@@ -103,7 +102,7 @@ class TransformerXLTextClassifier(BackboneModel):
         num_classes: int,
         segment_length: int = 128,
         pooling: str = "last",
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Any = None,
         **kwargs,
     ):
         super().__init__(backbone, tokenizer, **kwargs)

@@ -14,8 +14,6 @@ from keras import ops
 from txl_keras import metrics as token_metrics
 from txl_keras import samplers
 from txl_keras.checks import check_list
-from txl_keras.checks import check_shape_in_graph
-from txl_keras.checks import check_token_ids
 from txl_keras.data.segments import Segments
 from txl_keras.extending import register
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
@@ -222,7 +220,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             metrics = [token_metrics.get(m, self.tokenizer) for m in metrics]
             overridden = type(self).compute_loss
             if (
-                overridden is not TransformerXLCausalLM.compute_loss
+                overridden is not BackboneModel.compute_loss
                 or kwargs.get("metrics")
                 or not all(hasattr(m, "update_from_nll") for m in metrics)
             ):
@@ -484,6 +482,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         """Predicts text after text, each from a cold start."""
         if isinstance(texts, str):
             return self._predict_texts([texts], segment_length, options)[0]
+        from txl_keras.models.generation.prompts import encode_texts
+
         length = segment_length or self._default_segment_length()
         logits = []
         for ids in encode_texts(self, "x", texts):
@@ -492,13 +492,6 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             found = self.predict(rows, batch_size=1, **options)
             logits.append(found.reshape(-1, found.shape[-1])[: len(ids)])
         return logits
-
-    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
-        """Computes the loss; checks targets if it is the default loss."""
-        if y is not None and self.has_integer_targets():
-            y = check_token_ids("y", y, self.backbone.vocabulary_size)
-            y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
-        return super().compute_loss(x, y, y_pred, *args, **kwargs)
 
     def _segments(
         self, x, y, batch_size, segment_length=None, is_training=False

@@ -208,14 +208,6 @@ class TransformerXLTextClassifier(BackboneModel):
             kwargs.setdefault("metrics", ["accuracy"])
         super().compile(optimizer, loss, **kwargs)
 
-    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
-        """Computes the loss; checks labels if it is the default loss."""
-        # The result depends on the check, so that it comes before TensorFlow's.
-        # Another loss may take labels of another kind.
-        if y is not None and self.has_integer_targets():
-            y = check_token_ids("y", y, self.num_classes)
-        return super().compute_loss(x, y, y_pred, *args, **kwargs)
-
 
 def _unpack(inputs):
     """Returns the pair of ids `(B, W)` and lengths `(B,)` of any input."""

@@ -108,6 +108,11 @@ def check_supported(optimizer):
             "LossScaleOptimizer"
         )
     kind, base = type(optimizer), keras.optimizers.Optimizer
+    if not issubclass(kind, base):
+        raise ValueError(
+            "`optimizer` must be an optimizer of Keras or of "
+            f"`build_optimizer`. Received: optimizer={optimizer!r}"
+        )
     if kind is keras.optimizers.Muon or any(
         getattr(kind, hook) is not getattr(base, hook)
         for hook in ("apply", "_backend_update_step")

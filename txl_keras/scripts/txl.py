@@ -25,7 +25,6 @@ COMMANDS = {
     "prepare": "prepare_data",
     "average": "average",
     "plot": "plot",
-    "recl": "recl",
     "pretrain_xlnet": "pretrain_xlnet",
 }
 

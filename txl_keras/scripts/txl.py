@@ -23,7 +23,6 @@ COMMANDS = {
     "finetune": "finetune",
     "convert": "convert",
     "prepare": "prepare_data",
-    "average": "average",
     "plot": "plot",
     "pretrain_xlnet": "pretrain_xlnet",
 }

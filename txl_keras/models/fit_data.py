@@ -25,13 +25,13 @@ _KEYS = {"inputs", "targets", "weights", "num_targets", "reset"}
 
 
 class EpochStarts(keras.callbacks.Callback):
-    """Prepares the data of the next epoch of `fit`, and checks its loss."""
+    """Lets the data of `fit` begin a new epoch, and stops at a loss of NaN."""
 
     num_steps = first_step = 0
     py_dataset = None
 
     def of_segments(self, segments, num_steps=None):
-        """Returns a dataset that goes on where an epoch before it ended."""
+        """Returns a dataset of one epoch; the next goes on where it ended."""
         self.num_steps = num_steps = num_steps or len(segments)
         spec = tf.nest.map_structure(tf.type_spec_from_value, segments.batch(0))
         return dataset_of(

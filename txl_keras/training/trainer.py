@@ -236,7 +236,8 @@ class Trainer:
 
     @tf.autograph.experimental.do_not_convert
     def _scored_step(self, batch):
-        """Runs one step of one replica; also returns nll `(b, T)`, if whole."""
+        """Runs one step of one replica; also returns its nll `(b, T)`."""
+        # Or `()`, if gradients were accumulated over micro-batches.
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows
         losses, nll, gradients = self._compiled_gradients(

@@ -62,9 +62,7 @@ class Block(typing.NamedTuple):
         """Slices a mask that broadcasts to `(B, T, S)`, to `(1, B, t, s)`."""
         if mask.shape[1] != 1:
             mask = mask[:, self.first : self.end]
-        if mask.shape[2] != 1:
-            mask = mask[..., : self.num_keys]
-        return mask[None]
+        return mask[None, ..., : self.num_keys]
 
     def undropped(self, seeds):
         """Returns a mask of what dropout keeps, boolean `(N, B, t, s)`."""

@@ -179,7 +179,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         return normal_initializer(self.initializer_stddev)
 
     def target(self, device: str, training: bool) -> Any:
-        """Returns the `Target` of the layers on a device, without a kernel."""
+        """Returns the `Target` of the layers on a device."""
         in_parts = (
             device == "cpu"
             # The loops of an LSTM would not be compiled in parts.

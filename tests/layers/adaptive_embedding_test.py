@@ -1,8 +1,10 @@
 """Embeddings in clusters against one table of all ids."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import assert_same
 from layer_checks import check_layer
 
 from txl_keras.layers import AdaptiveEmbedding
@@ -144,6 +146,35 @@ def test_ids_outside_the_vocabulary_are_nan_by_xla_and_no_others(dtype):
         np.testing.assert_allclose(
             compiled(tf.constant(ids)), expected, atol=1e-5
         )
+
+
+def test_gradients_of_a_batch_with_an_unknown_id_are_those_of_the_others():
+    layer = embedding_of(cutoffs=CUTOFFS, div_val=2)
+
+    @tf.function(jit_compile=True)
+    def gradients(ids, weights):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids) * weights[:, None])
+        return [
+            tf.convert_to_tensor(g)
+            for g in tape.gradient(loss, layer.trainable_variables)
+        ]
+
+    weights = tf.constant([1.0, 2, 3])
+    for bad in (-4, V):
+        found = gradients(tf.constant([3, bad, 20]), weights)
+        expected = gradients(tf.constant([3, 20]), weights[::2])
+        assert_same(found, expected, atol=1e-6)
+
+
+def test_numpy_integers_are_integers():
+    layer = AdaptiveEmbedding(
+        np.int64(V), np.int32(D), cutoffs=np.array(CUTOFFS), div_val=np.int8(2)
+    )
+    assert layer.cutoffs == CUTOFFS
+    config = keras.saving.serialize_keras_object(layer)
+    revived = keras.saving.deserialize_keras_object(config)
+    assert revived.get_config() == layer.get_config()
 
 
 @pytest.mark.parametrize("with_cutoffs", [True, False])

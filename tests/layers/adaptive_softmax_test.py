@@ -188,7 +188,20 @@ def test_nll_and_log_probs_equal_numpy(name):
 )
 def test_gradients_are_those_through_log_probs(name, tail_rows):
     softmax = softmax_of(name, tail_rows=tail_rows)
-    assert_same(softmax, with_gradients(softmax), *counted_tokens())
+    inputs = counted_tokens()
+    run = with_gradients(softmax)
+    assert_same(softmax, run, *inputs)
+    # What is compared is not zero: at least where a weight has a use.
+    _, gradients = run(*inputs)
+    _, of_softmax = LAYOUTS[name]
+    shared = {id(w) for w in softmax.embedding.weights}
+    for weight, gradient in zip(
+        softmax.trainable_weights, gradients[1:], strict=True
+    ):
+        if 0 not in gradient.shape and (
+            id(weight) not in shared or not of_softmax
+        ):
+            assert np.abs(gradient).max() > 1e-3, weight.path
 
 
 def counted_tokens():
@@ -237,6 +250,25 @@ def test_sizes_that_are_not_known_beforehand():
     nll, gradients = run(*tokens(0, T))
     assert nll.shape == (0, T)
     assert all(np.abs(g).sum() == 0 for g in gradients)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "int16", "uint8"])
+def test_targets_of_any_integer_dtype(dtype):
+    softmax = softmax_of("half_each")
+    hidden, targets, _ = tokens(B, T)
+    expected = softmax(hidden, targets)
+    np.testing.assert_array_equal(
+        softmax(hidden, targets.astype(dtype)), expected
+    )
+    compiled = tf.function(softmax)
+    np.testing.assert_allclose(
+        compiled(hidden, tf.constant(targets, dtype)), expected, atol=1e-6
+    )
+    # All numbers of a byte may be ids.
+    embedding = AdaptiveEmbedding(256, D)
+    embedding.build()
+    largest = np.full((B, T), 255).astype(dtype)
+    assert np.isfinite(AdaptiveSoftmax(embedding)(hidden, largest)).all()
 
 
 @pytest.mark.parametrize("name", ["ordinary", "half_each"])
@@ -299,6 +331,10 @@ def test_a_tail_is_not_computed_for_every_token():
     # The head is not joined either: 99 words, and 2 tails.
     assert {(186, 99), (186, 2), (211, 23), (307, 23)} <= shapes
     assert (186, 101) not in shapes
+    # And what would be found if it were.
+    naive = tf.function(with_gradients(softmax, True), jit_compile=True)
+    every = {(6, 31, 211), (6, 31, 307), (6, 31, 617)}
+    assert every <= shapes_in_hlo(naive, hidden, *inputs[1:])
     for shape in shapes:
         if set(shape) & {211, 307, 617}:
             # Logits of a pass, tables, biases.
@@ -326,6 +362,9 @@ def test_bfloat16_hidden_states_give_a_float32_loss(name):
     assert low.logits(hidden).dtype == "float32"
     symbol = low(keras.Input((T, D)), keras.Input((T,), dtype="int32"))
     assert (symbol.shape, symbol.dtype) == ((None, T), "float32")
+    # Float32 ones are rounded on their way in, as of any layer.
+    rounded = low(tf.cast(hidden, tf.float32), targets)
+    np.testing.assert_allclose(rounded, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -7,6 +7,7 @@ import tensorflow as tf
 from layer_checks import check_layer
 
 from txl_keras.layers import MemoryStack
+from txl_keras.layers.memory import initial_memory
 
 B, M, D, L = 3, 5, 4, 2
 
@@ -78,6 +79,16 @@ def test_masked_steps_are_not_remembered(batch_size):
     memory = stack.read()
     assert positions(memory.states[0])[1][1:] == kept[1]
     assert memory.valid_length.numpy().tolist() == [4, 4, 5]
+
+
+def test_memory_of_length_zero_keeps_nothing():
+    stack = MemoryStack(1, B, 0, D)
+    for _ in range(2):
+        memory, mask = stack(segment(0, 4))
+        assert (memory.shape, mask.shape) == ((B, 0, D), (B, 0))
+    memory = initial_memory(L, B, 0, D).extend([segment(0, 3)] * L)
+    assert [s.shape for s in memory.states] == [(B, 0, D)] * L
+    assert memory.valid_length.numpy().tolist() == [0] * B
 
 
 def test_blocks_have_memories_of_their_own():

@@ -29,10 +29,7 @@ from txl_keras.types import Tensor
 
 
 class HeadsAttention(ConfiguredLayer):
-    """Base class of layers that project states to heads and attend with them.
-
-    A subclass has arguments of these names, and its `call` poses a `Problem`.
-    """
+    """Base class of layers that project states to heads and attend."""
 
     _output_equation = "btnh,nhd->btd"
 
@@ -149,11 +146,8 @@ class CausalMultiHeadAttention(HeadsAttention):
     """Attends causally from a segment to its memory and itself.
 
     Computes scaled dot-product attention, `softmax(Q K^T / sqrt(H)) V W_o`,
-    without a position term. Positions are either part of the inputs (Vaswani
-    et al., Al-Rfou et al.) or added to the scores by a subclass.
-
-    The layer does not store memory (see `MemoryStack`). Gradients flow into
-    the `memory` argument unless the caller has stopped them.
+    without a position term. The layer does not store memory (see
+    `MemoryStack`). Gradients flow into the `memory` argument.
 
     Args:
         num_heads: Integer `N`.

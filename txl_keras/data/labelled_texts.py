@@ -4,32 +4,25 @@ import csv
 import dataclasses
 import hashlib
 import itertools
-import math
 import os
-import sys
 from collections.abc import Sequence
 from typing import Self
 
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
 from txl_keras.data.corpora import files
-from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 from txl_keras.types import PathLike
-
-_MAX_TEXT_BYTES = 1 << 25  # a quote may have no end
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelledTexts:
-    """Holds texts, their labels, and where each of them was found.
+    """Holds texts and their labels.
 
     Args:
         texts: List of strings.
         labels: List of strings, one per text.
         name: String. The source of the texts, for error messages.
-        numbers: List of integers, the place of each text in the source.
-        unit: String. The unit of these numbers, such as `"line"`.
 
     Example:
 
@@ -43,8 +36,6 @@ class LabelledTexts:
     texts: list
     labels: list
     name: str = "texts"
-    numbers: list = None
-    unit: str = "text"
 
     def __post_init__(self):
         if not self.texts or len(self.texts) != len(self.labels):
@@ -57,16 +48,12 @@ class LabelledTexts:
                 if not isinstance(value, str) or not value.strip():
                     raise ValueError(
                         f"Every {field} must be a string with at least one "
-                        f"symbol. Received: {shown(value)} at {self.place(i)}"
+                        f"symbol. Received: {shown(value)} at {self.name}, "
+                        f"text {i}"
                     )
 
     def __len__(self):
         return len(self.texts)
-
-    def place(self, index: int) -> str:
-        """Returns a string that describes where a text was found."""
-        number = self.numbers[index] if self.numbers else index
-        return f"{self.name}, {self.unit} {number}"
 
     def label_names(self) -> list[str]:
         """Returns the distinct labels as a sorted list."""
@@ -84,18 +71,16 @@ class LabelledTexts:
                 raise ValueError(
                     "Every label must be one of the training labels, "
                     f"{shown(names)}. "
-                    f"Received: {label!r} at {self.place(i)}"
+                    f"Received: {label!r} at {self.name}, text {i}"
                 )
         return [index[label] for label in self.labels]
 
     def take(self, indices: Sequence[int]) -> Self:
         """Returns the `LabelledTexts` at a list of indices."""
-        numbers = self.numbers or range(len(self))
         return dataclasses.replace(
             self,
             texts=[self.texts[i] for i in indices],
             labels=[self.labels[i] for i in indices],
-            numbers=[numbers[i] for i in indices],
         )
 
     def split(self, share: float) -> tuple[Self, Self]:
@@ -158,8 +143,6 @@ def read_labelled_texts(
     ```
     """
     path = os.fspath(path)
-    with open_checked(path, math.inf) as file:
-        size = file.size()
     kind = path.lower().removesuffix(".gz").rpartition(".")[2]
     if kind not in ("tsv", "csv", "jsonl"):
         raise ValueError(
@@ -167,25 +150,20 @@ def read_labelled_texts(
             f".jsonl, optionally followed by .gz. Received: {path}"
         )
     has_header = not (text_column.isdecimal() and label_column.isdecimal())
-    lines = files.read_between(path, b"\n", max_bytes=_MAX_TEXT_BYTES)
-    lines = (line.decode("utf-8") for line in lines)
+    lines = (line.decode() for line in files.read_between(path, b"\n"))
     if kind == "jsonl":
         records = _json_records(lines, path)
     else:
         records = _csv_records(lines, path, kind, has_header)
-    texts, labels, numbers, taken = [], [], [], 0
+    texts, labels = [], []
     for number, record in records:
         place = f"{path}, line {number}"
         text = _value(record, "text_column", text_column, place)
         label = _value(record, "label_column", label_column, place)
         label = str(label) if isinstance(label, int) else label
-        # Texts of some length take twice their bytes, but short ones more.
-        taken += sys.getsizeof(text) + sys.getsizeof(number)
-        files.check_unpacked(path, taken // 2, size)
         texts.append(text)
-        labels.append(sys.intern(label) if isinstance(label, str) else label)
-        numbers.append(number)
-    return LabelledTexts(texts, labels, path, numbers, "line")
+        labels.append(label)
+    return LabelledTexts(texts, labels, path)
 
 
 def _value(record, flag, column, place):
@@ -211,7 +189,7 @@ def _json_records(lines, path):
 def _csv_records(lines, path, kind, has_header):
     """Yields the line number of each row and its values by column name."""
     options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    csv.field_size_limit(_MAX_TEXT_BYTES)  # 128 KiB by default
+    csv.field_size_limit(1 << 30)  # 128 KiB by default
     reader = csv.reader(
         (f"{line}\n" for line in lines),
         strict=True,

@@ -17,11 +17,6 @@ import tensorflow as tf
 from txl_keras.json_files import open_checked
 
 CHUNK_BYTES = 1 << 20
-MAX_DOCUMENT_BYTES = 1 << 30  # between separators: must fit in memory
-# gzip packs prose 3 to 1, logs 10 to 1 and lines that hardly differ 100 to 1,
-# but a bomb 1000 to 1. So much is allowed to come of the smallest file, too.
-_MAX_RATIO = 200
-_FREE_BYTES = 8 << 20
 
 
 @contextlib.contextmanager
@@ -30,32 +25,12 @@ def _open_file(path):
     try:
         with open_checked(path, math.inf) as file:
             is_packed = path.lower().endswith(".gz")
-            yield _GzipFile(fileobj=file) if is_packed else file
+            yield gzip.GzipFile(fileobj=file) if is_packed else file
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(
             f"{path} is truncated or damaged ({error}). Delete it and download "
             "it again."
         ) from error
-
-
-class _GzipFile(gzip.GzipFile):
-    """Decompresses a file, and refuses one that no text would pack into."""
-
-    def read(self, size=-1):
-        data = super().read(size)
-        check_unpacked(self.name, self.tell(), self.fileobj.tell())
-        return data
-
-
-def check_unpacked(path, size, packed):
-    """Raises ValueError if `packed` bytes of a file take far more unpacked."""
-    if size > _MAX_RATIO * packed + _FREE_BYTES:
-        raise ValueError(
-            f"{path} must not unpack to more than {_MAX_RATIO} times its size, "
-            "as files do that are made to fill a memory or a disk. If it is "
-            "none of them, unpack it yourself. Received: at least "
-            f"{size:,} bytes from {packed:,}"
-        )
 
 
 @contextlib.contextmanager
@@ -183,26 +158,14 @@ def _checked(chunks, path, offset=0):
         offset += len(chunk)
 
 
-def read_between(
-    path, separator, start=0, stop=None, max_bytes=MAX_DOCUMENT_BYTES
-):
+def read_between(path, separator, start=0, stop=None):
     """Yields the texts between separators, as `bytes`."""
-    rest = bytearray()
+    rest = b""
     for chunk in read_text(path, start, stop):
-        searched = max(0, len(rest) - len(separator) + 1)
-        rest += chunk
-        if rest.find(separator, searched) >= 0:
-            *texts, last = bytes(rest).split(separator)
-            yield from texts
-            rest = bytearray(last)
-        elif len(rest) > max_bytes:
-            raise ValueError(
-                f"{path} must have a separator within every {max_bytes:,} "
-                f"bytes. Received: {separator!r}, which does not occur in so "
-                "many bytes"
-            )
+        *texts, rest = (rest + chunk).split(separator)
+        yield from texts
     if rest:
-        yield bytes(rest)
+        yield rest
 
 
 def text_size(path):

@@ -2,11 +2,9 @@
 
 import functools
 import math
-import zipfile
 
 import numpy as np
 
-from txl_keras.data.corpora.files import check_unpacked
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.json_files import open_checked
 
@@ -28,10 +26,6 @@ def open_ids(path, version=None):
     with open_checked(path, math.inf) as file:
         try:
             if path.lower().endswith(".npz"):
-                with zipfile.ZipFile(file) as archive:
-                    sizes = [x.file_size for x in archive.infolist()]
-                check_unpacked(path, sum(sizes), file.size())
-                file.seek(0)
                 with np.load(file) as arrays:
                     tokens = arrays["tokens"]
                     starts = arrays.get("documents", np.zeros(1, np.int64))

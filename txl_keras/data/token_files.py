@@ -222,14 +222,10 @@ def encode_block(tokenizer, source, block):
             tokenizer, block
         )
     except UnknownSymbolError as error:
-        if block.path is not None:
-            place = f"at position {block.start + error.position}"
-        else:
-            place = f"{error.position:,} tokens into {block.text[:40]!r}"
         raise ValueError(
-            f"{block.path or source} has {error.symbol!r} {place}, which is "
-            "not in the vocabulary. Use a vocabulary of this text, one with an "
-            "entry for unknown words, or for ids a larger --vocabulary_size."
+            f"{source} has {error.symbol!r}, which is not in the vocabulary. "
+            "Use a vocabulary of this text, one with an entry for unknown "
+            "words, or for ids a larger --vocabulary_size."
         ) from error
     num_unknown = 0
     if tokenizer.unknown_id is not None:
@@ -238,7 +234,7 @@ def encode_block(tokenizer, source, block):
         "ids": ids,
         "documents": ends[int(block.continues) : -1],
         "num_tokens": len(ids),
-        "num_bytes": block.num_bytes,
+        "num_bytes": len(block.text),
         "num_unknown": num_unknown,
     }
 
@@ -253,7 +249,7 @@ def _encode_at_once(tokenizer, block):
     ):
         return None
     text = block.text
-    ids = tokenizer.encode(text, not block.amid_line)
+    ids = tokenizer.encode(text)
     newlines = np.flatnonzero(ids == tokenizer.newline_id)
     if len(newlines) != text.count(b"\n"):
         return None  # the text itself contains, say, `<eos>`
@@ -263,12 +259,5 @@ def _encode_at_once(tokenizer, block):
 
 def _encode_each(tokenizer, block):
     """Encodes piece by piece, with the result of `_encode_at_once`."""
-    ids = []
-    for i, piece in enumerate(block.pieces):
-        begins_line = i > 0 or not block.amid_line
-        try:
-            ids.append(tokenizer.encode(piece, begins_line))
-        except UnknownSymbolError as error:
-            position = sum(map(len, ids)) + error.position
-            raise UnknownSymbolError(error.symbol, position) from None
+    ids = [tokenizer.encode(piece) for piece in block.pieces]
     return np.concatenate(ids), np.cumsum([0, *map(len, ids)])

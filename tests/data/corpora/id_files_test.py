@@ -15,7 +15,6 @@ from txl_keras.data import prepare
 from txl_keras.data.corpora import corpus as corpus_module
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
-from txl_keras.data.corpora.id_files import open_ids
 
 IDS = np.random.default_rng(0).integers(0, 300, 1000)
 
@@ -134,8 +133,7 @@ def damaged_archive():
         ("a.npy", array_of(IDS)[:-1], "as np.save.* write them"),
         ("a.npy", array_of(IDS)[:70], "as np.save.* write them"),
         ("a.npy", b"60 64 67", "as np.save.* write them"),
-        ("a.npy", array_of(IDS - 7), r"from 0 to .*: -\d at \d"),
-        ("a.npy", array_of(2**31 - 1 + 0 * IDS), "2147483647 at 0"),
+        ("a.npy", array_of(IDS - 7), r"has -\d, .*not in the vocabulary"),
         ("a.npy", array_of(10**8 + IDS), "`vocabulary_size` must be given"),
         ("a.npz", b"60 64 67", "as np.save.* write them"),
         ("a.npz", archive_of(ids=IDS), "tokens"),
@@ -153,29 +151,6 @@ def test_a_file_that_has_no_ids_is_refused(name, data, message, tmp_path):
     with pytest.raises(ValueError, match=message) as caught:
         splits_of(tmp_path / name, tmp_path)
     assert str(tmp_path / name) in str(caught.value)
-
-
-def test_the_file_and_the_position_of_an_unknown_id_are_named(tmp_path):
-    (tmp_path / "some").mkdir()
-    for i in range(20):
-        np.save(tmp_path / "some" / f"{i:02}.npy", np.full(50, i))
-    tokens = np.full(50, 6)
-    tokens[33] = 77
-    np.save(tmp_path / "some" / "08.npy", tokens)
-    corpus = load_corpus(tmp_path / "some")
-    wrong = r"08\.npy has 77 at position 33, .*--vocabulary_size"
-    with pytest.raises(ValueError, match=wrong):
-        prepare(corpus, IdTokenizer(20), str(tmp_path / "ids"))
-    np.save(tmp_path / "one.npy", tokens.repeat(10))
-    wrong = r"one\.npy has 77 at position 330,"
-    with pytest.raises(ValueError, match=wrong):
-        splits_of(tmp_path / "one.npy", tmp_path, vocabulary_size=77)
-    # Of a file that is cut, the position is that in the file.
-    tokens = np.zeros(1000, int)
-    tokens[970] = 5
-    np.save(tmp_path / "cut.npy", tokens)
-    with pytest.raises(ValueError, match="cut.npy has 5 at position 970,"):
-        splits_of(tmp_path / "cut.npy", tmp_path, vocabulary_size=5)
 
 
 def test_ids_and_text_are_not_confused(tmp_path):
@@ -210,26 +185,6 @@ def test_an_archive_runs_no_code_and_reads_no_other_entry(tmp_path):
         joined(splits_of(tmp_path / "b.npz", tmp_path)), IDS
     )
     assert not touched.exists()
-
-
-@pytest.mark.parametrize("name, first", [("a.npy", 128), ("a.npz", None)])
-def test_damage_is_a_value_error_that_names_the_file(name, first, tmp_path):
-    arrays = array_of(IDS[:9]), archive_of(tokens=IDS[:9], documents=[0, 3])
-    data = arrays[name == "a.npz"]
-    rng = np.random.default_rng(0)
-    symbols = np.frombuffer(b"(){}[]'\",:-<>|O8i4 \n\x00\xff*#", np.uint8)
-    path, refused = tmp_path / name, 0
-    for _ in range(100):
-        damaged = np.frombuffer(data, np.uint8).copy()
-        places = rng.integers(0, first or len(data), rng.integers(1, 6))
-        damaged[places] = rng.choice(symbols, len(places))
-        path.write_bytes(damaged.tobytes())
-        try:
-            open_ids(str(path), damaged.tobytes())
-        except ValueError as error:
-            assert str(path) in str(error)
-            refused += 1
-    assert refused > 25
 
 
 class _Touch:

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -50,8 +51,7 @@ def load(path, document_separator=None, text_key="text", whole=False):
     return corpus.Corpus(path, splits, encoding, identity, description)
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Holds bytes or ids `[start, stop)` of a file; `stop` None is its end."""
 
     path: str
@@ -64,14 +64,6 @@ class Part:
         """Returns the bytes to read; for a whole `.gz` the compressed size."""
         stop = self.version[0] if self.stop is None else self.stop
         return stop - self.start
-
-    def check_unchanged(self):
-        """Raises ValueError if the file was changed since it was found."""
-        if files.version_of(self.path) != self.version:
-            raise ValueError(
-                f"{self.path} was changed while it was read, or before. Run "
-                "the same command again when no other program writes to it."
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,19 +97,12 @@ class TextFiles(corpus.Text):
         return [dataclasses.replace(self, parts=tuple(g)) for g in groups]
 
     def __iter__(self):
-        for part in self._read_parts():
+        for part in self.parts:
             delimiter = _delimiter(part.path, self.separator)
             if delimiter is None:
                 yield self._whole(part)
             else:
                 yield from self._documents(part, delimiter)
-
-    def _read_parts(self):
-        """Yields the parts, of files that are the same before and after."""
-        for part in self.parts:
-            part.check_unchanged()
-            yield part
-            part.check_unchanged()
 
     def _whole(self, part):
         chunk = b"\n"
@@ -154,18 +139,17 @@ class IdFiles(TextFiles):
     num_bytes = None  # those of `.npz` files are unknown
 
     def blocks(self):
-        for part in self._read_parts():
-            tokens, documents = id_files.open_ids(part.path, part.version)
+        for part in self.parts:
+            tokens, documents = id_files.open_ids(part.path)
             stop = len(tokens) if part.stop is None else part.stop
             size = max(1, corpus.BLOCK_BYTES // tokens.itemsize)
             for start in range(part.start, stop, size):
                 ids = np.array(tokens[start : min(start + size, stop)])
-                id_files.check_ids(part.path, ids, start)
                 bounds = np.searchsorted(documents, (start, start + len(ids)))
                 inside = documents[slice(*bounds)] - start
                 begins = start == part.start or 0 in inside[:1]
-                pieces = tuple(np.split(ids, inside[inside > 0]))
-                yield corpus.Block(pieces, not begins, False, part.path, start)
+                pieces = np.split(ids, inside[inside > 0])
+                yield corpus.Block(pieces, not begins)
 
 
 def _split(path, separator, whole):
@@ -216,7 +200,7 @@ def _cut(parts, separator):
     splits = {split: [] for split in corpus.SPLITS}
     for part in parts:
         if id_files.is_id_file(part.path):
-            tokens, documents = id_files.open_ids(part.path, part.version)
+            tokens, documents = id_files.open_ids(part.path)
             ends = splitting.held_out_places(len(tokens))
             if len(documents) > 1:
                 bounds = np.append(documents, len(tokens))
@@ -228,8 +212,7 @@ def _cut(parts, separator):
         bounds = itertools.pairwise([0, *ends])
         for split, (start, stop) in zip(splits, bounds, strict=True):
             if start < stop:
-                piece = dataclasses.replace(part, start=start, stop=stop)
-                splits[split].append(piece)
+                splits[split].append(part._replace(start=start, stop=stop))
     return splits
 
 
@@ -268,20 +251,14 @@ def _find_files(path):
     return sizes
 
 
-def _files_below(folder, above=()):
+def _files_below(folder):
     """Yields the files in a folder and its subfolders, except hidden ones."""
-    place = folder if files.is_remote(folder) else os.path.realpath(folder)
-    if place in above:
-        raise ValueError(
-            f"{folder} must not be a link to a folder that contains it, which "
-            f"is an endless loop: remove it. Received: a link to {place}"
-        )
     for name in tf.io.gfile.listdir(folder):
         path = os.path.join(folder, name.rstrip("/"))
         if name.startswith("."):
             continue
         if tf.io.gfile.isdir(path):
-            yield from _files_below(path, (*above, place))
+            yield from _files_below(path)
         else:
             yield path
 

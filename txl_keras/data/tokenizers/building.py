@@ -132,7 +132,7 @@ def _build_sentence_piece(
         return SentencePieceTokenizer.from_file(vocabulary)
     _check_train(corpus)
     size = corpus.text("train").num_bytes or sum(
-        block.num_bytes for block in corpus.blocks("train")
+        len(block.text) for block in corpus.blocks("train")
     )
     draw = functools.partial(_sample, SAMPLE_BYTES / size)
     texts = _map(draw, corpus, ("train",), section_map)

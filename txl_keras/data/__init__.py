@@ -50,11 +50,10 @@ if TYPE_CHECKING:
     from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
     from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
     from txl_keras.data.tokenizers.character_tokenizer import count_symbols
-    from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
-    from txl_keras.data.tokenizers.library_tokenizers import (
+    from txl_keras.data.tokenizers.hugging_face_tokenizer import (
         HuggingFaceTokenizer,
     )
-    from txl_keras.data.tokenizers.library_tokenizers import KerasHubTokenizer
+    from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
     from txl_keras.data.tokenizers.saving import load_tokenizer
     from txl_keras.data.tokenizers.saving import save_tokenizer
     from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
@@ -72,7 +71,6 @@ __all__ = [
     "Corpus",
     "HuggingFaceTokenizer",
     "IdTokenizer",
-    "KerasHubTokenizer",
     "LabelledTexts",
     "PermutedSegments",
     "PreparedSplit",

@@ -3,14 +3,14 @@ import pytest
 from txl_keras.data import Corpus
 from txl_keras.data import WordTokenizer
 from txl_keras.data import build_tokenizer
-from txl_keras.data import count_words
 from txl_keras.data.vocabulary import Vocabulary
 
 WORDS = ["<eos>", "<unk>", "the", "cat", "naïve"]
 
 
 def from_text(text, **options):
-    return WordTokenizer.from_counts(count_words(text), **options)
+    splits = {"train": text.encode(), "valid": b"v", "test": b"t"}
+    return build_tokenizer("words", Corpus("c", splits), **options)
 
 
 def test_words_become_their_places_and_newlines_eos():
@@ -60,7 +60,7 @@ def test_an_unknown_word_without_a_stand_in_is_named_with_its_position():
         ("z b b\na <unk> a\nc\n", {}, "<eos> b a z <unk> c"),
         # Marks, and an unknown that is missing, come first.
         ("a a\n<S> a\n", {}, "<eos> <unk> a <S>"),
-        ("a a\n<S> a\n", {"unknown": None}, "<eos> a <S>"),
+        ("a a\n<S> a\n", {"unknown": ""}, "<eos> a <S>"),
         ("a\n<S>", {"line_end": "<S>", "line_start": "<S>"}, "<S> <unk> a"),
         ("a\n", {"line_start": "<b>", "unknown": "?"}, "<eos> <b> ? a"),
         # Rare words are left out.

@@ -7,13 +7,13 @@ import random
 import zlib
 from collections.abc import Callable
 
+from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.id_files import MAX_ID
 from txl_keras.data.parallel import map_blocks
 from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
-from txl_keras.data.tokenizers.character_tokenizer import count_symbols
 from txl_keras.data.tokenizers.hugging_face_tokenizer import (
     HuggingFaceTokenizer,
 )
@@ -24,7 +24,6 @@ from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import sentences_of
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
-from txl_keras.data.tokenizers.word_tokenizer import count_words
 
 # Ids above this need a vocabulary size: one of a typing error would make an
 # embedding that no memory holds.
@@ -53,13 +52,13 @@ def build_tokenizer(
             `"hugging_face"` or `"ids"`.
         corpus: A `Corpus`.
         section_map: Optional function that reads the text, see `prepare`.
-        **options: Options of this tokenizer, see its class, its `from_counts`
-            and its `train`; options that are None are ignored. `vocabulary` is
-            a sequence of words to use instead of counting them, or for subwords
-            the path of a model, or of a tokenizer.json, which `"hugging_face"`
-            needs.
-            For `"words"`, an empty string as `unknown`, `line_start` or
-            `line_end` disables this mark.
+        **options: Options of this tokenizer, see its class and its `train`;
+            options that are None are ignored. `vocabulary` is a sequence of
+            words to use instead of counting them, or for subwords the path of a
+            model, or of a tokenizer.json, which `"hugging_face"` needs. For
+            `"words"`, `min_count` leaves out rarer words, `vocabulary_size`
+            limits their number including marks, and an empty string as
+            `unknown`, `line_start` or `line_end` disables this mark.
 
     Example:
 
@@ -102,11 +101,11 @@ def _build_bytes(corpus, section_map):
 
 
 def _build_characters(corpus, section_map, drop_newlines=False):
-    count = functools.partial(count_symbols, encoding=corpus.encoding)
-    counts = _add_up(count, corpus, corpus.splits, section_map)
-    return CharacterTokenizer.from_counts(
-        counts, corpus.encoding, drop_newlines
-    )
+    counts = _add_up(str, corpus, corpus.splits, section_map)
+    if drop_newlines:
+        counts.pop("\n", None)
+    symbols = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+    return CharacterTokenizer(symbols, corpus.encoding, drop_newlines)
 
 
 def _build_words(
@@ -120,11 +119,36 @@ def _build_words(
     line_end="<eos>",
 ):
     marks = [mark or None for mark in (unknown, line_start, line_end)]
-    if vocabulary is not None:
-        return WordTokenizer(vocabulary, *marks)
-    _check_train(corpus)
-    counts = _add_up(count_words, corpus, ("train",), section_map)
-    return WordTokenizer.from_counts(counts, min_count, vocabulary_size, *marks)
+    if vocabulary is None:
+        _check_train(corpus)
+        counts = _add_up(str.split, corpus, ("train",), section_map)
+        vocabulary = _frequent(counts, min_count, vocabulary_size, *marks)
+    return WordTokenizer(vocabulary, *marks)
+
+
+def _frequent(counts, min_count, size, unknown, line_start, line_end):
+    """Returns marks, then words by frequency and first occurrence."""
+    # `unknown` is a mark unless it is among the words, as in WikiText-103.
+    check_integer("min_count", min_count, 1)
+    special = dict.fromkeys(m for m in (line_end, line_start) if m)
+    words = [
+        word
+        for word, count in counts.most_common()
+        if count >= min_count and word not in special
+    ]
+    if not words:
+        raise ValueError(
+            "`min_count` must leave at least one word. "
+            f"Received: min_count={min_count}, {len(counts)} words"
+        )
+    room = len(words)
+    if size is not None:
+        check_integer("vocabulary_size", size, len(special) + 2)
+        room = size - len(special)
+    if unknown is not None and unknown not in words[:room]:
+        special[unknown] = None
+        room -= size is not None
+    return [*special, *words[:room]]
 
 
 def _build_sentence_piece(
@@ -200,17 +224,19 @@ def _of_section(function, section):
     return function(section.blocks())
 
 
-def _count(count, blocks):
+def _count(split, encoding, blocks):
     counts = collections.Counter()
     for block in blocks:
-        counts.update(count(block.text))
+        counts.update(split(block.text.decode(encoding)))
     return counts
 
 
-def _add_up(count, corpus, splits, section_map):
+def _add_up(split, corpus, splits, section_map):
     """Adds up counts of strings, in the order of their first occurrence."""
     total = collections.Counter()
-    count = functools.partial(_count, count)
+    # Words are in UTF-8.
+    encoding = corpus.encoding if split is str else "utf-8"
+    count = functools.partial(_count, split, encoding)
     for counts in _map(count, corpus, splits, section_map):
         total.update(counts)
         if len(total) > MAX_STRINGS:

@@ -98,13 +98,8 @@ class StepBatches:
         replicas = strategy.num_replicas_in_sync
 
         def worker_dataset(context):
-            local, rest = divmod(replicas, context.num_input_pipelines)
-            if rest:
-                raise ValueError(
-                    "All workers must have the same number of replicas. "
-                    f"Received: {replicas} replicas on "
-                    f"{context.num_input_pipelines} workers"
-                )
+            # TensorFlow gives all workers the same number of replicas.
+            local = replicas // context.num_input_pipelines
             read = self._in_memory if in_memory else self.dataset
             first_row = context.input_pipeline_id * local * rows
             dataset = read(first_step, num_steps, first_row, local * rows)

@@ -2,8 +2,6 @@
 
 import io
 import itertools
-import pathlib
-import zipfile
 
 import numpy as np
 import pytest
@@ -116,32 +114,17 @@ def array_of(ids, **options):
     return buffer.getvalue()
 
 
-def damaged_archive():
-    data = bytearray(archive_of(tokens=IDS))
-    data[400] ^= 1
-    return bytes(data)
-
-
 @pytest.mark.parametrize(
     "name, data, message",
     [
         ("a.npy", array_of(IDS / 2), "integers.* dtype float64"),
-        ("a.npy", array_of(IDS > 2), "integers.* dtype bool"),
         ("a.npy", array_of(IDS.reshape(10, 10, 10)), r"\(10, 10, 10\)"),
-        ("a.npy", array_of(np.int64(3)), r"shape \(\)"),
         ("a.npy", array_of(np.array([{}, 1])), "as np.save.* write them"),
         ("a.npy", array_of(IDS)[:-1], "as np.save.* write them"),
-        ("a.npy", array_of(IDS)[:70], "as np.save.* write them"),
-        ("a.npy", b"60 64 67", "as np.save.* write them"),
         ("a.npy", array_of(IDS - 7), r"has -\d, .*not in the vocabulary"),
-        ("a.npy", array_of(10**8 + IDS), "`vocabulary_size` must be given"),
         ("a.npz", b"60 64 67", "as np.save.* write them"),
         ("a.npz", archive_of(ids=IDS), "tokens"),
-        ("a.npz", damaged_archive(), "as np.save.*CRC"),
-        ("a.npz", archive_of(tokens=IDS, documents=[1, 5]), "`documents`"),
         ("a.npz", archive_of(tokens=IDS, documents=[0, 5, 4]), "`documents`"),
-        ("a.npz", archive_of(tokens=IDS, documents=[0, 1001]), "`documents`"),
-        ("a.npz", archive_of(tokens=IDS, documents=[[0]]), "`documents`"),
         ("a.npz", archive_of(tokens=IDS, documents=[]), "dtype float64"),
     ],
     ids=itertools.count(),
@@ -169,27 +152,3 @@ def test_ids_and_text_are_not_confused(tmp_path):
         load_corpus(tmp_path)
     with pytest.raises(ValueError, match="no `document_separator`"):
         load_corpus(tmp_path / "ids.npy", document_separator="\n")
-
-
-def test_an_archive_runs_no_code_and_reads_no_other_entry(tmp_path):
-    touched = tmp_path / "touched"
-    payload = array_of(np.array([_Touch(touched)], object), allow_pickle=True)
-    (tmp_path / "a.npy").write_bytes(payload)
-    with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
-        archive.writestr("tokens.npy", array_of(IDS))
-        archive.writestr("other.npy", payload)
-        archive.writestr("../outside.npy", array_of(IDS))
-    with pytest.raises(ValueError, match="as np.save.* write them"):
-        splits_of(tmp_path / "a.npy", tmp_path)
-    np.testing.assert_array_equal(
-        joined(splits_of(tmp_path / "b.npz", tmp_path)), IDS
-    )
-    assert not touched.exists()
-
-
-class _Touch:
-    def __init__(self, path):
-        self._path = path
-
-    def __reduce__(self):
-        return pathlib.Path.touch, (self._path,)

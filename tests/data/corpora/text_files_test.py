@@ -185,15 +185,6 @@ def test_what_is_no_text_file_is_left_out_or_named(tmp_path):
         link.unlink()
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.npy"])
-def test_a_pipe_and_a_device_are_named(name, tmp_path):
-    os.mkfifo(tmp_path / name)
-    (tmp_path / f"zero_{name}").symlink_to("/dev/zero")
-    for path in (tmp_path / name, tmp_path / f"zero_{name}"):
-        with pytest.raises(ValueError, match=f"{path} must be.*pipes and dev"):
-            load_corpus(path)
-
-
 def test_too_little_text_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one file with text"):
         load_corpus(tmp_path)
@@ -226,26 +217,6 @@ def test_paths_are_absolute_and_names_stay(tmp_path, monkeypatch):
     assert corpus_path("~/books") == "/home/someone/books"
     for name in ("enwik8", "tfds:lm1b", "gs://bucket/books"):
         assert corpus_path(name) == name
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
-        ("train/a.txt", "validation/b.txt", "test/c.txt"),
-        ("my_training.txt", "my_validation.txt", "my_testing.txt.gz"),
-    ],
-)
-def test_splits_are_known_by_their_names(names, tmp_path):
-    texts = (b"train\n" * 9, b"valid\n" * 8, b"test\n" * 70)
-    for name, text in zip(names, texts, strict=True):
-        pack = gzip.compress if name.endswith(".gz") else bytes
-        write_files(tmp_path, {name: pack(text)})
-    pattern = "*/*.txt" if "/" in names[0] else ""
-    corpus = load_corpus(tmp_path / pattern)
-    assert tuple(corpus.read(split) for split in SPLITS) == texts
-    _, valid, test = names
-    assert f"valid is {valid}; test is {test} (by name)" in corpus.description
 
 
 def test_shards_of_a_data_set_hub_stay_in_their_splits(tmp_path):

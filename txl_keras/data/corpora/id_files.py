@@ -8,7 +8,6 @@ from txl_keras.data.corpora.files import is_remote
 from txl_keras.json_files import open_checked
 
 SUFFIXES = (".npy", ".npz")
-MAX_ID = 2**31 - 2  # so that ids and the size of the vocabulary are int32
 
 
 def is_id_file(path):

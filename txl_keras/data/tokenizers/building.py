@@ -10,7 +10,6 @@ from collections.abc import Callable
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.data.corpora.corpus import Corpus
-from txl_keras.data.corpora.id_files import MAX_ID
 from txl_keras.data.parallel import map_blocks
 from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
@@ -25,9 +24,6 @@ from txl_keras.data.tokenizers.sentence_piece_tokenizer import sentences_of
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 
-# Ids above this need a vocabulary size: one of a typing error would make an
-# embedding that no memory holds.
-_MAX_FOUND_ID = (1 << 24) - 1
 MAX_STRINGS = 1 << 22  # counted at once: about 600 MB
 SAMPLE_BYTES = 50_000_000  # of a larger text, about so much trains subwords
 
@@ -178,13 +174,7 @@ def _build_ids(corpus, section_map, vocabulary_size=None):
     if vocabulary_size is not None:
         return IdTokenizer(vocabulary_size)
     found = _map(_largest_id, corpus, corpus.splits, section_map, threads=True)
-    largest = max(found, default=0)
-    if largest > _MAX_FOUND_ID:
-        raise ValueError(
-            f"`vocabulary_size` must be given for ids above {_MAX_FOUND_ID:,}, "
-            f"up to {MAX_ID + 1:,}. Received: {corpus.name} has {largest:,}"
-        )
-    return IdTokenizer(largest + 1)
+    return IdTokenizer(1 + max(found, default=0))
 
 
 BUILDERS = {

@@ -60,11 +60,7 @@ class LabelledTexts:
         return sorted(set(self.labels))
 
     def label_ids(self, names: Sequence[str]) -> list[int]:
-        """Returns the index of each label in a list.
-
-        Args:
-            names: List of the labels of a model.
-        """
+        """Returns the index of each label in a list of a model's labels."""
         index = {name: i for i, name in enumerate(names)}
         for i, label in enumerate(self.labels):
             if label not in index:

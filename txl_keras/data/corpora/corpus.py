@@ -68,27 +68,12 @@ class Corpus:
         check_one_of("encoding", self.encoding, ENCODINGS)
 
     def text(self, split: str) -> "Text":
-        """Returns a split as an object that can be iterated over.
-
-        Args:
-            split: String, one of `splits`.
-
-        Returns:
-            A `Text`, which yields the documents: `bytes` or iterables of
-            `bytes`. Its `num_bytes` is their approximate size, or None.
-        """
+        """Returns a split as a `Text`, which yields its documents."""
         text = self.splits[check_one_of("split", split, self.splits)]
         return text if isinstance(text, Text) else Text(text)
 
     def blocks(self, split: str) -> Iterator:
-        """Returns the text of a split in `Block`s of about 1 MiB.
-
-        Args:
-            split: String, one of `splits`.
-
-        Returns:
-            Iterator over `Block`s, whose concatenation is the text.
-        """
+        """Returns the text of a split in `Block`s of about 1 MiB."""
         return self.text(split).blocks()
 
     def read(self, split: str) -> bytes:

@@ -62,9 +62,7 @@ class TextBatches:
         batch_size: Integer, the maximum rows of a batch.
         segment_length: Integer. Texts are padded to a multiple of it.
         max_batch_tokens: Integer, the maximum tokens of a batch including
-            padding. Batches of long texts have fewer rows, which bounds the
-            memory that a step needs. A single longer text is a batch of one
-            row, not truncated.
+            padding. A single longer text is a batch of one row.
         seed: Optional integer. By default every epoch is the same, from short
             to long texts, for evaluation. With a seed, texts with the same
             number of segments are shuffled in each epoch, and so are the

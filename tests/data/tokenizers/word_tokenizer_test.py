@@ -98,16 +98,6 @@ def test_a_corpus_gives_the_words_of_its_train_split():
     "function, arguments, message",
     [
         (WordTokenizer, {"vocabulary": ["a"]}, "`line_end` .*line_end='<eos>'"),
-        (
-            WordTokenizer,
-            {"vocabulary": ["a", "end of line"], "line_end": "end of line"},
-            "without spaces.*'end of line'",
-        ),
-        (
-            WordTokenizer,
-            {"vocabulary": ["<eos>", "a b"], "unknown": "a b"},
-            "`unknown` .*unknown='a b'",
-        ),
         (from_text, {"text": "a", "min_count": 0}, "`min_count`.*count=0"),
         (from_text, {"text": "a", "min_count": 9}, "leave at least one.*=9"),
         (

@@ -25,13 +25,11 @@ class Corpus:
     Args:
         name: String. The name of the corpus in messages and reports.
         splits: Dict of `"train"`, `"valid"` and `"test"`, or of `"all"` for
-            text that is only evaluated, to the documents: a list of `bytes`, or
-            an object that yields the documents each time it is iterated over;
-            if it has an attribute `num_bytes`, their total size, progress bars
-            show it. A document that is too large for memory is an iterable of
-            `bytes`. `bytes` alone are one document. Documents are concatenated
-            as they are, so each should end with a newline unless the next one
-            continues its last line.
+            text that is only evaluated, to the documents: `bytes` for one, a
+            list of `bytes`, or an object that yields the documents each time it
+            is iterated over. A document that is too large for memory is an
+            iterable of `bytes`. Documents are concatenated as they are, so each
+            should end with a newline.
         encoding: String, the unit of a symbol. `"utf-8"`: a character.
             `"latin-1"`: a byte, as in enwik8 and text8, whose published results
             count bytes. `"ids"`: a token id, in files of them.

@@ -34,14 +34,9 @@ def build_tokenizer(
     """Builds the tokenizer of a corpus, on all cores.
 
     The vocabulary of `"characters"` contains every symbol of all three splits,
-    as in the published enwik8 and text8 results, so that no test text has an
-    unknown symbol. Other vocabularies are built from the train split alone, as
-    for WikiText-103. The vocabulary of `"ids"` has the ids up to the largest
-    of all three splits.
-
-    The text may be larger than memory. Subwords are learned from a sample of
-    its lines, of about 50 MB. If it has more than four million different words,
-    the rarest ones are forgotten while they are counted.
+    as in the published enwik8 and text8 results, and that of `"ids"` the ids up
+    to the largest of all three. Other vocabularies are built from the train
+    split alone, subwords from a sample of its lines of about 50 MB.
 
     Args:
         name: String, `"bytes"`, `"characters"`, `"words"`, `"sentencepiece"`,

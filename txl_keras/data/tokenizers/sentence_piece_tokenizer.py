@@ -115,8 +115,6 @@ class SentencePieceTokenizer(Tokenizer):
     newlines as spaces, merge spaces, or replace unknown characters by one
     piece. Each line is encoded on its own.
 
-    TensorFlow Text encodes: use threads, and no forked processes.
-
     Args:
         model: `bytes`, a serialized SentencePiece model.
 
@@ -176,8 +174,7 @@ class SentencePieceTokenizer(Tokenizer):
         """Trains a lossless model of byte-pair encoding, deterministically.
 
         Its first 258 pieces are `<unk>`, the newline and the 256 bytes.
-        Training takes about 15 bytes of memory per character. Of a larger
-        corpus, `build_tokenizer` draws a sample.
+        Training takes about 15 bytes of memory per character.
 
         Args:
             texts: Iterable of `bytes` in UTF-8 or of `str`: blocks of text,
@@ -206,14 +203,9 @@ class SentencePieceTokenizer(Tokenizer):
                 **_LOSSLESS,
             )
         except RuntimeError as error:
-            # Parses sentencepiece's "... 10 vs 273 ..." or "a value <= 275."
-            limit = re.search(r"(vs|<=) (\d+)", str(error))
-            if limit is None:
-                raise
-            bound = {"vs": "least", "<=": "most"}[limit[1]]
             raise ValueError(
-                f"`vocabulary_size` must be at {bound} {limit[2]} for these "
-                f"texts. Received: vocabulary_size={vocabulary_size}"
+                "`vocabulary_size` must suit the texts. Received: "
+                f"vocabulary_size={vocabulary_size} ({error})"
             ) from error
         model = _Model.FromString(written.getvalue())
         # The trainer writes spaces as U+2581, which may also occur in a text.

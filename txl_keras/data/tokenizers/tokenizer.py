@@ -16,8 +16,7 @@ class Tokenizer:
 
     A tokenizer of your own is a subclass that defines `encode` and
     `decode_bytes`, and sets `vocabulary_size`. With `encode_in_graph` it can be
-    a part of SavedModels. `load_tokenizer` accepts only the classes of this
-    package.
+    a part of SavedModels.
 
     Attributes:
         vocabulary_size: Integer. Ids are below it.
@@ -71,16 +70,11 @@ class Tokenizer:
     def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
         """Decodes ids to bytes; the results of successive calls can be joined.
 
-        They may end inside a character: pass them to
-        `codecs.getincrementaldecoder("utf-8")` to show text while it is
-        generated. Where tokens are words, each begins with a space, and so do
-        lines.
+        They may end inside a character. Where tokens are words, each begins
+        with a space, and so do lines.
 
         Args:
             ids: Integer array or list of shape `(n,)`, or one integer.
-
-        Returns:
-            `bytes`.
         """
         ids = check_ids(ids, self.vocabulary_size).tolist()
         # Long texts repeat tokens.
@@ -125,25 +119,12 @@ def as_bytes(text):
             "`text` must be `bytes` or `str`. "
             f"Received: {shown(text)} of type {type(text).__name__}"
         )
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            "`text` must be encodable in UTF-8. Received: "
-            f"{text[error.start]!r} at position {error.start}"
-        ) from error
+    return text.encode("utf-8")
 
 
 def as_string(text):
     """Returns text as a `str` that can be encoded, or raises ValueError."""
-    data = as_bytes(text)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            "`text` must be UTF-8. Received: byte "
-            f"{data[error.start]:#04x} at position {error.start}"
-        ) from error
+    return as_bytes(text).decode("utf-8")
 
 
 def check_ids(ids, vocabulary_size):

@@ -58,15 +58,11 @@ class WordTokenizer(Tokenizer):
         self.unknown = unknown
         self.line_start = line_start
         self.line_end = line_end
-        for name in ("unknown", "line_start", "line_end"):
+        for name in ("line_start", "line_end"):
             mark = getattr(self, name)
-            is_known = mark in vocabulary or name == "unknown"
-            if mark is not None and (
-                str(mark).split() != [mark] or not is_known
-            ):
+            if mark is not None and mark not in vocabulary:
                 raise ValueError(
-                    f"`{name}` must be None or a word without spaces, and for "
-                    "the ends of lines one of the vocabulary. "
+                    f"`{name}` must be None or a word of the vocabulary. "
                     f"Received: {name}={mark!r}"
                 )
         self.unknown_id = vocabulary.id_of(unknown)

@@ -49,10 +49,11 @@ if TYPE_CHECKING:
     from txl_keras.data.tokenizers.building import build_tokenizer
     from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
     from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
-    from txl_keras.data.tokenizers.hugging_face_tokenizer import (
+    from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
+    from txl_keras.data.tokenizers.library_tokenizers import (
         HuggingFaceTokenizer,
     )
-    from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
+    from txl_keras.data.tokenizers.library_tokenizers import KerasHubTokenizer
     from txl_keras.data.tokenizers.saving import load_tokenizer
     from txl_keras.data.tokenizers.saving import save_tokenizer
     from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
@@ -69,6 +70,7 @@ __all__ = [
     "Corpus",
     "HuggingFaceTokenizer",
     "IdTokenizer",
+    "KerasHubTokenizer",
     "LabelledTexts",
     "PermutedSegments",
     "PreparedSplit",

@@ -13,10 +13,8 @@ from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.parallel import map_blocks
 from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
-from txl_keras.data.tokenizers.hugging_face_tokenizer import (
-    HuggingFaceTokenizer,
-)
 from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
+from txl_keras.data.tokenizers.library_tokenizers import HuggingFaceTokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )

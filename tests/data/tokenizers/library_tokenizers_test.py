@@ -6,10 +6,12 @@ import pytest
 
 from txl_keras.data import Corpus
 from txl_keras.data import HuggingFaceTokenizer
+from txl_keras.data import KerasHubTokenizer
 from txl_keras.data import build_tokenizer
 from txl_keras.data import load_tokenizer
 from txl_keras.data import prepare
 from txl_keras.data import save_tokenizer
+from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.generation.text_stream import TextStream
 from txl_keras.serving.graph_tokenizers import GraphTokenizer
 
@@ -182,3 +184,61 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         with pytest.raises(ValueError, match=f"{path}: .*{message}"):
             HuggingFaceTokenizer.from_file(path)
         assert len(str(error.value)) < 500
+
+
+class Letters:
+    """A tokenizer as in KerasHub."""
+
+    sequence_length = None
+    letters = ("[UNK]", "▁the", "▁cat", "s", "<0xC3>", "<0xA9>")
+
+    def vocabulary_size(self):
+        return len(self.letters)
+
+    def id_to_token(self, id):
+        return self.letters[id]
+
+    def tokenize(self, text):
+        words = text.replace(" ", " ▁").replace("s", " s").split()
+        words[0] = f"▁{words[0]}"
+        return [max(0, (*self.letters, word).index(word)) % 6 for word in words]
+
+    def detokenize(self, ids):
+        text = "".join(self.letters[i] for i in ids)
+        return text.replace("▁", " ").removeprefix(" ")
+
+
+def test_a_tokenizer_of_keras_hub_reads_text_and_is_not_saved(tmp_path):
+    tokenizer = KerasHubTokenizer(Letters())
+    assert tokenizer.vocabulary_size == 6
+    ids = tokenizer.encode(b"the cats dog")
+    assert ids.tolist() == [1, 2, 3, 0] and ids.dtype == np.uint8
+    assert check_bytes(tokenizer, ids) == b" the cats[UNK]"
+    assert tokenizer.decode(ids) == "the cats[UNK]"
+    assert tokenizer.decode([1, 4, 5]) == "theé"
+    model = TransformerXLCausalLM.from_preset(
+        "quickstart", num_layers=1, tokenizer=tokenizer, vocabulary_size=6
+    )
+    text = model.generate("the cat", max_new_tokens=2, seed=3)
+    assert text.startswith("the cat")
+    with pytest.raises(ValueError, match="cannot be saved.*SentencePieceTok"):
+        model.save_to_preset(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ValueError, match=r"`KerasHubTokenizer\(tokenizer\)`"):
+        model.tokenizer = Letters()
+
+
+def test_keras_hub_tokenizers_that_do_not_fit_are_refused():
+    padding = Letters()
+    padding.sequence_length = 7
+    with pytest.raises(ValueError, match="`sequence_length`.*length=7"):
+        KerasHubTokenizer(padding)
+    with pytest.raises(ValueError, match="must have the methods.*'bytes'"):
+        KerasHubTokenizer("bytes")
+
+
+def test_byte_level_tokenizers_of_keras_hub_have_bytes():
+    hub = Letters()
+    hub.letters, hub.merges = ("Ġ", "Ã", "©", "<|end|>"), []
+    hub.unsplittable_tokens = ["<|end|>"]
+    assert KerasHubTokenizer(hub).decode([0, 1, 2, 3]) == " é<|end|>"

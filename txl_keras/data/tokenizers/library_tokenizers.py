@@ -1,13 +1,15 @@
-"""`HuggingFaceTokenizer`: the library `tokenizers` of Hugging Face."""
+"""Tokenizers of other libraries: Hugging Face's `tokenizers`, and KerasHub."""
 
 import functools
 import json
 import re
+from typing import Any
 from typing import Self
 
 import numpy as np
 
 from txl_keras.checks import import_extra
+from txl_keras.checks import shown
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.tokenizer import as_string
 from txl_keras.data.tokenizers.tokenizer import check_ids
@@ -113,31 +115,16 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _texts(self):
-        """The bytes that each token adds to a text before it."""
         tokens = [""] * self.vocabulary_size
         for token, token_id in self._tokenizer.get_vocab().items():
             tokens[token_id] = token
         if self._is_byte_level:
             added = self._tokenizer.get_added_tokens_decoder()
-            return [
-                token.encode()
-                if i in added or not _BYTES.keys() >= {*token}
-                else bytes(map(_BYTES.__getitem__, token))
-                for i, token in enumerate(tokens)
-            ]
-        # A token alone would be decoded without the space that words begin
-        # with.
+            return _byte_level_texts(tokens, added)
         decode = functools.partial(
             self._tokenizer.decode_batch, skip_special_tokens=False
         )
-        alone = decode([[i] for i in range(len(tokens))])
-        first = next((i for i, text in enumerate(alone) if text.isalnum()), 0)
-        pairs = decode([[first, i] for i in range(len(tokens))])
-        texts = [pair.removeprefix(alone[first]).encode() for pair in pairs]
-        for i, token in enumerate(tokens):
-            if byte := re.fullmatch("<0x([0-9A-F]{2})>", token):
-                texts[i] = bytes.fromhex(byte[1])
-        return texts
+        return _texts_in_context(tokens, decode)
 
     @functools.cached_property
     def _without_prefix(self):
@@ -146,6 +133,63 @@ class HuggingFaceTokenizer(Tokenizer):
 
         content = json.loads(self.definition, object_hook=change)
         return _parse(json.dumps(content))
+
+
+class KerasHubTokenizer(Tokenizer):
+    """Encodes text with a tokenizer of KerasHub.
+
+    Set `model.tokenizer = KerasHubTokenizer(tokenizer)`. The model then trains
+    and generates with it, but cannot be saved or exported with it, because
+    KerasHub's tokenizers are saved in files of their own.
+
+    Args:
+        tokenizer: An object with `tokenize`, `detokenize`, `id_to_token` and
+            `vocabulary_size()`, and without `sequence_length`, such as a
+            `keras_hub.tokenizers.BytePairTokenizer`.
+    """
+
+    unit = "subword"
+    releases_gil = True  # TensorFlow must not be forked
+
+    def __init__(self, tokenizer: Any):
+        methods = ("tokenize", "detokenize", "id_to_token", "vocabulary_size")
+        length = getattr(tokenizer, "sequence_length", None)
+        if length or not all(hasattr(tokenizer, name) for name in methods):
+            raise ValueError(
+                f"`tokenizer` must have the methods {', '.join(methods)}, as "
+                "those of KerasHub, and no `sequence_length`, which would pad "
+                f"and truncate texts. Received: {shown(tokenizer)}, "
+                f"sequence_length={length}"
+            )
+        self._tokenizer = tokenizer
+        self.vocabulary_size = int(tokenizer.vocabulary_size())
+        tokens = [tokenizer.id_to_token(i) for i in range(self.vocabulary_size)]
+        added = getattr(tokenizer, "unsplittable_tokens", None) or ()
+        if hasattr(tokenizer, "merges"):
+            self._texts = _byte_level_texts(tokens, {*map(tokens.index, added)})
+        elif tokens == [chr(i) for i in range(256)]:
+            self._texts = [bytes([i]) for i in range(256)]
+        else:
+            self._has_prefix = True
+            self._texts = _texts_in_context(
+                tokens, lambda rows: [*map(self._detokenize, rows)]
+            )
+
+    def encode(self, text, begins_line=True):
+        ids = np.asarray(self._tokenizer.tokenize(as_string(text)))
+        return ids.reshape(-1).astype(smallest_dtype(self.vocabulary_size))
+
+    def get_config(self):
+        raise ValueError(
+            "A `KerasHubTokenizer` cannot be saved. If it must be, use "
+            "`SentencePieceTokenizer(tokenizer.proto)`, `ByteTokenizer()`, or "
+            "`HuggingFaceTokenizer` with the tokenizer.json of the same model."
+        )
+
+    def _detokenize(self, ids):
+        text = self._tokenizer.detokenize(ids)
+        text = text.numpy() if hasattr(text, "numpy") else text
+        return text.decode() if isinstance(text, bytes) else str(text)
 
 
 def _parse(definition):
@@ -173,3 +217,26 @@ def _types(component):
     """Returns the names of all parts of a component of a tokenizer."""
     state = b"" if component is None else component.__getstate__()
     return {name.decode() for name in re.findall(rb'"type":"(\w+)"', state)}
+
+
+def _byte_level_texts(tokens, added):
+    """Returns the bytes of tokens, whose characters stand for bytes."""
+    return [
+        token.encode()
+        if i in added or not _BYTES.keys() >= {*token}
+        else bytes(map(_BYTES.__getitem__, token))
+        for i, token in enumerate(tokens)
+    ]
+
+
+def _texts_in_context(tokens, decode):
+    """Returns the bytes that each token adds to a text before it."""
+    # A token alone would be decoded without the space that words begin with.
+    alone = decode([[i] for i in range(len(tokens))])
+    first = next((i for i, text in enumerate(alone) if text.isalnum()), 0)
+    pairs = decode([[first, i] for i in range(len(tokens))])
+    texts = [pair.removeprefix(alone[first]).encode() for pair in pairs]
+    for i, token in enumerate(tokens):
+        if byte := re.fullmatch("<0x([0-9A-F]{2})>", token):
+            texts[i] = bytes.fromhex(byte[1])
+    return texts

@@ -9,13 +9,12 @@ This step is optional: training prepares its text itself, and reuses what this
 script has prepared in the same folder.
 """
 
+import os
+
 import txl_keras.scripts.quiet  # noqa: F401
 
-import numpy as np
-
-from txl_keras.data.layouts import document_lengths
 from txl_keras.data.preparation import token_folder
-from txl_keras.data.statistics import mean_bytes
+from txl_keras.data.statistics import describe_split
 from txl_keras.data.statistics import token_counts
 from txl_keras.data.vocabulary import choose_cutoffs
 from txl_keras.extending import registered
@@ -23,6 +22,10 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts.options import FLAGS
+from txl_keras.workdir import write_json
+
+_LENGTHS = "{min:,} to {max:,}, median {median:,.0f}, mean {mean:,.0f}"
+
 
 EXTENSIONS = registered("section_map")
 for extension in EXTENSIONS.values():
@@ -37,36 +40,45 @@ def main(_):
     section_map = next(filter(None, made), None)
     corpus, tokenizer, splits = data_flags.prepare_text(section_map=section_map)
     size = tokenizer.vocabulary_size
+    counts = token_counts(splits["train"].tokens, size)
+    cutoffs = choose_cutoffs(counts)
+    found = {name: describe_split(split) for name, split in splits.items()}
     print(f"{corpus.name}: a vocabulary of {size:,}")
     print(
         f"{'':6} {'bytes':>15} {'tokens':>15} {'bytes/token':>11} "
         f"{'unknown':>8} {'documents':>11}   tokens per document"
     )
-    for name, split in splits.items():
-        number = split.metadata["num_tokens"]
-        lengths = document_lengths(split.documents, number)
+    for name, split in found.items():
         print(
-            f"{name:6} {split.metadata['num_bytes']:15,} {number:15,} "
-            f"{mean_bytes(split):11.3f} "
-            f"{split.metadata['num_unknown'] / number:8.3%} "
-            f"{len(lengths):11,}   {lengths.min():,} to {lengths.max():,}, "
-            f"median {np.median(lengths):,.0f}, mean {lengths.mean():,.0f}"
+            f"{name:6} {split['num_bytes']:15,} {split['num_tokens']:15,} "
+            f"{split['bytes_per_token']:11.3f} {split['unknown_rate']:8.3%} "
+            f"{split['num_documents']:11,}   "
+            + _LENGTHS.format(**split["document_length"])
         )
-    counts = token_counts(splits["train"].tokens, size)
-    if cutoffs := choose_cutoffs(counts):
+    if cutoffs:
         print(
             "Cutoffs with the fewest logits per token: --cutoffs="
             + ",".join(map(str, cutoffs))
         )
+    most_frequent = (-counts).argsort(kind="stable")[:20]
     print(
         "Most frequent in train:",
         *(
             f"{tokenizer.decode_bytes(i).decode(errors='replace')!r}:"
             f"{counts[i]:,}"
-            for i in (-counts).argsort(kind="stable")[:20]
+            for i in most_frequent
         ),
     )
-    print(f"The ids of train are in {splits['train'].folder}")
+    folder = os.path.dirname(splits["train"].folder)
+    statistics = {
+        "corpus": corpus.name,
+        "vocabulary_size": size,
+        "cutoffs": cutoffs,
+        "splits": found,
+        "folder": folder,
+    }
+    write_json(statistics, os.path.join(folder, "statistics.json"))
+    print(f"Ids and statistics.json are in {folder}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import pytest
 
 from txl_keras.data import LabelledTexts
 from txl_keras.data import read_labelled_texts
+from txl_keras.data.corpora import files
 
 NUMBERS = {"text_column": "1", "label_column": "0"}
 
@@ -73,6 +74,15 @@ def test_a_bad_file_is_an_error_with_its_place(
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.tsv"):
         read_labelled_texts(tmp_path / "none.tsv")
+
+
+def test_rows_are_refused_before_they_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_FREE_BYTES", 1 << 16)
+    path = tmp_path / "a.tsv.gz"
+    # Far less than 64 KiB in the file, but not in memory.
+    path.write_bytes(gzip.compress(b"b\ta\n" * 2**13))
+    with pytest.raises(ValueError, match="must not unpack to more than 200"):
+        read_labelled_texts(path, **NUMBERS)
 
 
 @pytest.mark.parametrize(

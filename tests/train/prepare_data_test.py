@@ -1,6 +1,7 @@
 """Runs train/prepare_data.py."""
 
-import numpy as np
+import json
+
 import pytest
 
 
@@ -18,14 +19,15 @@ def options(word_corpus, tmp_path):
 
 def test_prepared_text_is_described(options, succeed, tmp_path):
     printed = succeed("prepare_data.py", *options)
-    assert "a vocabulary of 24\n" in printed
-    (line,) = (x for x in printed.splitlines() if x.startswith("train "))
-    _, num_bytes, tokens, rate, unknown, documents, *lengths = line.split()
-    assert documents == "631" and lengths[2] == "12,"
+    (path,) = tmp_path.rglob("statistics.json")
+    statistics = json.loads(path.read_text())
+    train = statistics["splits"]["train"]
+    assert statistics["vocabulary_size"] == 24
+    assert train["num_documents"] == 631
     # Every tenth line has a word that came once, of nine or ten.
-    assert float(unknown[:-1]) == pytest.approx(1, rel=0.2)
-    sizes = (int(x.replace(",", "")) for x in (num_bytes, tokens))
-    assert float(rate) == pytest.approx(np.divide(*sizes), abs=1e-3)
+    assert train["unknown_rate"] == pytest.approx(0.01, rel=0.2)
+    assert train["document_length"]["max"] == 12
+    assert f"{train['num_tokens']:,}" in printed
 
 
 def test_flags_of_prepared_text_are_checked_before_it_is_read(

@@ -66,7 +66,7 @@ def test_a_command_writes_its_files_when_nobody_reads_its_output(
     corpus, succeed, unread, tmp_path
 ):
     succeed("prepare_data.py", f"--corpus={corpus}", f"--data_dir={tmp_path}")
-    assert list(tmp_path.rglob("metadata.json"))
+    assert list(tmp_path.rglob("statistics.json"))
 
 
 def test_a_command_ends_when_nobody_reads_its_result(group, here, unread):

@@ -4,13 +4,16 @@ import csv
 import dataclasses
 import hashlib
 import itertools
+import math
 import os
+import sys
 from collections.abc import Sequence
 from typing import Self
 
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
 from txl_keras.data.corpora import files
+from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 from txl_keras.types import PathLike
 
@@ -146,17 +149,22 @@ def read_labelled_texts(
             f".jsonl, optionally followed by .gz. Received: {path}"
         )
     has_header = not (text_column.isdecimal() and label_column.isdecimal())
+    with open_checked(path, math.inf) as file:
+        size = file.size()
     lines = (line.decode() for line in files.read_between(path, b"\n"))
     if kind == "jsonl":
         records = _json_records(lines, path)
     else:
         records = _csv_records(lines, path, kind, has_header)
-    texts, labels = [], []
+    texts, labels, taken = [], [], 0
     for number, record in records:
         place = f"{path}, line {number}"
         text = _value(record, "text_column", text_column, place)
         label = _value(record, "label_column", label_column, place)
         label = str(label) if isinstance(label, int) else label
+        # A short text takes far more memory than bytes.
+        taken += sys.getsizeof(text)
+        files.check_unpacked(path, taken // 2, size)
         texts.append(text)
         labels.append(label)
     return LabelledTexts(texts, labels, path)

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from txl_keras.data.layouts import document_lengths
+
 _BLOCK = 1 << 22  # ids that are read at once
 
 
@@ -28,3 +30,21 @@ def unigram_scores(train_counts, counts):
 def mean_bytes(split):
     """Returns the mean bytes per token of a `PreparedSplit`."""
     return split.metadata["num_bytes"] / split.metadata["num_tokens"]
+
+
+def describe_split(split):
+    """Returns a dict of the sizes, rates and document lengths of a split."""
+    metadata = split.metadata
+    names = ("num_bytes", "num_tokens", "num_documents")
+    lengths = document_lengths(split.documents, metadata["num_tokens"])
+    return {
+        **{name: metadata[name] for name in names},
+        "bytes_per_token": mean_bytes(split),
+        "unknown_rate": metadata["num_unknown"] / metadata["num_tokens"],
+        "document_length": {
+            "min": int(lengths.min()),
+            "median": float(np.median(lengths)),
+            "mean": float(lengths.mean()),
+            "max": int(lengths.max()),
+        },
+    }

@@ -1,3 +1,5 @@
+import gzip
+
 import pytest
 
 from txl_keras.data.corpora import files
@@ -28,6 +30,19 @@ def test_what_is_not_completed_leaves_nothing(tmp_path):
         write_text("\ud800", str(path))
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_FREE_BYTES", 1 << 16)
+    path = tmp_path / "a.txt.gz"
+    days = (b"day %d\n" % i + b"all is well\n" * 50 for i in range(300))
+    # Packed 120 to 1, and a little of what is packed far more.
+    for text in (b"".join(days), b"a\tb\n" * 2**14):
+        path.write_bytes(gzip.compress(text))
+        assert b"".join(files.read_bytes(str(path))) == text
+    path.write_bytes(gzip.compress(b"a\tb\n" * 2**20))
+    with pytest.raises(ValueError, match=r"a\.txt\.gz must not unpack to more"):
+        list(files.read_bytes(str(path)))
 
 
 def test_separators_are_found_across_chunks(tmp_path, monkeypatch):

@@ -152,3 +152,10 @@ def test_ids_and_text_are_not_confused(tmp_path):
         load_corpus(tmp_path)
     with pytest.raises(ValueError, match="no `document_separator`"):
         load_corpus(tmp_path / "ids.npy", document_separator="\n")
+
+
+def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, tokens=np.zeros(2 * 10**7, np.uint8))
+    with pytest.raises(ValueError, match=r"a\.npz .*not unpack to more than"):
+        load_corpus(path)

@@ -185,6 +185,15 @@ def test_what_is_no_text_file_is_left_out_or_named(tmp_path):
         link.unlink()
 
 
+def test_a_file_that_became_shorter_is_named(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_bytes(b"line\n" * 2000)
+    corpus = load_corpus(path)
+    path.write_bytes(b"line\n" * 1990)
+    with pytest.raises(ValueError, match="book.* was changed while it was rea"):
+        corpus.read("test")
+
+
 def test_too_little_text_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one file with text"):
         load_corpus(tmp_path)

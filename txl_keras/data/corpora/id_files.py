@@ -1,9 +1,11 @@
 """Arrays of token ids: `.npy` and `.npz` files, on disk or in a bucket."""
 
 import math
+import zipfile
 
 import numpy as np
 
+from txl_keras.data.corpora.files import check_unpacked
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.json_files import open_checked
 
@@ -20,6 +22,11 @@ def open_ids(path):
     # A local `.npy` file is mapped into memory, others are read.
     with open_checked(path, math.inf) as file:
         try:
+            if path.lower().endswith(".npz"):
+                with zipfile.ZipFile(file) as archive:
+                    size = sum(x.file_size for x in archive.infolist())
+                check_unpacked(path, size, file.size())
+                file.seek(0)
             found = np.load(file) if is_remote(path) else np.load(path, "r")
             tokens, starts = found, np.zeros(1, np.int64)
             if isinstance(found, np.lib.npyio.NpzFile):

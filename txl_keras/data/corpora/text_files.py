@@ -65,6 +65,14 @@ class Part(NamedTuple):
         stop = self.version[0] if self.stop is None else self.stop
         return stop - self.start
 
+    def check_unchanged(self):
+        """Raises ValueError if the file was changed since it was found."""
+        if files.version_of(self.path) != self.version:
+            raise ValueError(
+                f"{self.path} was changed while it was read, or before. Run "
+                "the same command again when no other program writes to it."
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles(corpus.Text):
@@ -97,12 +105,19 @@ class TextFiles(corpus.Text):
         return [dataclasses.replace(self, parts=tuple(g)) for g in groups]
 
     def __iter__(self):
-        for part in self.parts:
+        for part in self._read_parts():
             delimiter = _delimiter(part.path, self.separator)
             if delimiter is None:
                 yield self._whole(part)
             else:
                 yield from self._documents(part, delimiter)
+
+    def _read_parts(self):
+        """Yields the parts, of files that are the same before and after."""
+        for part in self.parts:
+            part.check_unchanged()
+            yield part
+            part.check_unchanged()
 
     def _whole(self, part):
         chunk = b"\n"
@@ -139,7 +154,7 @@ class IdFiles(TextFiles):
     num_bytes = None  # those of `.npz` files are unknown
 
     def blocks(self):
-        for part in self.parts:
+        for part in self._read_parts():
             tokens, documents = id_files.open_ids(part.path)
             stop = len(tokens) if part.stop is None else part.stop
             size = max(1, corpus.BLOCK_BYTES // tokens.itemsize)

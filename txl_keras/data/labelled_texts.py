@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import hashlib
-import itertools
 import math
 import os
 import sys
@@ -172,12 +171,10 @@ def read_labelled_texts(
 
 def _value(record, flag, column, place):
     if column not in record:
-        names = itertools.islice(record, 50)
-        columns = ", ".join(f"{name!r:.40}" for name in names)
         raise ValueError(
-            f"`{flag}` must be a column of the file, one of {columns}. For a "
-            ".tsv or .csv file without column names in its first row, give "
-            "numbers from 0 for both columns. "
+            f"`{flag}` must be a column of the file, one of "
+            f"{shown(list(record))}. For a .tsv or .csv file without column "
+            "names in its first row, give numbers from 0 for both columns. "
             f"Received: {flag}={column!r}, {place}"
         )
     return record[column]

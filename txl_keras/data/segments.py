@@ -21,18 +21,10 @@ class Segments(StepBatches):
     A stream of P + 1 tokens has P predictions: prediction p reads token p and
     its target is token p + 1. The first token has no context and is never a
     target. In training, row r of B reads the predictions from `r * P // B` up
-    to `(r + 1) * P // B`, T per step. A model that keeps memory per row thus
-    reads B long texts in parallel:
-
-    ```
-    20 tokens, B = 2, T = 4          step 0        step 1
-    inputs of row 0              0  1  2  3    4  5  6  7
-    inputs of row 1              9 10 11 12   13 14 15 16
-    ```
-
-    In evaluation, segments begin at the multiples of T, so their content does
-    not depend on B. With `warmup_segments`, the content of memory does not
-    depend on B either.
+    to `(r + 1) * P // B`, T per step, so that a model that keeps memory per row
+    reads B long texts in parallel. In evaluation, segments begin at the
+    multiples of T, so their content does not depend on B. With
+    `warmup_segments`, the content of memory does not depend on B either.
 
     Steps count on through the epochs without end, and the batch of any step is
     computed directly. All random choices depend on the seed and the epoch only.

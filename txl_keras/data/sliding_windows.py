@@ -47,8 +47,6 @@ class SlidingWindows(Segments):
     [[0, 1, 2, 3], [6, 7, 8, 9], [12, 13, 14, 15]]
     >>> batch["targets"].tolist()
     [[3, 4], [9, 10], [15, 16]]
-    >>> batch["target_places"].tolist()
-    [[2, 3], [2, 3], [2, 3]]
 
     Reference:
         [Al-Rfou et al., 2018](https://arxiv.org/abs/1808.04444), section 3.

@@ -50,7 +50,7 @@ def test_a_named_split_without_text_is_refused(tmp_path):
     """Otherwise the end of train would be taken for it."""
     write_files(tmp_path, {"train.txt": b"one" * 99, "valid.txt": b""})
     os.mkfifo(tmp_path / "test.txt")
-    with pytest.raises(ValueError, match="empty files.*'valid': 0, 'test': 0"):
+    with pytest.raises(ValueError, match=r"empty files.*\['valid', 'test'\]"):
         load_corpus(tmp_path)
     (tmp_path / "test.txt").unlink()
     (tmp_path / "valid.txt").unlink()
@@ -105,7 +105,7 @@ def test_separators_part_documents_and_are_no_part_of_them(tmp_path):
     found = [d for split in SPLITS for d in documents_of(corpus, split)]
     assert [text.decode() for text in found] == documents
     assert len(documents_of(corpus, "test")) == 3
-    with pytest.raises(ValueError, match="each split.*'valid': 0, 'test': 0"):
+    with pytest.raises(ValueError, match=r"each split.*\['valid', 'test'\]"):
         load_corpus(path, document_separator="a separator that is not there")
 
 
@@ -204,7 +204,7 @@ def test_too_little_text_is_refused(tmp_path):
             load_corpus(place)
     path.write_bytes(b"ab\n")
     with pytest.raises(
-        ValueError, match="for each split.*'valid': 0, 'test': 1. bytes"
+        ValueError, match=r"for each split.*no text in \['valid'\]"
     ):
         load_corpus(path)
 

@@ -60,8 +60,9 @@ class Corpus:
         empty = [x for x in self.splits if self.text(x).num_bytes == 0]
         if empty:
             raise ValueError(
-                f"`splits` must not be empty. Received: corpus '{self.name}' "
-                f"with no text in {empty}"
+                f"{self.name} must have text for each split: give more text, "
+                "as no document is cut, or fill or remove empty files. "
+                f"Received: no text in {empty}"
             )
         check_one_of("encoding", self.encoding, ENCODINGS)
 

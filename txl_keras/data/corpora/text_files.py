@@ -32,17 +32,6 @@ def load(path, document_separator=None, text_key="text", whole=False):
             f"{listed(paths)}, document_separator={document_separator!r}"
         )
     kind, encoding = (IdFiles, "ids") if ids else (TextFiles, "utf-8")
-    sizes = {
-        split: sum(part.num_bytes for part in found)
-        for split, found in parts.items()
-    }
-    if not all(sizes.values()):
-        raise ValueError(
-            f"{path} must have text for each split: give more text, as no "
-            "document is cut, or fill or remove empty files. Received: "
-            f"{sizes} {'ids' if ids else 'bytes'}, "
-            f"document_separator={document_separator!r}"
-        )
     splits = {
         split: kind(tuple(found), separator, text_key, len(found) > 1)
         for split, found in parts.items()
@@ -151,7 +140,9 @@ class TextFiles(corpus.Text):
 class IdFiles(TextFiles):
     """Reads the token ids of some files; pieces of a block are arrays."""
 
-    num_bytes = None  # those of `.npz` files are unknown
+    @property
+    def num_bytes(self):  # those of `.npz` files are unknown
+        return None if self.parts else 0
 
     def blocks(self):
         for part in self._read_parts():

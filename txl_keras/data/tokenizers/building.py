@@ -166,7 +166,7 @@ def _build_hugging_face(corpus, section_map, vocabulary=None):
 def _build_ids(corpus, section_map, vocabulary_size=None):
     if vocabulary_size is not None:
         return IdTokenizer(vocabulary_size)
-    found = _map(_largest_id, corpus, corpus.splits, section_map, threads=True)
+    found = _map(_largest_id, corpus, corpus.splits, section_map)
     return IdTokenizer(1 + max(found, default=0))
 
 
@@ -189,7 +189,7 @@ def _check_train(corpus):
         )
 
 
-def _map(function, corpus, splits, section_map, threads=False):
+def _map(function, corpus, splits, section_map):
     """Yields `function(blocks)` of each block, or of each section."""
     if section_map is not None:
         texts = map(corpus.text, splits)
@@ -199,7 +199,7 @@ def _map(function, corpus, splits, section_map, threads=False):
         return
     for split in splits:
         yield from map_blocks(
-            lambda block: function([block]), corpus, split, "Reading", threads
+            lambda block: function([block]), corpus, split, "Reading"
         )
 
 

@@ -73,14 +73,6 @@ class LabelledTexts:
                 )
         return [index[label] for label in self.labels]
 
-    def take(self, indices: Sequence[int]) -> Self:
-        """Returns the `LabelledTexts` at a list of indices."""
-        return dataclasses.replace(
-            self,
-            texts=[self.texts[i] for i in indices],
-            labels=[self.labels[i] for i in indices],
-        )
-
     def split(self, share: float) -> tuple[Self, Self]:
         """Splits the texts in two parts, always in the same way.
 
@@ -102,7 +94,14 @@ class LabelledTexts:
                 f"{share}: give another share, or the texts to hold out in a "
                 f"file of their own. Received: {len(self)} texts"
             )
-        return self.take(parts[0]), self.take(parts[1])
+        return tuple(
+            dataclasses.replace(
+                self,
+                texts=[self.texts[i] for i in part],
+                labels=[self.labels[i] for i in part],
+            )
+            for part in parts
+        )
 
     def fingerprint(self) -> str:
         """Returns a SHA-256 of all texts and labels, in order."""

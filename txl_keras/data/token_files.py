@@ -218,9 +218,7 @@ def _result_path(path):
 def encode_block(tokenizer, source, block):
     """Returns the ids of a `Block`, where its documents begin, and sizes."""
     try:
-        ids, ends = _encode_at_once(tokenizer, block) or _encode_each(
-            tokenizer, block
-        )
+        ids, lengths = tokenizer.encode_texts(block.pieces)
     except UnknownSymbolError as error:
         raise ValueError(
             f"{source} has {error.symbol!r}, which is not in the vocabulary. "
@@ -232,32 +230,8 @@ def encode_block(tokenizer, source, block):
         num_unknown = int(np.count_nonzero(ids == tokenizer.unknown_id))
     return {
         "ids": ids,
-        "documents": ends[int(block.continues) : -1],
+        "documents": (np.cumsum(lengths) - lengths)[int(block.continues) :],
         "num_tokens": len(ids),
         "num_bytes": len(block.text),
         "num_unknown": num_unknown,
     }
-
-
-def _encode_at_once(tokenizer, block):
-    """Encodes all pieces in one call, because one per piece is slow."""
-    # Returns the ids, and 0 followed by the end of each piece; or None if the
-    # newlines among the ids do not determine these ends.
-    *pieces, _ = block.pieces
-    if tokenizer.newline_id is None or not all(
-        piece.endswith(b"\n") for piece in pieces
-    ):
-        return None
-    text = block.text
-    ids = tokenizer.encode(text)
-    newlines = np.flatnonzero(ids == tokenizer.newline_id)
-    if len(newlines) != text.count(b"\n"):
-        return None  # the text itself contains, say, `<eos>`
-    last = np.cumsum([piece.count(b"\n") for piece in pieces], dtype=int)
-    return ids, np.array([0, *newlines[last - 1] + 1, len(ids)])
-
-
-def _encode_each(tokenizer, block):
-    """Encodes piece by piece, with the result of `_encode_at_once`."""
-    ids = [tokenizer.encode(piece) for piece in block.pieces]
-    return np.concatenate(ids), np.cumsum([0, *map(len, ids)])

@@ -40,7 +40,6 @@ def test_marks_are_optional():
     ids = tokenizer.encode("a a\n\na\n")
     assert ids.tolist() == [1, 2, 2, 0, 1, 0, 1, 2, 0]
     assert tokenizer.decode(ids) == "a a\n\na\n"
-    assert tokenizer.newline_id is None  # it is two tokens
     tokenizer = WordTokenizer(["a", "b"], line_end=None)
     assert tokenizer.encode("a\n\nb\n").tolist() == [0, 1]
     assert tokenizer.decode([0, 1]) == "a b"

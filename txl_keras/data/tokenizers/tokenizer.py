@@ -22,8 +22,6 @@ class Tokenizer:
         vocabulary_size: Integer. Ids are below it.
         unit: String, what a token is, for reports.
         unknown_id: Optional integer. The id of all that has no id of its own.
-        newline_id: Optional integer. The id of every newline, and of nothing
-            else; None if there is no such id.
         is_lossless: Boolean, whether decoding restores every text. Only then
             can bits per byte be computed.
         releases_gil: Boolean, whether `encode` runs in parallel in threads.
@@ -33,7 +31,6 @@ class Tokenizer:
     vocabulary_size: int
     unit = "token"
     unknown_id = None
-    newline_id = None
     is_lossless = False
     releases_gil = False
     _has_prefix = False  # whether decoded lines begin with a space
@@ -55,6 +52,11 @@ class Tokenizer:
                 a symbol has no id. The message gives its position.
         """
         raise NotImplementedError
+
+    def encode_texts(self, texts):
+        """Returns the ids of texts `(n,)`, joined, and their lengths `(B,)`."""
+        ids = [self.encode(text) for text in texts]
+        return np.concatenate(ids), np.array([*map(len, ids)])
 
     def encode_in_graph(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Encodes texts in a graph of TensorFlow, with the ids of `encode`.

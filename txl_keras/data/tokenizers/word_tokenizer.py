@@ -66,8 +66,6 @@ class WordTokenizer(Tokenizer):
                     f"Received: {name}={mark!r}"
                 )
         self.unknown_id = vocabulary.id_of(unknown)
-        if line_start is None:  # else a newline is two tokens
-            self.newline_id = vocabulary.id_of(line_end)
 
     def encode(self, text, begins_line=True):
         text = as_string(text)

@@ -25,6 +25,7 @@ class LabelledTexts:
         texts: List of strings.
         labels: List of strings, one per text.
         name: String. The source of the texts, for error messages.
+        lines: Optional list of integers, the line of each text in its file.
 
     Example:
 
@@ -38,6 +39,7 @@ class LabelledTexts:
     texts: list
     labels: list
     name: str = "texts"
+    lines: list = None
 
     def __post_init__(self):
         if not self.texts or len(self.texts) != len(self.labels):
@@ -50,12 +52,16 @@ class LabelledTexts:
                 if not isinstance(value, str) or not value.strip():
                     raise ValueError(
                         f"Every {field} must be a string with at least one "
-                        f"symbol. Received: {shown(value)} at {self.name}, "
-                        f"text {i}"
+                        f"symbol. Received: {shown(value)} at {self._place(i)}"
                     )
 
     def __len__(self):
         return len(self.texts)
+
+    def _place(self, index):
+        """Describes where a text was found."""
+        place = f"line {self.lines[index]}" if self.lines else f"text {index}"
+        return f"{self.name}, {place}"
 
     def label_names(self) -> list[str]:
         """Returns the distinct labels as a sorted list."""
@@ -69,7 +75,7 @@ class LabelledTexts:
                 raise ValueError(
                     "Every label must be one of the training labels, "
                     f"{shown(names)}. "
-                    f"Received: {label!r} at {self.name}, text {i}"
+                    f"Received: {label!r} at {self._place(i)}"
                 )
         return [index[label] for label in self.labels]
 
@@ -99,6 +105,7 @@ class LabelledTexts:
                 self,
                 texts=[self.texts[i] for i in part],
                 labels=[self.labels[i] for i in part],
+                lines=self.lines and [self.lines[i] for i in part],
             )
             for part in parts
         )
@@ -154,7 +161,7 @@ def read_labelled_texts(
         records = _json_records(lines, path)
     else:
         records = _csv_records(lines, path, kind, has_header)
-    texts, labels, taken = [], [], 0
+    texts, labels, numbers, taken = [], [], [], 0
     for number, record in records:
         place = f"{path}, line {number}"
         text = _value(record, "text_column", text_column, place)
@@ -165,7 +172,8 @@ def read_labelled_texts(
         files.check_unpacked(path, taken // 2, size)
         texts.append(text)
         labels.append(label)
-    return LabelledTexts(texts, labels, path)
+        numbers.append(number)
+    return LabelledTexts(texts, labels, path, numbers)
 
 
 def _value(record, flag, column, place):

@@ -67,7 +67,8 @@ try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 finally:
     assert "keras" in sys.modules
-    print(sorted({"jax", "sklearn"} & {*sys.modules}))
+    unused = {"jax", "sklearn", "txl_keras.data.permutation"}
+    print(sorted(unused & {*sys.modules}))
     print(importlib.util.find_spec("sklearn") is not None)
 """
 
@@ -118,15 +119,11 @@ def test_help_and_what_is_misspelled_need_no_tensorflow(arguments, printed):
 
 
 def test_each_command_has_a_help_and_the_log_of_tensorflow_can_be_shown():
-    for arguments, level in (
-        (["help", "average"], "2"),
-        (["average", "-h"], "0"),
-    ):
-        done = run_txl(*arguments, TF_CPP_MIN_LOG_LEVEL=level)
-        assert done.returncode == 0
-        assert "Averages the checkpoints" in done.stdout
-        assert "--output" in done.stdout
-        assert ("This TensorFlow binary" in done.stderr) == (level == "0")
+    done = run_txl("help", "average", TF_CPP_MIN_LOG_LEVEL="0")
+    assert done.returncode == 0
+    assert "Averages the checkpoints" in done.stdout
+    assert "--output" in done.stdout
+    assert "This TensorFlow binary" in done.stderr
 
 
 def test_help_that_nobody_reads_has_no_traceback():
@@ -168,7 +165,7 @@ def test_an_interrupted_import_has_no_traceback(command):
     assert (done.returncode, done.stderr) == (130, "")
 
 
-def test_packages_that_no_script_needs_are_not_imported(wrong_value):
+def test_what_no_script_needs_is_not_imported(wrong_value):
     pytest.importorskip("sklearn")
     imported, is_there = wrong_value.stdout.splitlines()[-2:]
     assert imported == "[]"

@@ -8,8 +8,6 @@ from factories import H
 from factories import M
 from factories import V
 from factories import random_ids
-from factories import seed_weights
-from factories import small_backbone
 
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.samplers.sampler import NO_EFFECT
@@ -21,26 +19,12 @@ from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.slots import Slots
 
 L, N = 2, 3  # blocks share a memory as well if they are two
-MAX_T, MAX_B, MAX_W = 20, 16, 15  # of one request
+MAX_T, MAX_B, MAX_W = 20, 16, 15  # of one request, as in conftest.py
 InvalidArgumentError = tf.errors.InvalidArgumentError
 SHAW_AND_ZEROS = {
     "attention_type": "shaw", "max_positions": 9, "cold_start": "zeros"
 }  # fmt: skip
 GREEDY = {"temperature": 0.0}
-
-
-def make_model(dtype=None, **changes):
-    seed_weights(3)
-    backbone = small_backbone(
-        dtype, **{"num_layers": L, "num_heads": N, **changes}
-    )
-    for block in backbone.blocks:
-        # Otherwise the norm of an empty entry is zero, as the entry is.
-        block._attention_norm.beta.assign(np.arange(8) / 10)
-    model = TransformerXLCausalLM(backbone)
-    for bias in model.softmax.biases:
-        bias.assign(np.linspace(-1, 1, bias.shape[0]))
-    return model
 
 
 def signatures_of(model, memory_length=M, num_slots=0):
@@ -96,25 +80,6 @@ def write(signatures, prompts, length, memory, seed=0, **sampling):
 
 
 @pytest.fixture(scope="module")
-def model():
-    return make_model()
-
-
-@pytest.fixture(scope="module")
-def path(model, tmp_path_factory):
-    path = str(tmp_path_factory.mktemp("served") / "tiny" / "1")
-    export(
-        model,
-        path,
-        max_segment_length=MAX_T,
-        num_slots=16,
-        max_batch_size=MAX_B,
-        max_generate_length=MAX_W,
-    )
-    return path
-
-
-@pytest.fixture(scope="module")
 def loaded(path):
     return tf.saved_model.load(path)
 
@@ -146,7 +111,7 @@ def served(loaded):
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
-def test_answers_are_those_of_the_model(settings, model, served):
+def test_answers_are_those_of_the_model(make_model, settings, model, served):
     if settings:
         # Two blocks show how they share a memory, one what a setting does.
         model = make_model(num_layers=1, **settings)
@@ -181,7 +146,7 @@ def test_hidden_states_and_losses_are_those_of_the_model(model, served):
 
 
 @pytest.mark.parametrize("settings", [{}, SHAW_AND_ZEROS], ids=["", "shaw"])
-def test_the_generator_writes_the_same(model, served, settings):
+def test_the_generator_writes_the_same(make_model, model, served, settings):
     if settings:
         model = make_model(num_layers=1, **settings)
         served = signatures_of(model)
@@ -264,7 +229,7 @@ def test_slots_remember_as_clients_do(served, slots):
 @pytest.mark.parametrize(
     "cold_start", ["masked", pytest.param("zeros", marks=pytest.mark.large)]
 )
-def test_a_reset_slot_begins_anew(cold_start):
+def test_a_reset_slot_begins_anew(make_model, cold_start):
     model = make_model(
         num_layers=1, cold_start=cold_start, normalize_first=True
     )
@@ -475,7 +440,7 @@ def test_a_refused_step_changes_no_slot(served, ids, slots, message):
 
 
 @pytest.mark.large
-def test_models_that_compute_in_bfloat16_are_written_too():
+def test_models_that_compute_in_bfloat16_are_written_too(make_model):
     model = make_model(dtype="mixed_bfloat16")
     signatures = signatures_of(model, num_slots=2)
     memory, expected_memory = start(signatures, 2), None
@@ -563,7 +528,7 @@ def test_arguments_that_cannot_be_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_absolute_positions_have_a_longest_segment():
+def test_absolute_positions_have_a_longest_segment(make_model):
     model = make_model(
         attention_type="al_rfou", memory_length=0, max_positions=30
     )

@@ -103,6 +103,9 @@ def assert_alike(results, expected):
 
 def test_two_replicas_have_the_losses_and_the_memory_of_one(whole_runs, folder):
     assert_alike(whole_runs["2"], whole_runs["1"])
+    nll = [whole_runs[name]["token_nll"] for name in ("1", "2")]
+    np.testing.assert_allclose(*nll, atol=1e-4)
+    assert np.ptp(nll[0][1:]) > 1
     assert whole_runs["1"]["collectives"] == []
     assert_same_memory(folder, "1", "2")
 

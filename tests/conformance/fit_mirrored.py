@@ -65,7 +65,7 @@ def fitted(model, x, y, as_dataset):
 def compiled(strategy):
     """A model with dropout, whose seed is the same each time, and clipping."""
     keras.utils.set_random_seed(1)
-    sizes = {**SIZES, "dropout": 0.1, "cutoffs": (90,)}
+    sizes = {**SIZES, "dropout": 0.1}
     with strategy.scope():
         model = TransformerXLCausalLM.from_preset("quickstart", **sizes)
         # It has a state, as Adam has, and fewer operations.

@@ -215,9 +215,8 @@ def step(signatures, ids, slots):
     )["log_probs"].numpy()
 
 
-@pytest.mark.parametrize("slots", [[5, 0, 15], [8, 9, 10]])
-def test_slots_remember_as_clients_do(served, slots):
-    memory = start(served, 3)
+def test_slots_remember_as_clients_do(served):
+    memory, slots = start(served, 3), [5, 0, 15]
     for length in (4, 1, 9, 2, 6):
         ids = random_ids(3, length, seed=length)
         expected, memory = predict(served, ids, memory)
@@ -226,13 +225,8 @@ def test_slots_remember_as_clients_do(served, slots):
         step(served, random_ids(2, 3), [7, 1])  # which changes no other
 
 
-@pytest.mark.parametrize(
-    "cold_start", ["masked", pytest.param("zeros", marks=pytest.mark.large)]
-)
-def test_a_reset_slot_begins_anew(make_model, cold_start):
-    model = make_model(
-        num_layers=1, cold_start=cold_start, normalize_first=True
-    )
+def test_a_reset_slot_begins_anew(make_model):
+    model = make_model(num_layers=1, cold_start="zeros", normalize_first=True)
     signatures = signatures_of(model, num_slots=3)
     ids = random_ids(2, 4)
     expected = model.log_probs(ids)[0][:, -1]
@@ -275,22 +269,14 @@ def test_each_loaded_model_has_slots_of_its_own(path, served):
 # === Threads ===
 
 
-@pytest.mark.parametrize("kind", ["functional", "slots"])
-def test_16_threads_get_what_one_gets(served, kind):
+def test_16_threads_get_what_one_gets(served):
     texts = random_ids(16, 40)
 
     def read(row):
         """Answers to one text, in segments of all lengths."""
-        answers, memory, position = [], start(served, 1), 0
-        for length in (3, 1, 7, 1, 5, 2, 8, 1, 1, 6):
-            ids = texts[row, None, position : position + length]
-            position += length
-            if kind == "slots":
-                answers.append(step(served, ids, [row])[0])
-            else:
-                log_probs, memory = predict(served, ids, memory)
-                answers.append(log_probs[0, -1])
-        return np.stack(answers)
+        lengths = (3, 1, 7, 1, 5, 2, 8, 1, 1, 6)
+        parts = np.split(texts[row, None], np.cumsum(lengths)[:-1], axis=1)
+        return [step(served, ids, [row])[0] for ids in parts]
 
     expected = [read(row) for row in range(16)]
     for _ in range(3):

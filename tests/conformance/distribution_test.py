@@ -133,9 +133,8 @@ def test_fit_on_two_replicas_has_the_losses_of_one(one_and_two):
 
 
 @large
-def test_fit_of_arrays_and_classes_on_two_replicas_has_the_losses_of_one():
-    for one, two in printed_by(start("fit_mirrored.py")):
-        assert_same_fit(one, two)
+def test_fit_of_a_classifier_on_two_replicas_has_the_losses_of_one():
+    assert_same_fit(*printed_by(start("fit_mirrored.py")))
 
 
 @large

@@ -119,9 +119,9 @@ def test_help_and_what_is_misspelled_need_no_tensorflow(arguments, printed):
 
 
 def test_each_command_has_a_help_and_the_log_of_tensorflow_can_be_shown():
-    done = run_txl("help", "average", TF_CPP_MIN_LOG_LEVEL="0")
+    done = run_txl("help", "convert", TF_CPP_MIN_LOG_LEVEL="0")
     assert done.returncode == 0
-    assert "Averages the checkpoints" in done.stdout
+    assert "Converts published checkpoints" in done.stdout
     assert "--output" in done.stdout
     assert "This TensorFlow binary" in done.stderr
 

@@ -442,57 +442,46 @@ def test_models_that_compute_in_bfloat16_are_written_too(make_model):
 
 
 @pytest.mark.large
-def test_settings_and_other_files_lie_beside_in_any_file_system(
-    model, tmp_path
+def test_an_older_savedmodel_is_replaced_in_any_file_system(
+    model, tmp_path, monkeypatch
 ):
+    path, gfile = "ram://models/tiny/1", tf.io.gfile
+
+    def read(name):
+        with gfile.GFile(f"{path}/{name}") as file:
+            return file.read()
+
+    def put(name, text):
+        with gfile.GFile(f"{path}/{name}", "w") as file:
+            file.write(text)
+
+    gfile.makedirs(f"{path}/assets")
+    for name in ("notes.txt", "saved_model.pb"):
+        put(name, "of another program")
+        with pytest.raises(ValueError, match="path="):
+            export(model, path)
+    put("assets/settings.json", "{}")
+    # Whatever goes wrong, the older one stays.
+    with monkeypatch.context() as patch:
+        patch.setattr(gfile, "copy", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            export(model, path, num_slots=0, assets={"a": __file__})
+    assert read("saved_model.pb") == "of another program"
     (tmp_path / "tokens").write_text("abc")
-    path = "ram://models/tiny/1"
-    export(model, path, num_slots=0)
-    export(  # in the place of the older one
-        model,
-        path,
-        num_slots=0,
-        settings={"step": 7},
-        assets={"tokens.json": str(tmp_path / "tokens")},
-    )
-    assert tf.io.gfile.listdir("ram://models/tiny") == ["1"]
-    with tf.io.gfile.GFile(path + "/assets/settings.json") as file:
-        settings = json.loads(file.read())
+    assets = {"tokens.json": str(tmp_path / "tokens")}
+    export(model, path, num_slots=0, settings={"step": 7}, assets=assets)
+    assert not gfile.exists(f"{path}/notes.txt")
+    assert gfile.listdir("ram://models/tiny") == ["1"]
+    settings = json.loads(read("assets/settings.json"))
     assert settings["step"] == 7
     assert settings["memory_shape"] == [L, 2, N, M, H]
     assert settings["max_batch_size"] == 128
     assert settings["max_generate_length"] == 4096
     assert TransformerXLCausalLM.from_config(settings["model"])
-    with tf.io.gfile.GFile(path + "/assets/tokens.json") as file:
-        assert file.read() == "abc"
+    assert read("assets/tokens.json") == "abc"
     signatures = tf.saved_model.load(path).signatures
     answer, _ = predict(signatures, IDS, start(signatures, 1))
     assert_close(answer, model.log_probs(IDS)[0])
-
-
-@pytest.mark.large
-def test_only_an_older_savedmodel_is_replaced(model, tmp_path, monkeypatch):
-    path = tmp_path / "1"
-    path.mkdir()
-    (path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="path="):
-        export(model, str(path))
-    assert (path / "notes.txt").read_text() == "mine"
-    (path / "saved_model.pb").write_text("an older one")
-    with pytest.raises(ValueError, match="path="):
-        export(model, str(path))  # that of another program
-    (path / "assets").mkdir()
-    (path / "assets/settings.json").write_text("{}")
-    # Whatever goes wrong, the older one stays.
-    monkeypatch.setattr(tf.io.gfile, "copy", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        export(model, str(path), num_slots=0, assets={"a": __file__})
-    assert (path / "saved_model.pb").read_text() == "an older one"
-    monkeypatch.undo()
-    export(model, str(path), num_slots=0)
-    assert not (path / "notes.txt").exists()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
-    assert "serving_default" in tf.saved_model.load(str(path)).signatures
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,8 @@ def test_fine_tune_with_lora(full, guide):
         "code[:30_000], code[30_000:35_000]": (
             "code[:6_000], code[6_000:7_000]"
         ),
+        'compile("adam")': 'compile("adam", jit_compile=False)',
+        "e-3))": "e-3), jit_compile=False)",
     }
     names = guide("fine_tune_with_lora.md", () if full else numbers)
     before, after = names["before"], names["after"]

@@ -157,6 +157,7 @@ def test_three_minutes(full, run, tmp_path):
             "STEPS, PARTS = 1500, 10": "STEPS, PARTS = 20, 2",
             "vocabulary_size=4000": "vocabulary_size=500",
             '"quickstart",': '"quickstart", num_layers=1,',
+            "    weighted": "    jit_compile=False, weighted",
         }
         text = smaller(text, numbers)
         text = text.replace("```python", f"```python\n{_MANUAL}", 1)
@@ -177,6 +178,7 @@ def test_own_text(full, guide, tmp_path):
         "60_000": "10_000",
         "65_000": "11_000",
         "2e-3, 234": "2e-3, 38",
+        "    weighted": "    jit_compile=False, weighted",
         "save_freq=50": "save_freq=15",
     }
     names = guide("own_text.md", () if full else numbers)
@@ -222,7 +224,8 @@ def test_music_ids(full, run, tmp_path):
     if full:
         assert run(text)["right"] == 1
         return
-    names = run(smaller(text, {"epochs=20": "epochs=2"}))
+    numbers = {"epochs=20": "epochs=2", "e-3))": "e-3), jit_compile=False)"}
+    names = run(smaller(text, numbers))
     losses = names["history"].history["loss"]
     assert losses[1] < losses[0] - 0.5
     assert len({tuple(tune) for tune in names["tunes"]}) == 48
@@ -259,6 +262,7 @@ def test_keras(full, guide):
         # Adam is a third of the operations of a small model's step.
         'compile("adam", loss': 'compile("sgd", loss, jit_compile=False',
         "Adam(1e-3, global": "SGD(1e-3, global",
+        "    steps_per_ex": "    jit_compile=False, steps_per_ex",
     }
     names = guide("keras.md", () if full else numbers)
     assert names["log_probs"].shape == (4, 16, 256)
@@ -331,6 +335,7 @@ def test_recall(full, guide):
         numbers = {
             "8, 1500": "8, 2",
             "40_000": "4_000",
+            "norm=1.0)": "norm=1.0), jit_compile=False",
             '    "memory of 24": measure(lambda: transformer_xl(24)),\n': "",
             '    "no recurrence": measure(lambda: transformer_xl(0)),\n': "",
         }

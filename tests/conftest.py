@@ -117,9 +117,6 @@ def here(monkeypatch):
         known = set(absl_flags.FLAGS)
         printed = io.StringIO()
         monkeypatch.setattr(sys, "argv", [name, *map(str, flags)])
-        # Measuring takes a second.
-        peak = "txl_keras.training.loop.peak_flops"
-        monkeypatch.setattr(peak, lambda *_: 1e9)
         try:
             with (
                 contextlib.redirect_stdout(run.stdout or printed),

@@ -268,7 +268,7 @@ def _measure(model, contenders, num_tokens, flops=None):
         "peak_bytes": device_memory()["peak"],
     }
     if flops:
-        best = peak_flops(model.compute_dtype, tf.distribute.get_strategy())
+        best = peak_flops(model.compute_dtype)
         print(
             f"{flops / 1e9:.3g} GFLOP per call; the fastest "
             f"{model.compute_dtype} matmul reaches {best / 1e9:,.0f} GFLOP/s"

@@ -1,4 +1,4 @@
-r"""Converts published checkpoints to presets, and those to Hugging Face's.
+r"""Converts published checkpoints and runs to presets, or to Hugging Face's.
 
     txl convert --input_format=hugging_face \
         --input=transfo-xl-wt103 --vocabulary=transfo-xl-wt103/vocab.pkl \
@@ -7,6 +7,8 @@ r"""Converts published checkpoints to presets, and those to Hugging Face's.
         --config=wt103.json --vocabulary=wt103/cache.pkl --output=my_wt103
     txl convert --input_format=workdir --input=runs/mine \
         --cold_start=zeros --output_format=hugging_face --output=mine_hf
+    txl convert --input_format=workdir --input=runs/mine --average \
+        --output=mine_average
 
 The output is what `from_preset` reads. `txl evaluate` (with --corpus), `txl
 generate` and `txl export` take it as --workdir, as a run. The content of
@@ -32,6 +34,7 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts.options import FLAGS
+from txl_keras.training.checkpointing import average_weights
 from txl_keras.workdir import Workdir
 
 
@@ -43,6 +46,8 @@ class Convert(options.Options, trained=" or ".join(TRAINED)):
         (workdir), or save_to_preset.
     input: Checkpoint to convert: a prefix (tf1), a file (pytorch) or a folder.
         A preset may also be {trained}.
+    average: Take the mean of the latest checkpoints of a run, in place of its
+        best weights. Training keeps two, or --max_to_keep.
     config: JSON file with sizes and options, for the input formats tf1 and
         pytorch.
     output_format: Format of the output: a preset, or a Hugging Face folder.
@@ -66,6 +71,7 @@ class Convert(options.Options, trained=" or ".join(TRAINED)):
         ["tf1", "hugging_face", "pytorch", "workdir", "preset"]
     ) = options.REQUIRED
     input: options.path = options.REQUIRED
+    average: bool = False
     config: options.path = None
     output_format: options.one_of(["preset", "hugging_face"]) = "preset"
     output: options.path = options.REQUIRED
@@ -83,7 +89,8 @@ data_flags.Tokenizer.define(*_WORD_FLAGS, unknown="<unk>", line_end="<eos>")
 
 def main(_):
     options.check_used("output_format", {"vocabulary": ["preset"]})
-    options.check_used("input_format", {"config": ["tf1", "pytorch"]})
+    users = {"config": ["tf1", "pytorch"], "average": ["workdir"]}
+    options.check_used("input_format", users)
     options.check_used("symbols", dict.fromkeys(_WORD_FLAGS, ["words"]))
     options.refuse(
         FLAGS.input_format == "tf1" and not FLAGS.config,
@@ -117,6 +124,11 @@ def _load_model():
         workdir = Workdir(FLAGS.input)
         model, step = workdir.load_model(**overrides)
         known = {**workdir.training(), "step": step}
+        if FLAGS.average:
+            steps = average_weights(
+                model, workdir.checkpoints, workdir.run_hash()
+            )
+            known |= {"step": steps[-1], "averaged_steps": steps}
     elif FLAGS.input_format == "preset":
         expected = "`input` must be a preset with weights."
         options.refuse(FLAGS.input in PRESETS, expected)

@@ -32,8 +32,8 @@ from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
 from txl_keras.scripts.options import FLAGS
 from txl_keras.scripts.samples import Samples
-from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.strategy import is_chief
+from txl_keras.training.utilization import training_bytes
 
 # Tokens of valid in surprise.html.
 _PAGE_TOKENS = 1000
@@ -165,11 +165,10 @@ def _bytes_per_token(text, valid):
 
 def _describe_step(trainer):
     """Returns words for a step: its tokens, and the memory that it takes."""
-    parts = estimate_bytes(
+    parts = training_bytes(
         trainer.model,
         trainer.optimizer,
         replica_batch_size(FLAGS.batch_size, trainer.strategy),
-        FLAGS.segment_length,
         FLAGS.accumulate_steps,
     )
     mebibytes = ", ".join(
@@ -178,7 +177,7 @@ def _describe_step(trainer):
     step = f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens per step"
     if FLAGS.accumulate_steps > 1:
         step += f" in {FLAGS.accumulate_steps} parts"
-    return f"{step}; MiB per device, about: {mebibytes}"
+    return f"{step}; MiB per device: {mebibytes}"
 
 
 def _describe(tokenizer, sizes, nll, split):

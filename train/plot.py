@@ -7,6 +7,8 @@ r"""Draws pictures that compare runs.
     txl plot --picture=attention --workdirs=runs/memory \
         --segment_length=24 --memory_length=24 --layers=0,3 --heads=0,1 \
         --output=runs/attention.png
+    txl plot --picture=recl --workdirs=runs/wt103_base,runs/wt103_shaw \
+        --num_positions=5000 --output=runs/recl.png
     txl plot --picture=recl --numbers=runs/recl.json --output=runs/recl.pdf
     txl plot --picture=learning_curves --labels=memory,memory,none,none \
         --workdirs=runs/a0,runs/a1,runs/b0,runs/b1 --output=runs/seeds.png
@@ -20,12 +22,15 @@ context_losses   loss of --num_positions tokens, each predicted from exactly c
 positions        loss by position in the segment, with a band of two standard
                  errors: context fragmentation
 attention        attention maps of the segment in the middle of the text
-recl             effective context lengths, the --numbers of `txl recl`
+recl             relative effective context lengths, of the same losses:
+                 `effective_context_lengths` of `txl_keras.evaluation`
 
 The runs must share one tokenizer, or for learning_curves one unit of tokens.
 The numbers in a picture, except attention maps, are written beside it as .json,
 with losses in nats. --numbers draws such a file again, in another file type;
-several files of learning_curves become one picture.
+several files of learning_curves become one picture. context_losses and recl may
+be stopped: the same command goes on. For each model they read as many tokens as
+num_positions times the sum of the context lengths.
 """
 
 import os
@@ -36,17 +41,22 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras import evaluation
+from txl_keras.checks import check_integer
+from txl_keras.checks import check_number
 from txl_keras.data import Segments
+from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.evaluation import plots
+from txl_keras.evaluation import recl
 from txl_keras.evaluation import report
 from txl_keras.evaluation.attention_maps import check_attends
+from txl_keras.evaluation.backup import Backup
 from txl_keras.evaluation.evaluator import segments_in_memory
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
+from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
-from txl_keras.scripts import several_runs
 from txl_keras.scripts.options import FLAGS
 from txl_keras.training.progress import progress_bar
 from txl_keras.workdir import Workdir
@@ -62,10 +72,22 @@ class Plot(options.Options, formats=", ".join(plots.FORMATS)):
 
     picture: The picture to draw, see above.
     output: Picture to write, of type {formats}.
+    workdirs: Folders of the runs to compare.
+    labels: Names of the runs in the picture, in their order; in learning_curves
+        runs of one name are seeds. Default: their folders.
     numbers: JSON file of an earlier picture to draw again, instead of measuring
         --workdirs; of learning_curves also several.
+    context_lengths: Context lengths to compare, in tokens; at equal intervals
+        for recl. Default: 1, 2, 4, ..., 512; for recl 100, 200, ..., 1000.
+    num_positions: Number of tokens to predict from each context length.
+    top_r: Shares of the positions to average over in recl, the hardest first.
     layers: Layers to show in attention, counted from 0. Default: all.
     heads: Heads to show in attention, counted from 0. Default: all.
+
+    Data options:
+    split: Split of the text to read.
+    segment_length: Tokens per segment. Default: as in training.
+    batch_size: Rows per batch.
 
     Evaluation options:
     max_eval_tokens: Score only this many tokens from the start of the split, in
@@ -74,39 +96,49 @@ class Plot(options.Options, formats=", ".join(plots.FORMATS)):
 
     picture: options.one_of(_PICTURES) = options.REQUIRED
     output: options.path = options.REQUIRED
+    workdirs: list = None
+    labels: list = None
     numbers: list = None
+    context_lengths: list = None
+    num_positions: options.integer(1) = 1000
+    top_r: list = ["0.1", "0.5", "1"]
     layers: list = None
     heads: list = None
+    split: options.one_of(SPLITS) = "test"
+    segment_length: options.integer(1) = None
+    batch_size: options.integer(1) = 16
     max_eval_tokens: options.integer(2) = None
 
 
 Plot.define()
-several_runs.define_group_flags([2**i for i in range(10)])
+data_flags.Corpus.define()  # by default the text of the runs
 model_flags.Model.define("memory_length", note=" Default: as in training.")
 
 
 def main(_):
-    output = several_runs.output_path(tuple(f".{x}" for x in plots.FORMATS))
+    endings = tuple(f".{x}" for x in plots.FORMATS)
+    expected = f"`output` must end with {' or '.join(endings)}."
+    options.refuse(not FLAGS.output.endswith(endings), expected)
+    data_flags.check_writable("output", FLAGS.output)
     options.refuse(
         bool(FLAGS.numbers) == bool(FLAGS.workdirs),
-        "Either `workdirs`, one or more runs, or `numbers` must be given: the "
-        "file of `txl recl` for --picture=recl.",
+        "Either `workdirs`, one or more runs, or `numbers` must be given.",
     )
     if FLAGS.numbers:
         numbers = _read()
     else:
-        options.refuse(
-            FLAGS.picture == "recl",
-            "`picture` recl is drawn from the `numbers` that `txl recl` wrote.",
-        )
         is_curve = FLAGS.picture == "learning_curves"
         numbers = _learning_curves() if is_curve else _measure()
         if FLAGS.picture != "attention":  # maps are too large for JSON
-            path = f"{os.path.splitext(output)[0]}.json"
+            path = f"{_stem()}.json"
             write_json({"picture": FLAGS.picture, **numbers}, path)
             print(f"Written to {path}")
-    _DRAW[FLAGS.picture](numbers, output)
-    print(f"Written to {output}")
+    _DRAW[FLAGS.picture](numbers, FLAGS.output)
+    print(f"Written to {FLAGS.output}")
+
+
+def _stem():
+    return os.path.splitext(FLAGS.output)[0]
 
 
 def _read():
@@ -129,9 +161,31 @@ def _read():
         f"not of {', '.join(sorted(map(str, found)))}.",
     )
     units = [numbers["unit"] for numbers in files]
-    several_runs.check_equal("numbers", "unit of tokens", units)
+    _check_equal("numbers", "unit of tokens", units)
     models = [model for numbers in files for model in numbers["models"]]
     return {**files[0], "models": models}
+
+
+def _check_equal(name, kind, facts):
+    """Raises `ValueError` unless the runs or files of a flag share a fact."""
+    if len(set(facts)) > 1:
+        received = map("{} of {}".format, FLAGS[name].value, facts)
+        raise ValueError(
+            f"`{name}` must have one {kind}, so that their losses can be "
+            f"compared. Received: {', '.join(received)}"
+        )
+
+
+def _labels():
+    """Returns names of runs: `--labels`, folder names, or paths."""
+    paths = FLAGS.workdirs
+    folders = [os.path.basename(path.rstrip("/")) for path in paths]
+    found = FLAGS.labels or folders
+    options.refuse(
+        len(found) != len(paths), f"`labels` must be {len(paths)}, one per run."
+    )
+    is_clear = FLAGS.labels or len(set(found)) == len(found)
+    return found if is_clear else paths
 
 
 # === Learning curves ===
@@ -140,7 +194,7 @@ def _read():
 def _learning_curves():
     """Reads the losses of the runs, which must have one unit of tokens."""
     units, models = [], []
-    for label, path in zip(several_runs.labels(), FLAGS.workdirs, strict=True):
+    for label, path in zip(_labels(), FLAGS.workdirs, strict=True):
         workdir = Workdir(path)
         metrics, config = workdir.read_metrics(), workdir.read_config()
         if not metrics:
@@ -170,7 +224,7 @@ def _learning_curves():
                 "test": {k: x for k, x in test.items() if k in names},
             }
         )
-    several_runs.check_equal("workdirs", "unit of tokens", units)
+    _check_equal("workdirs", "unit of tokens", units)
     return {"unit": units[0], "models": models}
 
 
@@ -202,24 +256,138 @@ def _spread(values):
 
 def _measure():
     """Measures the runs on a text."""
-    runs, text, split = several_runs.open_group()
-    lengths = sorted(options.numbers("context_lengths", int))
-    for model, facts in runs:
-        if FLAGS.picture == "context_losses":
-            losses = several_runs.measure_losses(
-                model, facts, split.tokens, lengths
-            )
-            facts["nll"] = losses.mean(axis=1, dtype=float).tolist()
-        elif FLAGS.picture == "positions":
-            facts["positions"] = _positions(model, facts, split)
-        else:
-            facts |= _attention(model, facts, split.tokens)
-    return {
+    lengths = _context_lengths()
+    # All runs are opened first, so that errors come before any long
+    # computation.
+    runs, text, split = _open_runs()
+    models = [facts for _, facts in runs]
+    numbers = {
         **text,
         "context_lengths": lengths,
         "max_eval_tokens": FLAGS.max_eval_tokens,
-        "models": [facts for _, facts in runs],
     }
+    if FLAGS.picture in ("context_losses", "recl"):
+        _losses(runs, numbers, split.tokens)
+    for model, facts in runs:
+        if FLAGS.picture == "positions":
+            facts["positions"] = _positions(model, facts, split)
+        elif FLAGS.picture == "attention":
+            facts |= _attention(model, facts, split.tokens)
+    return {**numbers, "models": models}
+
+
+def _context_lengths():
+    """Returns `--context_lengths`, and checks the other flags of recl."""
+    is_recl = FLAGS.picture == "recl"
+    lengths = [2**i for i in range(10)]
+    if is_recl:
+        lengths = [*range(100, 1001, 100)]
+    if FLAGS.context_lengths is not None:
+        lengths = sorted(options.numbers("context_lengths", int))
+    if is_recl:
+        recl.check_context_lengths(lengths)
+        for share in options.numbers("top_r", float):
+            check_number("top_r", share, 0, 1, exclusive=True)
+        options.refuse(
+            len(FLAGS.workdirs) < 2,
+            "`workdirs` must be two or more runs: the length is relative to "
+            "the best of the group.",
+        )
+    return lengths
+
+
+def _open_runs():
+    """Opens the runs and prepares `--split` of `--corpus` or of their text."""
+    # Returns pairs of a model and facts about it to write as JSON, facts about
+    # the text, and the `PreparedSplit`.
+    names, workdirs = _labels(), [Workdir(path) for path in FLAGS.workdirs]
+    configs = [workdir.read_config() for workdir in workdirs]
+    hashes = [config["tokenizer"] for config in configs]
+    _check_equal("workdirs", "tokenizer", hashes)
+    tokenizer = workdirs[0].load_tokenizer()
+    source = data_flags.corpus_options(configs[0]["corpus"])
+    corpus, split = data_flags.prepare_split(source, tokenizer, FLAGS.split)
+    runs = []
+    for label, workdir, config in zip(names, workdirs, configs, strict=True):
+        if FLAGS.corpus is None:
+            data_flags.check_run_text(
+                split, config["data"].get(FLAGS.split), corpus, workdir.path,
+                "Bring it back, or give one text for all runs with --corpus",
+            )  # fmt: skip
+        model, step = workdir.load_model(tokenizer, **model_flags.given())
+        length = FLAGS.segment_length or config["flags"].get("segment_length")
+        check_integer("segment_length", length, 1)
+        model.backbone.check_positions(length)
+        facts = {
+            "label": label,
+            "workdir": workdir.path,
+            "step": step,
+            "segment_length": length,
+            "memory_length": model.backbone.memory_length,
+            "reset_documents": config["flags"].get("reset_documents", False),
+        }
+        runs.append((model, facts))
+    text = {
+        "corpus": source["corpus"],
+        "fingerprint": split.fingerprint(),
+        "split": FLAGS.split,
+        "unit": tokenizer.unit,
+        "num_positions": FLAGS.num_positions,
+    }
+    return runs, text, split
+
+
+def _losses(runs, numbers, tokens):
+    """Adds losses by context length to the facts of the runs, and RECLs."""
+    lengths, models = numbers["context_lengths"], [facts for _, facts in runs]
+    positions = evaluation.spread_positions(
+        len(tokens), FLAGS.num_positions, max(lengths)
+    )
+    backup = Backup(f"{_stem()}_state", {**numbers, "models": models})
+    shape = len(runs), len(lengths), len(positions)
+    losses = np.full(shape, np.nan, np.float32)
+    if state := backup.restore():
+        losses[:] = state["losses"]
+    for (model, facts), own in zip(runs, losses, strict=True):
+        with progress_bar(own.size, "reading", facts["label"]) as show:
+
+            def on_progress(done, _, show=show):
+                show(done)
+                if done % len(positions) == 0:
+                    backup.save({"losses": losses})
+
+            evaluation.context_losses(
+                model,
+                tokens,
+                positions,
+                lengths,
+                facts["segment_length"],
+                facts["memory_length"],
+                FLAGS.batch_size,
+                on_progress,
+                own,
+            )
+        facts["nll"] = own.mean(axis=1, dtype=float).tolist()
+    if FLAGS.picture == "recl":
+        for facts in models:
+            facts["recl"] = []
+        for share in options.numbers("top_r", float):
+            found = recl.effective_context_lengths(losses, lengths, share)
+            for facts, result in zip(models, found, strict=True):
+                facts["recl"].append({"top_r": share, **result})
+    backup.remove()
+
+
+def _draw_recl(numbers, path):
+    plots.plot_recl(numbers, path)
+    models = numbers["models"]
+    shares = [f"r = {result['top_r']:g}" for result in models[0]["recl"]]
+    width = max(len("model"), *(len(model["label"]) for model in models))
+    for name, cells in [
+        ("model", shares),
+        *((m["label"], map(recl.recl_label, m["recl"])) for m in models),
+    ]:
+        print(f"{name:{width}}", *(f"{cell:>10}" for cell in cells))
 
 
 def _positions(model, facts, split):
@@ -293,7 +461,7 @@ _DRAW = {
     "context_losses": plots.plot_context_losses,
     "positions": plots.plot_positions,
     "attention": plots.plot_attention_maps,
-    "recl": plots.plot_recl,
+    "recl": _draw_recl,
 }
 
 

@@ -215,12 +215,12 @@ def check_shape(name, tensor, expected, remedy=""):
         )
 
 
-def check_shape_in_graph(name, tensor, expected, broadcasts=False, remedy=""):
+def check_shape_in_graph(name, tensor, expected, remedy=""):
     """Checks static sizes of a tensor now and the others when a graph runs."""
     # Returns the tensor, with a control dependency on the check in the graph,
     # which raises `InvalidArgumentError`. XLA cannot raise errors, so it drops
     # that check. `expected` holds integers, scalar tensors, or `None` for any
-    # size. With `broadcasts`, a size may be 1 instead.
+    # size.
     check_shape(name, tensor, expected, remedy)
     if not isinstance(tensor, tf.Tensor) or tensor.shape.rank is None:
         return tensor
@@ -228,7 +228,7 @@ def check_shape_in_graph(name, tensor, expected, broadcasts=False, remedy=""):
         return tensor
     sizes = _runtime_shape(tensor)
     fits = [
-        (sizes[axis] == size) | ((sizes[axis] == 1) & broadcasts)
+        sizes[axis] == size
         for axis, size in enumerate(expected)
         if size is not None
         and (tf.is_tensor(size) or tensor.shape[axis] is None)
@@ -340,7 +340,7 @@ def _is_compiled_by_xla():
     )
 
 
-def check_mask(name, mask, shape, broadcasts=False):
+def check_mask(name, mask, shape):
     """Checks a mask and returns it as a boolean tensor; `None` for `None`."""
     # Accepts booleans and the integers 0 and 1, but not an additive mask. In a
     # graph the result depends on the checks of values and sizes that are known
@@ -360,14 +360,7 @@ def check_mask(name, mask, shape, broadcasts=False):
         raise ValueError(f"{limits} Received: dtype {dtype}. {remedy}")
     if dtype != "bool":
         mask = _check_range(mask, 0, 2, limits, remedy)
-    if broadcasts:
-        shape = shape[max(len(shape) - len(mask.shape), 0) :]
-        shape = tuple(
-            1 if size == 1 else expected
-            for size, expected in zip(mask.shape, shape, strict=False)
-        )
-    mask = tf.cast(mask, tf.bool)
-    return check_shape_in_graph(name, mask, shape, broadcasts)
+    return check_shape_in_graph(name, tf.cast(mask, tf.bool), shape)
 
 
 def _as_array_or_tensor(name, value):

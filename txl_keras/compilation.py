@@ -35,6 +35,8 @@ def compile_layers(
     jit_compile=True,
 ):
     """Compiles what one replica does between collectives to a `tf.function`."""
+    if jit_compile is None:  # to be run eagerly
+        return function
     # The layers of a `model` or a backbone may be compiled in parts on a CPU
     # where that is faster: see `txl_keras.layers.compute.target`.
     target = current()

@@ -5,7 +5,6 @@ one per row or per column. It is read as their product.
 """
 
 import collections.abc
-import contextlib
 import math
 import os
 import tempfile
@@ -29,7 +28,7 @@ class Tensors(collections.abc.Mapping):
     def __init__(self, shapes, load, num_bytes, int8=()):
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self.num_bytes = num_bytes
-        # Names of int8 tensors without scales, which only `read_int8` reads.
+        # Names of int8 tensors without scales, which only `read` reads.
         self.int8 = frozenset(int8)
         self._load = load
 
@@ -43,8 +42,8 @@ class Tensors(collections.abc.Mapping):
             )
         return array
 
-    def read_int8(self, name):
-        """Returns one of the arrays named in `int8`."""
+    def read(self, name):
+        """Returns an array of any type, such as those named in `int8`."""
         return self._load(name)
 
     def __contains__(self, name):
@@ -72,7 +71,12 @@ def read_safetensors(path):
     """Returns the `Tensors` of a safetensors file, local or remote."""
     # Reads only the header, which must account for every byte of the file.
     open_checked(path, math.inf).close()
-    with local_copy(path) as local:
+    # A file that is mapped into memory outlives its name.
+    with tempfile.TemporaryDirectory() as folder:
+        local = os.fspath(path)
+        if "://" in local:
+            local = os.path.join(folder, "model.safetensors")
+            tf.io.gfile.copy(path, local)
         try:
             file = safetensors.safe_open(local, "np")
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -98,20 +102,6 @@ def read_safetensors(path):
         num_bytes,
         [n for n, dtype in dtypes.items() if dtype == "I8" and n not in scales],
     )
-
-
-@contextlib.contextmanager
-def local_copy(path):
-    """Yields a local path of a file."""
-    path = os.fspath(path)
-    if "://" not in path:
-        yield path
-        return
-    # A file that is mapped into memory outlives its name.
-    with tempfile.TemporaryDirectory() as folder:
-        local = os.path.join(folder, "model.safetensors")
-        tf.io.gfile.copy(path, local)
-        yield local
 
 
 def _find_scales(shapes, dtypes):

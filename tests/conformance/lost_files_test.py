@@ -60,12 +60,14 @@ def test_an_empty_path_is_not_the_present_folder(fail, tmp_path, monkeypatch):
     config = {"class_name": "TransformerXLCausalLM"}
     config |= dict.fromkeys(("flags", "model", "data", "corpus"), {})
     Workdir(".").claim(config)
-    for flags in (["--workdir=", "--output=new"], ["--workdir=.", "--output="]):
-        fail("average.py", *flags, messages=["is not empty"])
+    convert = "convert.py", "--input_format=workdir"
+    fail(*convert, "--input=", "--output=new", messages=["is not empty"])
+    messages = ["`output` must be given"]
+    fail(*convert, "--input=.", "--output=", messages=messages)
     (tmp_path / "file").write_text("")
     message = "`output` must be a folder that can be written to"
     messages = [message, "output=file/new"]
-    fail("average.py", "--workdir=.", "--output=file/new", messages=messages)
+    fail(*convert, "--input=.", "--output=file/new", messages=messages)
 
 
 @pytest.mark.parametrize(

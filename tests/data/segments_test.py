@@ -87,8 +87,7 @@ def test_a_dataset_has_the_steps_asked_for_and_static_shapes():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "wrong"),
-    [("int8", -3), ("uint32", 2**31), ("int64", 2**40), ("uint64", 2**64 - 1)],
+    ("dtype", "wrong"), [("int8", -3), ("uint64", 2**64 - 1)]
 )
 def test_a_token_that_is_no_id_is_named_when_it_is_read(dtype, wrong):
     tokens = np.arange(100).astype(dtype)

@@ -68,24 +68,6 @@ def test_a_mask_of_another_shape_or_of_numbers_is_an_error(name, mask, shape):
             layer(QUERY, memory=MEMORY, **{mask: np.full(shape, value)})
 
 
-@pytest.mark.parametrize("name", ONE_STREAM)
-@pytest.mark.parametrize(
-    "shape",
-    [(S,), (T, S), (1, S), (T, 1), (B, T, S), (B, 1, S), (1, T, S), (B, T, 1)],
-)
-def test_an_attention_mask_may_broadcast(name, shape):
-    mask = np.random.default_rng(4).random(shape) < 0.6
-    expected = LAYERS[name](
-        QUERY, memory=MEMORY, attention_mask=np.broadcast_to(mask, (B, T, S))
-    )
-    result = LAYERS[name](QUERY, memory=MEMORY, attention_mask=mask)
-    np.testing.assert_allclose(result, expected, atol=1e-6)
-    if mask.ndim == 3:
-        in_graph = graph_of(LAYERS[name], "attention_mask", "bool")
-        result = in_graph(QUERY, MEMORY, mask)
-        np.testing.assert_allclose(result, expected, atol=1e-6)
-
-
 def call_and_gradients(name, is_real, **arguments):
     """Outputs of real queries, and the gradients of weights from them."""
     with tf.GradientTape() as tape:

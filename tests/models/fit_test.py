@@ -366,7 +366,14 @@ class WithoutSuper(TransformerXLCausalLM):
         weights = self.trainable_variables
         gradients = tape.gradient(loss, weights)
         self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
-        return {"loss": loss}
+        return {"nll": loss}
+
+
+class OwnLogits(TransformerXLCausalLM):
+    """Computes logits of its own."""
+
+    def call(self, *args, **kwargs):
+        return 0.0 * super().call(*args, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -381,6 +388,41 @@ def test_what_a_subclass_overrides_is_heeded(make, of_fit, of_evaluate):
     assert fitted[0] == pytest.approx(of_fit * expected, rel=1e-5)
     evaluated = model.evaluate(segments, verbose=0)[0]
     assert evaluated == pytest.approx(of_evaluate * expected, rel=1e-5)
+
+
+def test_what_keras_does_with_weights_and_losses_is_heeded():
+    segments = segments_of("plain")
+    model = small_model(num_layers=1)
+    sgd = keras.optimizers.SGD(0.0)
+    model.compile(sgd, loss_weights=[3.0], jit_compile=False)
+    expected = sum(mean_nll(model, segments)) / len(segments)
+    fitted = model.fit(segments, verbose=0).history["loss"]
+    assert fitted[0] == pytest.approx(3 * expected, rel=1e-5)
+    weight = model.trainable_weights[0]
+    weight.regularizer = keras.regularizers.L2(2.0)
+    weight.constraint = keras.constraints.MaxNorm(1e-3)
+    model.reset_memory()
+    added = 2.0 * np.sum(np.square(weight))
+    model.compile(sgd, jit_compile=False)
+    batch = segments.batch(0)["inputs"], segments.batch(0)["targets"]
+    nll, _ = model.score(*batch)
+    loss = model.train_on_batch(*batch)[0]
+    assert loss == pytest.approx(np.mean(nll) + added, rel=1e-5)
+    assert np.abs(weight).max() <= 1e-3
+    with pytest.raises(ValueError, match="no `constraint`"):
+        Trainer(model, sgd, tf.distribute.get_strategy(), B)
+    model = OwnLogits(small_model(num_layers=1).backbone)
+    model.compile("sgd", jit_compile=False)
+    fitted = model.fit(segments, verbose=0).history["loss"]
+    assert fitted[0] == pytest.approx(np.log(11), rel=1e-5)
+
+
+def test_losses_that_the_step_does_not_train_are_an_error():
+    model = small_model(num_layers=1)
+    model.compile("sgd", jit_compile=False)
+    model.trainable_weights[0].regularizer = keras.regularizers.L2(2.0)
+    with pytest.raises(ValueError, match="must add no losses"):
+        model.fit(segments_of("plain"), verbose=0)
 
 
 class Shifting(keras.utils.PyDataset):
@@ -425,11 +467,11 @@ def test_a_train_step_of_the_user_may_do_all_by_itself():
     model.compile(keras.optimizers.SGD(0.1))
     segments = segments_of()
     history = model.fit(segments, epochs=4, verbose=0).history
-    assert history.keys() == {"loss"}
-    assert 0 < history["loss"][-1] < history["loss"][0] - 0.1
+    assert history.keys() == {"nll"}
+    assert 0 < history["nll"][-1] < history["nll"][0] - 0.1
     batch = segments.batch(4 * len(segments) - 1)
     nll, _ = model.score(batch["inputs"], batch["targets"])
-    assert history["loss"][-1] == pytest.approx(np.mean(nll), abs=0.1)
+    assert history["nll"][-1] == pytest.approx(np.mean(nll), abs=0.1)
 
 
 def test_text_is_read_as_segments():

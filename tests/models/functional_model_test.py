@@ -68,25 +68,3 @@ def test_it_is_exported_to_litert(tmp_path):
     (name,) = runner.get_input_details()
     (answer,) = runner(**{name: ids}).values()
     np.testing.assert_allclose(answer, model(ids), atol=1e-5)
-
-
-def test_memory_can_be_inputs_and_outputs(tmp_path):
-    backbone = small_backbone(num_layers=1)
-    ids = (np.arange(48).reshape(3, 16) % 11).astype("int32")
-    memory = tf.nest.map_structure(
-        lambda x: keras.Input(x.shape[1:], dtype=x.dtype.name),
-        backbone.initial_memory(1),
-    )
-    segment = keras.Input((8,), dtype="int32")
-    model = keras.Model(
-        [segment, *tf.nest.flatten(memory)],
-        tf.nest.flatten(backbone(segment, memory=memory)),
-    )
-    model.export(tmp_path / "model", verbose=False)
-    loaded = tf.saved_model.load(tmp_path / "model")
-    expected, new = backbone(ids[:, :8])
-    expected, _ = backbone(ids[:, 8:], memory=new)
-    answer = tf.nest.flatten(backbone.initial_memory(3))
-    for part in (ids[:, :8], ids[:, 8:]):
-        states, *answer = loaded.serve([tf.constant(part), *answer])
-    np.testing.assert_allclose(states, expected, atol=1e-6)

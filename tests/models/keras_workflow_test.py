@@ -297,7 +297,9 @@ def batches(*sizes):
         ({"x": tf.Variable(X), "y": Y}, "`batch_size` must be given"),
         ({**ARRAYS, "y": tf.Variable(Y + V)}, "`y` must hold integers"),
         ({**ARRAYS, "shuffle": True}, "shuffle=True"),
-        ({"x": SEGMENTS, "y": Y}, "`y` should not be passed"),
+        ({"x": SEGMENTS, "y": Y}, "`y` and `sample_weight` must be None"),
+        ({"x": SEGMENTS, "batch_size": B + 1}, "that of the `Segments`"),
+        ({**ARRAYS, "validation_split": 0.5}, "`validation_split` must be 0"),
         ({"x": PAIRS, "sample_weight": Y}, "`sample_weights` should not be"),
         ({"x": PAIRS.repeat()}, "`steps_per_epoch`, .* must be given"),
         (
@@ -340,6 +342,7 @@ def test_no_batch_may_differ_but_the_last_one(rewind):
         for sizes, message in (
             ([(B, T), (B + 1, T)], "All batches must have the shape"),
             ([(3, T), (3, T - 1)], "All batches must have the shape"),
+            ([(B, T), (B - 1, T), (B, T)], "only the last may have fewer"),
         ):
             with pytest.raises(tf.errors.InvalidArgumentError, match=message):
                 model.fit(make(*sizes), verbose=0)
@@ -384,6 +387,8 @@ def test_a_batch_is_evaluated_after_a_call_of_evaluate(model):
     assert model.train_on_batch(X[:B].tolist(), Y[:B].tolist())[0] > 0
     with pytest.raises(ValueError, match="`x` must hold integers"):
         model.train_on_batch(X[:B] + 9, Y[:B])
+    with pytest.raises(ValueError, match="`class_weight` must be None"):
+        model.train_on_batch(X[:B], Y[:B], None, {0: 2.0})
 
 
 def test_data_of_another_size_follows(model):

@@ -12,7 +12,7 @@ from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models.model_folder import weight_specs
-from txl_keras.models.presets import SIZES
+from txl_keras.models.presets import PRESETS
 
 _NUM_WEIGHTS = {
     "enwik8_base": 41_055_436,
@@ -50,7 +50,7 @@ _NUM_PYTORCH_WEIGHTS = {
     ],
 )
 def test_presets_have_the_published_number_of_weights(name, changes, expected):
-    config = {**SIZES[name], **changes}
+    config = {**PRESETS[name], **changes}
     own = {"tie_projections": config.pop("tie_projections", True)}
     backbone = {
         "module": "txl_keras.models",
@@ -94,12 +94,12 @@ def test_a_trained_preset_is_found_by_its_name(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=message):
         TransformerXLCausalLM.from_preset("mine_smal")
     # An LSTM has no such model.
-    with pytest.raises(ValueError, match=r"_large'\], the path.*='mine_small'"):
+    with pytest.raises(ValueError, match=r"_24m'\], the path.*='mine_small'"):
         LSTMBackbone.from_preset("mine_small")
 
 
 def test_unknown_presets_and_arguments_are_errors():
-    assert {"quickstart", *_NUM_WEIGHTS} == set(SIZES)
+    assert {"quickstart", *_NUM_WEIGHTS} == set(PRESETS)
     with pytest.raises(ValueError, match="`load_weights` must be a boolean"):
         TransformerXLCausalLM.from_preset("quickstart", "mixed_bfloat16")
 

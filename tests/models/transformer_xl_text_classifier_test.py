@@ -185,7 +185,9 @@ def test_labels_that_are_no_classes_are_an_error(fitted):
             model.fit(x, labels, batch_size=30, verbose=0)
     for wrong in (0.5, np.nan):
         with pytest.raises(ValueError, match="`y` must hold int"):
-            model.compute_loss(y=np.array([wrong, 0, 1]))
+            model.compute_loss(
+                y=np.array([wrong, 0, 1]), y_pred=np.ones((3, C))
+            )
 
 
 def test_a_summary_shows_every_shape():

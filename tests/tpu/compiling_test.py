@@ -31,9 +31,9 @@ from txl_keras.tpu.lowering import lower
 from txl_keras.tpu.report import describe
 from txl_keras.tpu.report import report
 from txl_keras.tpu.slices import TYPES
-from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
+from txl_keras.training.utilization import training_bytes
 
 ROOT = pathlib.Path(__file__).parents[2]
 STRATEGY = tf.distribute.get_strategy()
@@ -373,7 +373,7 @@ def test_the_gradients_are_summed_over_all_replicas():
     assert "replica_groups={{0,1,2,3}}" in answer["text"]
     optimizer = build_optimizer("adam", 0.01)
     optimizer.build(model.trainable_variables)
-    parts = estimate_bytes(model, optimizer, B, T)
+    parts = training_bytes(model, optimizer, B)
     exact = parts["weights"] + parts["optimizer"] + parts["memory"]
     # Tiles are filled up: a vector of 12 takes 128.
     assert exact < answer["arguments"] < 100 * exact

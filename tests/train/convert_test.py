@@ -170,6 +170,27 @@ def test_the_best_weights_of_a_run_are_converted(convert, tmp_path):
     assert_same(converted.weights, best.weights)
 
 
+def test_the_average_of_a_run_is_a_preset(run, convert, fail, tmp_path):
+    output = tmp_path / "average"
+    convert("workdir", run[0], output, "--average")
+    model, step = Workdir(str(output)).load_model()
+    latest, _ = Workdir(str(run[0])).load_model()
+    assert step == 60
+    for weight, newest in zip(
+        model.get_weights(), latest.get_weights(), strict=True
+    ):
+        assert 1e-5 < np.abs(weight - newest).max() < 0.2
+    assert model.tokenizer is not None
+    config = json.loads((output / "config.json").read_text())
+    assert config["training"]["averaged_steps"] == [40, 60]
+    before = (output / "config.json").read_bytes()
+    fail(
+        "convert.py", "--input_format=workdir", f"--input={run[0]}",
+        f"--output={output}", messages=["`output` must be a new", str(output)],
+    )  # fmt: skip
+    assert (output / "config.json").read_bytes() == before
+
+
 def test_a_preset_is_copied(succeed, fail, tmp_path):
     model = small_model(num_layers=1, vocabulary_size=256)
     model.tokenizer = ByteTokenizer()

@@ -8,6 +8,7 @@ import pytest
 from script_runs import metrics_of
 
 from txl_keras.data import load_corpus
+from txl_keras.evaluation.backup import Backup
 from txl_keras.workdir import Workdir
 
 
@@ -143,6 +144,52 @@ def test_losses_by_position_are_those_of_reading(
     )
 
 
+def test_context_lengths_of_a_group_are_measured(
+    group, corpus, here, succeed, fail, monkeypatch, tmp_path
+):
+    output, again = tmp_path / "new" / "recl.png", tmp_path / "again.svg"
+    flags = (
+        "plot.py", "--picture=recl", f"--workdirs={group[0]},{group[1]}",
+        "--labels=far,near", f"--corpus={corpus}", "--num_positions=11",
+        "--context_lengths=4,8,12", "--top_r=0.25,1", f"--output={output}",
+    )  # fmt: skip
+    saved = []
+
+    def save(backup, state, save=Backup.save):
+        saved.append(save(backup, state))
+        if len(saved) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Backup, "save", save)
+    assert here(*flags)[1] == 130
+    messages = [str(tmp_path / "new" / "recl_state"), "remove the file"]
+    fail(*flags, "--num_positions=8", messages=messages)
+    printed = succeed(*flags)
+    # Nothing was measured twice, and what was saved on the way is gone.
+    assert len(saved) == 6
+    numbers = picture_numbers(output)
+    assert len([*output.parent.iterdir()]) == 2
+    first, second = numbers["models"]
+    assert (first["segment_length"], first["memory_length"]) == (5, 7)
+    assert (second["workdir"], second["step"]) == (str(group[1]), 3)
+    # Without memory the last segment is all it sees.
+    assert second["nll"] == pytest.approx([second["nll"][0]] * 3, abs=1e-5)
+    assert np.abs(np.diff(first["nll"])).min() > 1e-6
+    for model in numbers["models"]:
+        assert [r["top_r"] for r in model["recl"]] == [0.25, 1]
+        assert all(len(r["gains"]) == 2 for r in model["recl"])
+    # Weights are random: no context helps.
+    assert [line.split() for line in printed.splitlines()[1:4]] == [
+        ["model", "r", "=", "0.25", "r", "=", "1"],
+        ["far", "<=", "4", "<=", "4"],
+        ["near", "<=", "4", "<=", "4"],
+    ]
+    flags = f"--numbers={output.with_suffix('.json')}", f"--output={again}"
+    succeed("plot.py", "--picture=context_losses", *flags)
+    for text in ("far", "near", "bits per byte", "12"):
+        assert f"<!-- {text} -->" in again.read_text("utf-8")
+
+
 @pytest.mark.large
 def test_attention_of_a_run_is_drawn_with_its_words(
     words_run, succeed, tmp_path
@@ -190,6 +237,7 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
         ),
         "context_losses": (
             ([one, text, "--context_lengths=9,9999"], ["9,999"]),
+            ([one, text, "--num_positions=99999"], ["`num_positions` must"]),
         ),
         "learning_curves": (([one], ["were trained", str(memory)]),),
         "positions": (
@@ -202,7 +250,10 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
             ([one, text, "--output=a.gif"], [".png or .svg or .pdf"]),
         ),
         "recl": (
-            ([one], ["that `txl recl` wrote"]),
+            ([one], ["`workdirs` must be two"]),
+            ([two, "--top_r=2"], ["`top_r`", "2.0"]),
+            ([two, "--top_r=x"], ["`top_r` must be numbers", "=x"]),
+            ([two, "--context_lengths=1,2,4"], ["`context_lengths`"]),
             ([numbers], ["picture of recl", "positions"]),
         ),
     }.items():

@@ -13,9 +13,10 @@ from txl_keras.workdir import Workdir
 
 def test_a_measurement_shows_a_bar(group, corpus, succeed, terminal, tmp_path):
     succeed(
-        "recl.py", f"--workdirs={group[0]},{group[1]}", f"--corpus={corpus}",
+        "plot.py", "--picture=recl", f"--corpus={corpus}",
+        f"--workdirs={group[0]},{group[1]}",
         "--num_positions=7", "--context_lengths=5,6,7",
-        f"--output={tmp_path / 'recl.json'}",
+        f"--output={tmp_path / 'recl.png'}",
     )  # fmt: skip
     printed = terminal.read().decode()
     assert "memory: 100%" in printed

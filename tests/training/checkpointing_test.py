@@ -57,7 +57,7 @@ def test_a_damaged_one_gives_way_loudly(tmp_path, caplog):
         write_checkpoint(str(tmp_path), make_state(step))
     os.truncate(tmp_path / "ckpt-9.safetensors", 50)
     assert read(tmp_path)["step"] == 7
-    assert "ckpt-9.safetensors is damaged" in caplog.text
+    assert "ckpt-9.safetensors cannot be read; it is damaged" in caplog.text
     os.truncate(tmp_path / "ckpt-7.safetensors", 0)
     with pytest.raises(ValueError, match="No checkpoint in .* can be read"):
         read(tmp_path)

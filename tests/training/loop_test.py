@@ -98,11 +98,6 @@ def begin(rewind):
     return lambda *args, **settings: Run(rewind(), *args, **settings)
 
 
-@pytest.fixture(autouse=True)
-def no_measuring(monkeypatch):
-    monkeypatch.setattr(loops, "peak_flops", lambda *_: 1e9)
-
-
 def test_lines_scores_and_checkpoints_come_where_they_are_due(begin, tmp_path):
     run = begin(tmp_path, [3.0, 1.0, 2.0])
     assert run.go() == (0, True)
@@ -133,7 +128,6 @@ def test_a_stop_between_two_calls_loses_nothing(begin, tmp_path, monkeypatch):
     assert saved_steps(run.workdir.checkpoints) == [6, 7]
     assert run.steps("loss") == [4, 5, 6]
     monkeypatch.undo()
-    monkeypatch.setattr(loops, "peak_flops", lambda *_: 1e9)
     run = begin(tmp_path / "run", [1.0, 2.0])
     assert run.go() == (7, True)
     # Bit for bit, the mean over steps 7 and 8 among them.

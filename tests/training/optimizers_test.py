@@ -114,32 +114,6 @@ def test_three_steps_are_those_of_the_formulas(name):
 
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
-def test_a_compiled_step_may_be_skipped(name):
-    eager, compiled = random_weights(), random_weights()
-    reference = built(name, eager, **SETTINGS[name])
-    optimizer = built(name, compiled, **SETTINGS[name])
-
-    def update(gradients):
-        apply_gradients(optimizer, gradients, compiled)
-        return True
-
-    @tf.function(jit_compile=True)
-    def step(gradients, is_finite):
-        tf.cond(is_finite, lambda: update(gradients), lambda: False)
-
-    first, second = random_gradients(2)
-    bad = [np.full_like(gradient, np.nan) for gradient in first]
-    for gradients in first, bad, second:
-        is_finite = gradients is not bad
-        step([tf.constant(g) for g in gradients], tf.constant(is_finite))
-        optimizer.iterations.assign_add(int(is_finite))
-        if is_finite:
-            apply(reference, gradients, eager)
-    for a, b in zip(values_of(compiled), values_of(eager), strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-5)
-
-
-@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
 def test_rate_is_that_of_the_updates_made(name):
     rate = schedules.build_schedule("linear", 0.1, 9, warmup_steps=4)
     weights = random_weights()
@@ -217,7 +191,7 @@ def test_biases_and_norms_of_the_model_are_not_decayed():
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
 def test_optimizers_round_trip_through_their_config(name):
-    rate = schedules.build_schedule("inverse_sqrt", 0.3, 20, warmup_steps=4)
+    rate = schedules.build_schedule("linear", 0.3, 20, warmup_steps=4)
     optimizer = optimizers.build_optimizer(name, rate, **SETTINGS[name])
     content = keras.saving.serialize_keras_object(optimizer)
     revived = keras.saving.deserialize_keras_object(content)

@@ -1,8 +1,4 @@
-"""Layouts, which map the tensors of a foreign checkpoint to our weights.
-
-A layout is a list of `Entry`, one per foreign tensor. Loading, checking and
-writing share it.
-"""
+"""Layouts: lists of `Entry`, one per tensor of a foreign checkpoint."""
 
 import dataclasses
 import math

@@ -1,7 +1,4 @@
-"""A reader of files of `torch.save` that does not need PyTorch.
-
-Such a file has a pickle, which `safe_pickle` reads, and the values of tensors.
-"""
+"""A reader of files of `torch.save` that does not need PyTorch."""
 
 import os
 

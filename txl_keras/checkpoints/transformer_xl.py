@@ -1,8 +1,4 @@
-"""The layouts of Transformer-XL checkpoints.
-
-The original code in TensorFlow and PyTorch, NVIDIA's and Hugging Face's have
-the same tensors; `Source` holds the differences.
-"""
+"""The layouts of Transformer-XL checkpoints, of four implementations."""
 
 import dataclasses
 import math

@@ -1,9 +1,4 @@
-"""Import of the vocabularies of published models.
-
-They are often pickles, and loading a pickle can call any function of any
-module. Here nothing is called, and a name that no vocabulary needs is an
-error: see `safe_pickle`.
-"""
+"""Import of the vocabularies of published models."""
 
 import math
 import pathlib

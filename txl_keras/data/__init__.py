@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from txl_keras.data.tokenizers.building import build_tokenizer
     from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
     from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
-    from txl_keras.data.tokenizers.character_tokenizer import count_symbols
     from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
     from txl_keras.data.tokenizers.library_tokenizers import (
         HuggingFaceTokenizer,
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
     )
     from txl_keras.data.tokenizers.tokenizer import Tokenizer
     from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
-    from txl_keras.data.tokenizers.word_tokenizer import count_words
     from txl_keras.data.vocabulary import Vocabulary
     from txl_keras.data.vocabulary import choose_cutoffs
 
@@ -85,8 +83,6 @@ __all__ = [
     "WordTokenizer",
     "build_tokenizer",
     "choose_cutoffs",
-    "count_symbols",
-    "count_words",
     "load_corpus",
     "load_tokenizer",
     "pad_texts",

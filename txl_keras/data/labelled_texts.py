@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import hashlib
-import itertools
 import math
 import os
 import sys
@@ -17,19 +16,16 @@ from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 from txl_keras.types import PathLike
 
-_MAX_TEXT_BYTES = 1 << 25  # a quote may have no end
-
 
 @dataclasses.dataclass(frozen=True)
 class LabelledTexts:
-    """Holds texts, their labels, and where each of them was found.
+    """Holds texts and their labels.
 
     Args:
         texts: List of strings.
         labels: List of strings, one per text.
         name: String. The source of the texts, for error messages.
-        numbers: List of integers, the place of each text in the source.
-        unit: String. The unit of these numbers, such as `"line"`.
+        lines: Optional list of integers, the line of each text in its file.
 
     Example:
 
@@ -43,8 +39,7 @@ class LabelledTexts:
     texts: list
     labels: list
     name: str = "texts"
-    numbers: list = None
-    unit: str = "text"
+    lines: list = None
 
     def __post_init__(self):
         if not self.texts or len(self.texts) != len(self.labels):
@@ -57,46 +52,32 @@ class LabelledTexts:
                 if not isinstance(value, str) or not value.strip():
                     raise ValueError(
                         f"Every {field} must be a string with at least one "
-                        f"symbol. Received: {shown(value)} at {self.place(i)}"
+                        f"symbol. Received: {shown(value)} at {self._place(i)}"
                     )
 
     def __len__(self):
         return len(self.texts)
 
-    def place(self, index: int) -> str:
-        """Returns a string that describes where a text was found."""
-        number = self.numbers[index] if self.numbers else index
-        return f"{self.name}, {self.unit} {number}"
+    def _place(self, index):
+        """Describes where a text was found."""
+        place = f"line {self.lines[index]}" if self.lines else f"text {index}"
+        return f"{self.name}, {place}"
 
     def label_names(self) -> list[str]:
         """Returns the distinct labels as a sorted list."""
         return sorted(set(self.labels))
 
     def label_ids(self, names: Sequence[str]) -> list[int]:
-        """Returns the index of each label in a list.
-
-        Args:
-            names: List of the labels of a model.
-        """
+        """Returns the index of each label in a list of a model's labels."""
         index = {name: i for i, name in enumerate(names)}
         for i, label in enumerate(self.labels):
             if label not in index:
                 raise ValueError(
                     "Every label must be one of the training labels, "
                     f"{shown(names)}. "
-                    f"Received: {label!r} at {self.place(i)}"
+                    f"Received: {label!r} at {self._place(i)}"
                 )
         return [index[label] for label in self.labels]
-
-    def take(self, indices: Sequence[int]) -> Self:
-        """Returns the `LabelledTexts` at a list of indices."""
-        numbers = self.numbers or range(len(self))
-        return dataclasses.replace(
-            self,
-            texts=[self.texts[i] for i in indices],
-            labels=[self.labels[i] for i in indices],
-            numbers=[numbers[i] for i in indices],
-        )
 
     def split(self, share: float) -> tuple[Self, Self]:
         """Splits the texts in two parts, always in the same way.
@@ -119,7 +100,15 @@ class LabelledTexts:
                 f"{share}: give another share, or the texts to hold out in a "
                 f"file of their own. Received: {len(self)} texts"
             )
-        return self.take(parts[0]), self.take(parts[1])
+        return tuple(
+            dataclasses.replace(
+                self,
+                texts=[self.texts[i] for i in part],
+                labels=[self.labels[i] for i in part],
+                lines=self.lines and [self.lines[i] for i in part],
+            )
+            for part in parts
+        )
 
     def fingerprint(self) -> str:
         """Returns a SHA-256 of all texts and labels, in order."""
@@ -158,8 +147,6 @@ def read_labelled_texts(
     ```
     """
     path = os.fspath(path)
-    with open_checked(path, math.inf) as file:
-        size = file.size()
     kind = path.lower().removesuffix(".gz").rpartition(".")[2]
     if kind not in ("tsv", "csv", "jsonl"):
         raise ValueError(
@@ -167,8 +154,9 @@ def read_labelled_texts(
             f".jsonl, optionally followed by .gz. Received: {path}"
         )
     has_header = not (text_column.isdecimal() and label_column.isdecimal())
-    lines = files.read_between(path, b"\n", max_bytes=_MAX_TEXT_BYTES)
-    lines = (line.decode("utf-8") for line in lines)
+    with open_checked(path, math.inf) as file:
+        size = file.size()
+    lines = (line.decode() for line in files.read_between(path, b"\n"))
     if kind == "jsonl":
         records = _json_records(lines, path)
     else:
@@ -179,23 +167,21 @@ def read_labelled_texts(
         text = _value(record, "text_column", text_column, place)
         label = _value(record, "label_column", label_column, place)
         label = str(label) if isinstance(label, int) else label
-        # Texts of some length take twice their bytes, but short ones more.
-        taken += sys.getsizeof(text) + sys.getsizeof(number)
+        # A short text takes far more memory than bytes.
+        taken += sys.getsizeof(text)
         files.check_unpacked(path, taken // 2, size)
         texts.append(text)
-        labels.append(sys.intern(label) if isinstance(label, str) else label)
+        labels.append(label)
         numbers.append(number)
-    return LabelledTexts(texts, labels, path, numbers, "line")
+    return LabelledTexts(texts, labels, path, numbers)
 
 
 def _value(record, flag, column, place):
     if column not in record:
-        names = itertools.islice(record, 50)
-        columns = ", ".join(f"{name!r:.40}" for name in names)
         raise ValueError(
-            f"`{flag}` must be a column of the file, one of {columns}. For a "
-            ".tsv or .csv file without column names in its first row, give "
-            "numbers from 0 for both columns. "
+            f"`{flag}` must be a column of the file, one of "
+            f"{shown(list(record))}. For a .tsv or .csv file without column "
+            "names in its first row, give numbers from 0 for both columns. "
             f"Received: {flag}={column!r}, {place}"
         )
     return record[column]
@@ -211,7 +197,7 @@ def _json_records(lines, path):
 def _csv_records(lines, path, kind, has_header):
     """Yields the line number of each row and its values by column name."""
     options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    csv.field_size_limit(_MAX_TEXT_BYTES)  # 128 KiB by default
+    csv.field_size_limit(1 << 30)  # 128 KiB by default
     reader = csv.reader(
         (f"{line}\n" for line in lines),
         strict=True,

@@ -149,13 +149,8 @@ def permutation(size, seed, epoch):
 
 
 def draw(*keys):
-    """Returns 64 random bits per key, independent of library versions.
-
-    Applies SplitMix64 (Steele, Lea and Flood, 2014) once for each key.
-
-    >>> hex(draw(0))
-    '0xe220a8397b1dcdaf'
-    """
+    """Returns 64 random bits per key, the same with every library version."""
+    # Applies SplitMix64 (Steele, Lea and Flood, 2014) once for each key.
     state = np.uint64(0)
     with np.errstate(over="ignore"):  # arithmetic is modulo 2**64
         for key in keys:

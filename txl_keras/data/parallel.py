@@ -85,6 +85,6 @@ def map_blocks(function, corpus, split, action, threads=False):
         def shown_blocks():
             for block in corpus.blocks(split):
                 yield block
-                bar.update(block.num_bytes)
+                bar.update(len(block.text))
 
         yield from ordered_map(function, shown_blocks(), threads=threads)

@@ -15,12 +15,10 @@ class PermutedSegments(StepBatches):
     """Adds permutation language modelling targets and masks to segments.
 
     One in K tokens is a target (partial prediction, section 2.3 of Yang et al.,
-    2019). Targets come in spans (section 3.1), drawn as in the original code: a
-    length n of at most `max_span` is drawn with probability proportional to `1
-    / n`, then n consecutive tokens are chosen among the next `n K` tokens, and
-    so on to the end of the segment. Every segment thus has `P = T // K`
-    targets. Then an order of the targets is drawn: a target is visible to the
-    targets after it, and every other token to all tokens.
+    2019). Targets come in spans (section 3.1), drawn as in the original code,
+    so that every segment has `P = T // K` targets. Then an order of the targets
+    is drawn: a target is visible to the targets after it, and every other token
+    to all tokens.
 
     An example of 4 tokens with K = 2: the span "b c" was drawn, c before b.
     These are the rows of `permutation_mask`; the model adds the diagonal:
@@ -41,13 +39,11 @@ class PermutedSegments(StepBatches):
         not_predicted: Optional integers, ids that are never targets, such as
             those of `[CLS]` and `[SEP]`. A row with such tokens in its spans
             has fewer targets. These tokens are visible to all others.
-        with_next: Boolean. False: a batch is one batch of `segments`, and all
-            of it is stored in memory. True, as in the original code: each row
-            of a batch is a segment followed by the next one, each with its own
-            order, the first before the second. Successive batches advance by
-            one segment: the first segment is stored in memory, and the second
-            one is the first segment of the next batch. Pass
-            `PermutedSegments.reuse_length` to the model as its `reuse_length`.
+        with_next: Boolean. False: a batch is one batch of `segments`. True, as
+            in the original code: each row of a batch is a segment followed by
+            the next one, each with its own order. Successive batches advance by
+            one segment. Pass `PermutedSegments.reuse_length` to the model as
+            its `reuse_length`.
         seed: Integer, the seed of all random choices.
 
     A batch is a dict of:
@@ -78,10 +74,6 @@ class PermutedSegments(StepBatches):
     >>> batch = permuted.batch(0)
     >>> batch["target_mapping"][0].argmax(axis=-1).tolist()  # two spans
     [3, 4, 5, 14, 15]
-    >>> bytes(batch["targets"][0].astype("uint8"))
-    b't ien'
-    >>> batch["permutation_mask"].shape
-    (1, 20, 20)
 
     Reference:
         [Yang et al., 2019](https://arxiv.org/abs/1906.08237), sections 2.2, 2.3

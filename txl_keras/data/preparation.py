@@ -5,12 +5,9 @@ a hash of everything that the ids depend on:
 
 FOLDER/enwik8_bytes-1f0c.../train/tokens.bin     the ids, see `token_files`
 FOLDER/enwik8_bytes-1f0c.../train/documents.bin  int64, document positions
-FOLDER/enwik8_bytes-1f0c.../train/metadata.json  sizes, dtype, hashes
+FOLDER/enwik8_bytes-1f0c.../train/metadata.json  sizes, hashes; written last
 
-With a `section_map`, the ids of a large text are in several files, one per
-section. All files can be deleted: they are made again when needed.
-
-A split is complete once metadata.json exists, which is written last.
+With a `section_map`, there is one file of ids per section of the text.
 """
 
 import contextlib
@@ -67,14 +64,7 @@ class PreparedSplit:
     def head(
         self, num_tokens: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the first tokens of the split and the documents within them.
-
-        Args:
-            num_tokens: Optional integer. Default: all.
-
-        Returns:
-            The pair of `tokens` and `documents`.
-        """
+        """Returns the first (or all) tokens, and the documents within them."""
         tokens, documents = self.tokens, self.documents
         if num_tokens is not None:  # a slice of several files is a copy
             tokens = tokens[:num_tokens]
@@ -138,11 +128,10 @@ def prepare(
             stored.
         splits: Sequence of strings.
         section_map: Optional function that is called as `map(function, items)`
-            and returns the results in order, such as
-            `concurrent.futures.ThreadPoolExecutor().map`. It is given one item
-            per section of the text; functions, items and results can be
-            pickled, and results are JSON values. Default: the text is read
-            block by block on all cores of this machine.
+            with one item per section of the text, and returns the results in
+            order. Functions, items and results can be pickled, and results are
+            JSON values. Default: the text is read block by block on all cores
+            of this machine.
 
     Returns:
         Dict of split to `PreparedSplit`.

@@ -21,22 +21,13 @@ class Segments(StepBatches):
     A stream of P + 1 tokens has P predictions: prediction p reads token p and
     its target is token p + 1. The first token has no context and is never a
     target. In training, row r of B reads the predictions from `r * P // B` up
-    to `(r + 1) * P // B`, T per step. A model that keeps memory per row thus
-    reads B long texts in parallel:
+    to `(r + 1) * P // B`, T per step, so that a model that keeps memory per row
+    reads B long texts in parallel. In evaluation, segments begin at the
+    multiples of T, so their content does not depend on B. With
+    `warmup_segments`, the content of memory does not depend on B either.
 
-    ```
-    20 tokens, B = 2, T = 4          step 0        step 1
-    inputs of row 0              0  1  2  3    4  5  6  7
-    inputs of row 1              9 10 11 12   13 14 15 16
-    ```
-
-    In evaluation, segments begin at the multiples of T, so their content does
-    not depend on B. With `warmup_segments`, the content of memory does not
-    depend on B either.
-
-    Steps count on through the epochs without end. The batch of any step is
-    computed directly, without reading the steps before it. All random choices
-    depend on the seed and the epoch only.
+    Steps count on through the epochs without end, and the batch of any step is
+    computed directly. All random choices depend on the seed and the epoch only.
 
     Args:
         tokens: Integer array of shape `(P + 1,)` and any integer dtype, a
@@ -53,10 +44,9 @@ class Segments(StepBatches):
             `reset_documents`.
         order: String. `"sequential"`: as described above. For training there
             are also `"roll"`, with which a row begins at a random place in each
-            epoch and wraps around, with memory reset, so that fewer than 2 T
-            tokens at its ends are left out; and `"shuffle"`, which concatenates
-            the `documents` in a new order in each epoch, as the original code
-            does for the One Billion Word corpus.
+            epoch and wraps around, with memory reset; and `"shuffle"`, which
+            concatenates the `documents` in a new order in each epoch, as the
+            original code does for the One Billion Word corpus.
         reset_documents: Boolean. True: memory is reset at the start of each of
             the `documents`. Each document begins a segment, and its last
             segment is padded.
@@ -65,9 +55,7 @@ class Segments(StepBatches):
             `txl_keras.evaluation.evaluator.warmup_segments`.
         half_loss: Boolean. True, for training only: the first half of each
             segment is read but not scored, because it has less context ("half
-            losses" in section 4.2 of Dai et al., 2019). With `order="roll"`
-            nearly all tokens are targets in some epoch, except a few at both
-            ends of each row.
+            losses" in section 4.2 of Dai et al., 2019).
         seed: Integer, the seed of all random choices.
 
     A batch is a dict of:
@@ -158,10 +146,6 @@ class Segments(StepBatches):
     def target_positions(self, step: int) -> np.ndarray:
         """Returns the stream positions of a step's targets, in evaluation.
 
-        Args:
-            step: Integer, 0 or more. Steps beyond the first epoch are in later
-                epochs.
-
         Returns:
             int64 array of shape `(B, T)`: the position among the tokens of
             every target that is scored, and -1 where the weight is 0.
@@ -192,14 +176,7 @@ class Segments(StepBatches):
 
         Raises:
             ValueError: If the segments have weights or resets, which `fit`
-                would ignore. They must have `drop_remainder=True`, the default
-                order, and no `reset_documents` or `half_loss`.
-
-        Example:
-
-        >>> x, y = Segments(np.arange(20), 2, 4, drop_remainder=True).arrays()
-        >>> x[2].tolist(), y[2].tolist()  # row 0 of the second batch
-        ([4, 5, 6, 7], [5, 6, 7, 8])
+                would ignore.
         """
         is_plain = self.drop_remainder and self.order == "sequential"
         others = self.reset_documents, self.half_loss

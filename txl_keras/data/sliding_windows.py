@@ -9,11 +9,9 @@ from txl_keras.data.segments import Segments
 class SlidingWindows(Segments):
     """Serves a text as windows of T tokens with a stride of K tokens.
 
-    Al-Rfou et al., 2018, evaluate models without memory in this way: with K = 1
-    every token is predicted from the T tokens before it, in a window of its
-    own. With a larger K, the last K predictions of each window are scored. They
-    have between T - K + 1 and T tokens of context, and the cost is K times
-    lower.
+    Al-Rfou et al., 2018, evaluate models without memory in this way. The last K
+    predictions of each window are scored. They have between T - K + 1 and T
+    tokens of context.
 
     ```
     T = 4, K = 2    inputs     targets
@@ -24,9 +22,7 @@ class SlidingWindows(Segments):
 
     Every token except the first is scored once. Tokens with fewer than T tokens
     before them are scored in a window that begins at the start of the text and
-    is padded on the right. So a model with position embeddings gets the same
-    positions as in training, where early positions have little context and late
-    ones much.
+    is padded on the right.
 
     Args:
         tokens: Integer array of shape `(P + 1,)`, see `Segments`.
@@ -51,8 +47,6 @@ class SlidingWindows(Segments):
     [[0, 1, 2, 3], [6, 7, 8, 9], [12, 13, 14, 15]]
     >>> batch["targets"].tolist()
     [[3, 4], [9, 10], [15, 16]]
-    >>> batch["target_places"].tolist()
-    [[2, 3], [2, 3], [2, 3]]
 
     Reference:
         [Al-Rfou et al., 2018](https://arxiv.org/abs/1808.04444), section 3.

@@ -17,16 +17,8 @@ def token_counts(tokens, vocabulary_size):
 
 
 def unigram_scores(train_counts, counts):
-    """Scores a prediction by frequency alone, as a baseline for a model.
-
-    Uses the `token_counts`, `(V,)`, of the training text, plus one each so that
-    no token has probability 0. `nll` is in nats per token; `accuracy` is the
-    share of the token that is most frequent in training.
-
-    >>> scores = unigram_scores(np.array([9, 4, 0, 0]), np.array([1, 0, 0, 1]))
-    >>> round(scores["nll"], 3), scores["accuracy"]  # p = 10/17 and 1/17
-    (1.682, 0.5)
-    """
+    """Scores a prediction by the `token_counts` of train, as a baseline."""
+    # One is added to each count, so that no token has probability 0.
     probabilities = (train_counts + 1) / (train_counts + 1).sum()
     share = counts / counts.sum()
     return {

@@ -26,10 +26,6 @@ class StepBatches:
                 epochs.
             first_row: Integer.
             num_rows: Optional integer. Defaults to all rows from `first_row`.
-
-        Returns:
-            Dict of arrays with the keys and dtypes listed in the class
-            docstring, for the requested rows.
         """
         step = check_integer("step", step, 0)
         check_integer("first_row", first_row, 0)
@@ -51,14 +47,7 @@ class StepBatches:
     ) -> tf.data.Dataset:
         """Makes a dataset of batches that starts directly at a step.
 
-        Args:
-            first_step: Integer, 0 or more.
-            num_steps: Optional integer. None makes an infinite dataset.
-            first_row: Integer.
-            num_rows: Optional integer. Defaults to all rows from `first_row`.
-
-        Returns:
-            A `tf.data.Dataset` of dicts with static shapes.
+        By default it is infinite. Rows are chosen as in `batch`.
         """
         start, end = check_integer("first_step", first_step, 0), None
         if num_steps is not None:
@@ -89,22 +78,13 @@ class StepBatches:
             in_memory: Boolean. True: all steps are read immediately and sent to
                 the hosts; `num_steps` must be given. False: each host reads
                 its own rows in Python, which must run there. See `Feed`.
-
-        Returns:
-            A `tf.distribute.DistributedDataset` of dicts, one element per step.
         """
-
         rows = replica_batch_size(self.batch_size, strategy)
         replicas = strategy.num_replicas_in_sync
 
         def worker_dataset(context):
-            local, rest = divmod(replicas, context.num_input_pipelines)
-            if rest:
-                raise ValueError(
-                    "All workers must have the same number of replicas. "
-                    f"Received: {replicas} replicas on "
-                    f"{context.num_input_pipelines} workers"
-                )
+            # TensorFlow gives all workers the same number of replicas.
+            local = replicas // context.num_input_pipelines
             read = self._in_memory if in_memory else self.dataset
             first_row = context.input_pipeline_id * local * rows
             dataset = read(first_step, num_steps, first_row, local * rows)

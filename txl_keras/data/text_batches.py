@@ -1,7 +1,4 @@
-"""Batches of labelled texts of similar length.
-
-`B` is the batch size, `W` the tokens of the longest text of a batch.
-"""
+"""Batches of labelled texts of similar length."""
 
 import functools
 from collections.abc import Sequence
@@ -23,7 +20,8 @@ def pad_texts(token_ids: Sequence[np.ndarray], multiple_of: int = 1) -> dict:
 
     Args:
         token_ids: List of integer arrays of shape `(n,)`, n at least 1.
-        multiple_of: Integer. W is rounded up to a multiple of it.
+        multiple_of: Integer. The longest text's length is rounded up to a
+            multiple of it, to W.
 
     Returns:
         Dictionary of `token_ids`, int32 of shape `(B, W)`, and `lengths`, int32
@@ -62,11 +60,9 @@ class TextBatches:
             texts.
         label_ids: List of integers, one per text.
         batch_size: Integer, the maximum rows of a batch.
-        segment_length: Integer. W is a multiple of it.
+        segment_length: Integer. Texts are padded to a multiple of it.
         max_batch_tokens: Integer, the maximum tokens of a batch including
-            padding. Batches of long texts have fewer rows, which bounds the
-            memory that a step needs. A single longer text is a batch of one
-            row, not truncated.
+            padding. A single longer text is a batch of one row.
         seed: Optional integer. By default every epoch is the same, from short
             to long texts, for evaluation. With a seed, texts with the same
             number of segments are shuffled in each epoch, and so are the

@@ -218,57 +218,20 @@ def _result_path(path):
 def encode_block(tokenizer, source, block):
     """Returns the ids of a `Block`, where its documents begin, and sizes."""
     try:
-        ids, ends = _encode_at_once(tokenizer, block) or _encode_each(
-            tokenizer, block
-        )
+        ids, lengths = tokenizer.encode_texts(block.pieces)
     except UnknownSymbolError as error:
-        if block.path is not None:
-            place = f"at position {block.start + error.position}"
-        else:
-            place = f"{error.position:,} tokens into {block.text[:40]!r}"
         raise ValueError(
-            f"{block.path or source} has {error.symbol!r} {place}, which is "
-            "not in the vocabulary. Use a vocabulary of this text, one with an "
-            "entry for unknown words, or for ids a larger --vocabulary_size."
+            f"{source} has {error.symbol!r}, which is not in the vocabulary. "
+            "Use a vocabulary of this text, one with an entry for unknown "
+            "words, or for ids a larger --vocabulary_size."
         ) from error
     num_unknown = 0
     if tokenizer.unknown_id is not None:
         num_unknown = int(np.count_nonzero(ids == tokenizer.unknown_id))
     return {
         "ids": ids,
-        "documents": ends[int(block.continues) : -1],
+        "documents": (np.cumsum(lengths) - lengths)[int(block.continues) :],
         "num_tokens": len(ids),
-        "num_bytes": block.num_bytes,
+        "num_bytes": len(block.text),
         "num_unknown": num_unknown,
     }
-
-
-def _encode_at_once(tokenizer, block):
-    """Encodes all pieces in one call, because one per piece is slow."""
-    # Returns the ids, and 0 followed by the end of each piece; or None if the
-    # newlines among the ids do not determine these ends.
-    *pieces, _ = block.pieces
-    if tokenizer.newline_id is None or not all(
-        piece.endswith(b"\n") for piece in pieces
-    ):
-        return None
-    text = block.text
-    ids = tokenizer.encode(text, not block.amid_line)
-    newlines = np.flatnonzero(ids == tokenizer.newline_id)
-    if len(newlines) != text.count(b"\n"):
-        return None  # the text itself contains, say, `<eos>`
-    last = np.cumsum([piece.count(b"\n") for piece in pieces], dtype=int)
-    return ids, np.array([0, *newlines[last - 1] + 1, len(ids)])
-
-
-def _encode_each(tokenizer, block):
-    """Encodes piece by piece, with the result of `_encode_at_once`."""
-    ids = []
-    for i, piece in enumerate(block.pieces):
-        begins_line = i > 0 or not block.amid_line
-        try:
-            ids.append(tokenizer.encode(piece, begins_line))
-        except UnknownSymbolError as error:
-            position = sum(map(len, ids)) + error.position
-            raise UnknownSymbolError(error.symbol, position) from None
-    return np.concatenate(ids), np.cumsum([0, *map(len, ids)])

@@ -112,9 +112,7 @@ def choose_cutoffs(counts: np.ndarray) -> list[int]:
     """Chooses the three cluster boundaries of an adaptive softmax.
 
     Minimises the expected number of logits per token, over a grid of cutoffs
-    with ratio 1.1 (Grave et al., 2017, section 4). The cost ignores that later
-    clusters may have smaller embeddings: otherwise it would move words there to
-    save computation, and these words would be modelled worse.
+    with ratio 1.1 (Grave et al., 2017, section 4).
 
     Args:
         counts: Array of shape `(V,)`, the number of occurrences of each id. Ids

@@ -1,6 +1,5 @@
 """Keeps the state of a long measurement in a file until it is finished."""
 
-import hashlib
 import json
 import math
 
@@ -10,7 +9,6 @@ import tensorflow as tf
 
 from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.json_files import open_checked
-from txl_keras.weights import weights_by_name
 
 
 class Backup:
@@ -51,11 +49,3 @@ class Backup:
         """Removes the file, if there is one."""
         if tf.io.gfile.exists(self._path):
             tf.io.gfile.remove(self._path)
-
-
-def weights_hash(model):
-    """Returns a hash that identifies the weights of a model."""
-    digest = hashlib.sha256()
-    for name, variable in sorted(weights_by_name(model).items()):
-        digest.update(name.encode() + variable.numpy().tobytes())
-    return digest.hexdigest()[:16]

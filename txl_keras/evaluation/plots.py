@@ -1,7 +1,7 @@
 """Plots of training runs and evaluations.
 
-`numbers` are the content of a JSON file of `txl plot` or `txl recl`, or more of
-it: `unit`, which names a token, and `models`, each with a `label` and results.
+`numbers` are the content of a JSON file of `txl plot`, or more of it: `unit`,
+which names a token, and `models`, each with a `label` and results.
 """
 
 import os

@@ -33,7 +33,6 @@ from txl_keras.layers.kv_cache import scatter
 from txl_keras.layers.memory import Memory
 from txl_keras.layers.memory import MemoryStack
 from txl_keras.layers.memory import keep_last
-from txl_keras.models.presets import SIZES
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.scripts import options
 
@@ -562,28 +561,5 @@ class CompressionOptions(options.Options):
     compressed_length: options.integer(1) = None
 
 
-def _preset(sizes, memory, rate, length, **others):
-    """Returns the lengths and rates of the paper; it states no widths."""
-    return {
-        **SIZES[sizes],
-        "backbone": "compressive",
-        "memory_length": memory,
-        "compression_rate": rate,
-        "compressed_length": length,
-        **others,
-    }
-
-
 register("backbone", compressive=CompressiveBackbone)
 register("model options", compressive=CompressionOptions)
-register(
-    "preset",
-    # 352,753,868 weights, 360,686,410 and 523,867,392. The last are subwords.
-    enwik8_compressive=_preset("enwik8_large", 768, 3, 1152),
-    wikitext103_compressive=_preset(
-        "wikitext103_large", 512, 4, 512, tie_attention_biases=True
-    ),
-    pg19_compressive=_preset(
-        "enwik8_large", 512, 2, 512, vocabulary_size=32_000, num_layers=36
-    ),
-)

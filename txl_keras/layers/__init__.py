@@ -4,18 +4,19 @@ Where to find the paper in the code:
 
 - Section 3.2, recurrence over segments and its stop-gradient `SG`:
   `Memory.extend` in `memory.py`, where a segment is added.
-- Section 3.3, terms (a) to (d) of the attention score: `relative.py`
-  (projections) and `compute/definition.py` (sum).
+- Section 3.3, terms (a) to (d) of the attention score: `relative.py`, summed in
+  `compute/definition.py`; the projections, `W_k,E` and `W_k,R` among them, and
+  u and v are made in `causal.py`.
 - Section 3.3, the sinusoids `R`: `position_encoding.py`.
 - Section 3.3, one whole block: `decoder_block.py`.
 - Appendix B, the shift from distances to keys: `relative_shift` in
   `compute/definition.py`; `compute/__init__.py` lists its faster forms.
-- Clusters of the adaptive softmax (Grave et al., 2017) and of the adaptive
-  embedding (Baevski and Auli, 2019): `adaptive_softmax.py`.
+- Clusters of the adaptive softmax (Grave et al., 2017): `adaptive_softmax.py`;
+  of the adaptive embedding (Baevski and Auli, 2019): `adaptive_embedding.py`.
 
-Letters, everywhere: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N`
-heads, `H` head size, `D` hidden size, `V` vocabulary, `L` layers, `R`
-distances.
+Letters, unless a file names others: `B` batch, `T` segment, `M` memory, `S` =
+M + T keys, `N` heads, `H` head size, `D` hidden size, `V` vocabulary, `L`
+layers, `R` distances.
 """
 
 from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding

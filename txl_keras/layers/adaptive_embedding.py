@@ -156,10 +156,7 @@ class AdaptiveEmbedding(ClusteredLayer):
         return self.dims[cluster] != self.output_dim
 
     def projection(self, cluster: int) -> Tensor:
-        """Returns the projection of a cluster.
-
-        It is a variable of shape `(size of the embeddings, D)`, or `None`.
-        """
+        """Returns the projection of a cluster, a variable, or `None`."""
         return self.projections[0 if self.div_val == 1 else cluster]
 
     def call(self, token_ids):

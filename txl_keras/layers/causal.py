@@ -29,10 +29,7 @@ from txl_keras.types import Tensor
 
 
 class HeadsAttention(ConfiguredLayer):
-    """Base class of layers that project states to heads and attend with them.
-
-    A subclass has arguments of these names, and its `call` poses a `Problem`.
-    """
+    """Base class of layers that project states to heads and attend."""
 
     _output_equation = "btnh,nhd->btd"
 
@@ -149,11 +146,8 @@ class CausalMultiHeadAttention(HeadsAttention):
     """Attends causally from a segment to its memory and itself.
 
     Computes scaled dot-product attention, `softmax(Q K^T / sqrt(H)) V W_o`,
-    without a position term. Positions are either part of the inputs (Vaswani
-    et al., Al-Rfou et al.) or added to the scores by a subclass.
-
-    The layer does not store memory (see `MemoryStack`). Gradients flow into
-    the `memory` argument unless the caller has stopped them.
+    without a position term. The layer does not store memory (see
+    `MemoryStack`). Gradients flow into the `memory` argument.
 
     Args:
         num_heads: Integer `N`.
@@ -181,8 +175,8 @@ class CausalMultiHeadAttention(HeadsAttention):
             attention. Keras passes the mask of an `Embedding(mask_zero=True)`
             automatically. What a mask hides has no influence, even NaN.
         memory_mask: Optional boolean `(B, M)`, false where memory is empty.
-        attention_mask: Optional boolean that broadcasts to `(B, T, S)`,
-            combined with the mask of later keys.
+        attention_mask: Optional boolean `(B, T, S)`, combined with the mask of
+            later keys.
         position_encoding, attention_biases: Only used by
             `RelativeMultiHeadAttention`.
         training: Boolean. Dropout is applied only if it is true.
@@ -248,14 +242,7 @@ class CausalMultiHeadAttention(HeadsAttention):
         batch_size, length, _ = ops.shape(query)
         num_memory = ops.shape(memory)[1]
         pairs = batch_size, length, num_memory + length
-        attention_mask = check_mask(
-            "attention_mask", attention_mask, pairs, broadcasts=True
-        )
-        if attention_mask is not None and attention_mask.shape[-1] is None:
-            # The last axis may turn out to be 1, and is sliced by keys later.
-            attention_mask = tf.broadcast_to(
-                attention_mask, (*ops.shape(attention_mask)[:-1], pairs[-1])
-            )
+        attention_mask = check_mask("attention_mask", attention_mask, pairs)
         # A copy without the Keras mask, which is handled here. The projections
         # would warn that they discard it.
         query = tf.identity(query)

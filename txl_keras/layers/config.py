@@ -19,10 +19,7 @@ def parameters(cls, base):
 
 
 def add_arguments(config, base, layer, *others):
-    """Adds arguments to a configuration, from the first object that has each.
-
-    They are those of the layer's class and of its bases below one.
-    """
+    """Adds arguments to a configuration, from the first object with each."""
     for name in parameters(type(layer), base):
         # Subclasses of users may have arguments that are no attributes.
         owner = next((x for x in (layer, *others) if hasattr(x, name)), None)

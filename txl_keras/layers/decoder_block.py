@@ -196,12 +196,7 @@ class DecoderBlock(Block):
         positions: Sequence[Tensor] = (),
         attention_biases: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Computes the block for a past whose keys and values are cached.
-
-        For inference only. Arguments and results are those of
-        `CausalMultiHeadAttention.attend_projected`, with `inputs` and outputs
-        of the block in place of those of attention.
-        """
+        """Computes the block as `CausalMultiHeadAttention.attend_projected`."""
         inputs = self._with_positions(inputs)
         attended, *projected = self.attention.attend_projected(
             self.attention_inputs(inputs),
@@ -212,17 +207,11 @@ class DecoderBlock(Block):
         return self._transform(inputs, attended), *projected
 
     def project_positions(self, num_distances: int) -> tuple[Tensor, ...]:
-        """Projects the positions, which depends on the weights only.
-
-        See `CausalMultiHeadAttention.project_positions`.
-        """
+        """Projects positions: `CausalMultiHeadAttention.project_positions`."""
         return self.attention.project_positions(num_distances)
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Projects what the block remembers to keys and values.
-
-        See `CausalMultiHeadAttention.project`.
-        """
+        """Projects memory as `CausalMultiHeadAttention.project`."""
         return self.attention.project(self.attention_inputs(memory))
 
     def attention_inputs(
@@ -267,12 +256,7 @@ class DecoderBlock(Block):
     def residual(self, inputs: Tensor, update: Tensor, sublayer: str) -> Tensor:
         """Adds the output of a sublayer to the stream of a pre-norm block.
 
-        Args:
-            inputs, update: Tensors `(B, T, D)`.
-            sublayer: String, `"attention"` or `"feed_forward"`.
-
-        Returns:
-            Tensor `(B, T, D)`.
+        All are `(B, T, D)`; `sublayer` is `"attention"` or `"feed_forward"`.
         """
         return inputs + update
 

@@ -98,11 +98,9 @@ def _rectify_gradient(output, output_gradient, bias):
 
 
 def project_heads(states, *layers):
-    """Projects `(B, S, D)` with each `HeadsDense` to a list of `(N, B, S, H)`.
-
-    Heads are first, so that the scores of positions, which have no batch axis,
-    take one matmul per head.
-    """
+    """Projects `(B, S, D)` with each `HeadsDense` to `(N, B, S, H)`."""
+    # Heads are first, so that the scores of positions, which have no batch
+    # axis, take one matmul per head.
     are_quantized = any(layer.quantization_mode for layer in layers)
     if are_quantized or target.current().device is None:
         # Only the layer knows the scales of a quantized kernel; and it takes
@@ -118,11 +116,7 @@ def project_heads(states, *layers):
 
 
 class Block(ConfiguredLayer):
-    """Base class of blocks: attention, feed-forward network and their norms.
-
-    A subclass has arguments of these names, and calls `_add_sublayers` once
-    those of its attention are attributes.
-    """
+    """Base class of blocks: attention, feed-forward network and their norms."""
 
     def __init__(
         self,

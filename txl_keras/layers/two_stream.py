@@ -69,9 +69,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
 
     Returns:
         Tensor of shape `(B, T, D)`; with a `query`, a pair of it and a tensor
-        of shape `(B, P, D)`. A target whose keys are all masked gets zeros. A
-        softmax would give it the mean of all values, which leaks its own
-        token.
+        of shape `(B, P, D)`. A target whose keys are all masked gets zeros.
 
     Example:
 
@@ -205,6 +203,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
         query = finite_masked(query, targets_mask(content_mask, target_mapping))
         attended = attend(query, query_stream_mask, 1, target_mapping)
         has_keys = ops.any(query_stream_mask, axis=-1)[..., None, None]
+        # Not the mean of all values, which leaks the target's own token.
         attended = ops.where(has_keys, attended, 0)
         if target_mapping is not None:
             attended = ops.einsum("btnh,bpt->bpnh", attended, target_mapping)

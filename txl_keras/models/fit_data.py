@@ -25,13 +25,13 @@ _KEYS = {"inputs", "targets", "weights", "num_targets", "reset"}
 
 
 class EpochStarts(keras.callbacks.Callback):
-    """Prepares the data of the next epoch of `fit`, and checks its loss."""
+    """Lets the data of `fit` begin a new epoch, and stops at a loss of NaN."""
 
     num_steps = first_step = 0
     py_dataset = None
 
     def of_segments(self, segments, num_steps=None):
-        """Returns a dataset that goes on where an epoch before it ended."""
+        """Returns a dataset of one epoch; the next goes on where it ended."""
         self.num_steps = num_steps = num_steps or len(segments)
         spec = tf.nest.map_structure(tf.type_spec_from_value, segments.batch(0))
         return dataset_of(
@@ -46,7 +46,8 @@ class EpochStarts(keras.callbacks.Callback):
             self.py_dataset.on_epoch_begin()
 
     def on_train_batch_end(self, batch, logs=None):
-        loss = float(logs["loss"])
+        # A user's `train_step` may return other metrics.
+        loss = float(logs.get("loss", 0.0))
         # In float16 a step that overflows is skipped.
         if not np.isfinite(loss) and self.model.compute_dtype != "float16":
             raise FloatingPointError(
@@ -90,7 +91,8 @@ def complete(x, vocabulary_size, steps=None, begins_cold=True):
         first = _first_of(x)
 
     @tf.autograph.experimental.do_not_convert
-    def fill(step, batch):
+    def fill(was_short, step_and_batch):
+        step, batch = step_and_batch
         first_inputs = _parts(batch if first is None else first).get("inputs")
         batch = complete_batch(batch, vocabulary_size)
         # All batches must be as large as the first, but may have fewer rows.
@@ -98,7 +100,7 @@ def complete(x, vocabulary_size, steps=None, begins_cold=True):
         sizes = tf.shape(batch["inputs"])
         missing = checked(
             rows - sizes[0],
-            (sizes[0] <= rows) & (sizes[1] == length),
+            (sizes[0] <= rows) & (sizes[1] == length) & ~was_short,
             f"All batches must have the shape {(rows, length)} of the first "
             "one; only the last may have fewer rows. Received:",
             sizes,
@@ -112,9 +114,11 @@ def complete(x, vocabulary_size, steps=None, begins_cold=True):
         num_targets = tf.fill([rows], batch["num_targets"][0])
         batch = {key: pad(value) for key, value in batch.items()}
         reset = batch["reset"] | (step == 0)
-        return {**batch, "num_targets": num_targets, "reset": reset}
+        batch |= {"num_targets": num_targets, "reset": reset}
+        return missing > 0, batch
 
-    dataset = x.enumerate(start=0 if begins_cold else 1).map(fill)
+    steps_and_batches = x.enumerate(start=0 if begins_cold else 1)
+    dataset = steps_and_batches.scan(False, fill)
     if steps is not None:
         dataset = dataset.repeat()
     return dataset.prefetch(tf.data.AUTOTUNE)
@@ -193,6 +197,16 @@ def check_arrays(x, y, batch_size, vocabulary_size):
     if y is not None:
         check_token_ids("y", y, vocabulary_size)
         check_shape("y", y, tuple(x.shape))
+
+
+def check_class_weight(class_weight):
+    """Raises `ValueError` unless there are no weights of classes."""
+    if class_weight is not None:
+        raise ValueError(
+            "`class_weight` must be None: Keras would apply it to the wrong "
+            "axis. Pass `sample_weight=weights[y]`, with `weights` an array of "
+            "a weight per token id"
+        )
 
 
 def as_data(x):

@@ -120,7 +120,7 @@ class ModelFolder:
             )
         for name, weight in weights.items():
             if name in self._tensors.int8:
-                weight.assign(self._tensors.read_int8(name))
+                weight.assign(self._tensors.read(name))
                 continue
             # In float32, where large float64 values are infinite.
             value = to_tensor(self._tensors[name])

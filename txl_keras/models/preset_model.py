@@ -5,13 +5,15 @@ from typing import Any
 from typing import Self
 
 import keras
+from keras import ops
 
 from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_model_name
 from txl_keras.checks import check_one_of
+from txl_keras.checks import check_shape_in_graph
+from txl_keras.checks import check_token_ids
 from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
-from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.keras_internals import IntegerBatches
 from txl_keras.keras_internals import layers_of
 from txl_keras.keras_internals import make_quantized
@@ -221,7 +223,7 @@ class BackboneModel(IntegerBatches, PresetModel):
     def __init__(
         self,
         backbone: keras.Model,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Any = None,
         **kwargs,
     ):
         if not isinstance(backbone, self.backbone_classes):
@@ -268,6 +270,14 @@ class BackboneModel(IntegerBatches, PresetModel):
         # Keras requires this of every model that overrides `compile`.
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+        """Computes the loss; checks targets if it is the default loss."""
+        # Another loss may take targets of another kind.
+        if y is not None and self.has_integer_targets():
+            y = check_token_ids("y", y, y_pred.shape[-1])
+            y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
+        return super().compute_loss(x, y, y_pred, *args, **kwargs)
 
     def has_integer_targets(self) -> bool:
         """Returns whether the loss is that of integer targets."""

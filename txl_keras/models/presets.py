@@ -1,21 +1,17 @@
 """Presets by name: sizes of published models, and trained models.
 
-`PRESETS` have sizes and no weights, also those of extensions, which may name
-the registered `backbone` that they are for. `TRAINED` are folders with weights
-that come with the package; `preset_folders` reads them as any other folder.
+`PRESETS` have sizes and no weights. `TRAINED` are folders with weights that
+come with the package, which are read as any other folder.
 Sources: the original repository's TensorFlow scripts (`*_base_gpu.sh`,
 `*_large_tpu.sh`), tables 1 to 5 of Dai et al., 2019, and NVIDIA's PyTorch
 configurations. The comment above each preset is its number of weights.
 """
 
-import collections.abc
 import pathlib
 import types
 
 import keras
 
-from txl_keras.extending import register
-from txl_keras.extending import registered
 from txl_keras.layers.config import parameters
 
 
@@ -67,7 +63,7 @@ _LM1B = {
 
 # Sizes of character vocabularies: 256 bytes; 204 symbols of enwik8 without
 # newlines; 27 symbols of text8, a to z and the space.
-SIZES = {
+_SIZES = {
     # Our choice: the best model that two CPU cores train in a few minutes.
     "quickstart": _sizes(4, 2, 128, 512, 128, vocabulary_size=256),
     # 41,055,436
@@ -118,21 +114,9 @@ SIZES = {
 }  # fmt: skip
 
 
-class _Presets(collections.abc.Mapping):
-    """Maps names to arguments; read-only, since classes share it."""
-
-    def __getitem__(self, name):
-        return types.MappingProxyType(registered("preset")[name])
-
-    def __iter__(self):
-        return iter(registered("preset"))
-
-    def __len__(self):
-        return len(registered("preset"))
-
-
-register("preset", **SIZES)
-PRESETS = _Presets()
+PRESETS = types.MappingProxyType(
+    {name: types.MappingProxyType(sizes) for name, sizes in _SIZES.items()}
+)
 _FOLDER = pathlib.Path(__file__).parents[1] / "trained"
 TRAINED = types.MappingProxyType(
     {
@@ -144,12 +128,8 @@ TRAINED = types.MappingProxyType(
 
 def build_preset(model_class, name, dtype, overrides, backbone_class=None):
     """Builds a model of the sizes of a preset, with new weights."""
-    config = dict(PRESETS[name])
-    named = registered("backbone").get(config.pop("backbone", None))
-    if backbone_class is None:
-        backbone_class = default_backbone(model_class)
-        if named and issubclass(named, backbone_class):
-            backbone_class = named
+    config = PRESETS[name]
+    backbone_class = backbone_class or default_backbone(model_class)
     own, sizes = split_overrides(model_class, overrides, backbone_class)
     if own.get("tokenizer") is not None:
         sizes.setdefault("vocabulary_size", own["tokenizer"].vocabulary_size)
@@ -165,7 +145,7 @@ def build_preset(model_class, name, dtype, overrides, backbone_class=None):
 
 
 def default_backbone(model_class):
-    """Returns the class of the backbone of presets that name none."""
+    """Returns the class of the backbone of a preset."""
     return next(iter(model_class.backbone_classes), model_class)
 
 

@@ -37,9 +37,6 @@ from txl_keras.layers.memory import initial_memory
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import LORA_MATRICES
 from txl_keras.models.preset_model import PresetModel
-from txl_keras.tensor_files import check_shapes
-from txl_keras.tensor_files import read_safetensors
-from txl_keras.tensor_files import write_safetensors
 from txl_keras.types import PathLike
 from txl_keras.types import Shape
 from txl_keras.types import Tensor
@@ -182,7 +179,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         return normal_initializer(self.initializer_stddev)
 
     def target(self, device: str, training: bool) -> Any:
-        """Returns the `Target` of the layers on a device, without a kernel."""
+        """Returns the `Target` of the layers on a device."""
         in_parts = (
             device == "cpu"
             # The loops of an LSTM would not be compiled in parts.
@@ -425,17 +422,15 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         """
         check_integer("rank", rank, 1)
         if lora_alpha is not None:
-            largest = float(np.finfo(np.float32).max)
-            check_number("lora_alpha", lora_alpha, 0, largest, exclusive=True)
+            check_number("lora_alpha", lora_alpha, 0, exclusive=True)
         if self._lora_layers():
             raise ValueError(
                 "LoRA must be enabled only once. Save the model and load it to "
-                "merge the matrices into the kernels. Received: "
-                f"rank={rank}, and a model with LoRA of rank {self._rank()}"
+                f"merge the matrices into the kernels. Received: rank={rank}"
             )
         check_list("target_layer_names", target_layer_names)
-        layers = self._adaptable_layers()
-        names = sorted({layer.name for layer in layers.values()})
+        layers = self._adaptable_layers().values()
+        names = sorted({layer.name for layer in layers})
         if not target_layer_names or not all(
             name in names for name in target_layer_names
         ):
@@ -443,15 +438,12 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
                 f"`target_layer_names` must be names of {names}. "
                 f"Received: target_layer_names={shown(target_layer_names)}"
             )
-        self._enable(
-            {
-                path: layer
-                for path, layer in layers.items()
-                if layer.name in target_layer_names
-            },
-            rank,
-            lora_alpha,
-        )
+        with self.distribute_strategy.scope():  # the variables of all replicas
+            for layer in layers:
+                if layer.name in target_layer_names:
+                    layer.enable_lora(rank, lora_alpha=lora_alpha)
+        self.freeze_for_lora()
+        self.retrace_owners()
 
     def save_lora_weights(self, filepath: PathLike) -> None:
         """Writes the weights of LoRA, and nothing else, to a file.
@@ -459,21 +451,15 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         Args:
             filepath: Path that ends in `.lora.safetensors`.
         """
-        path = _checked_path(filepath)
-        layers = self._lora_layers()
-        if not layers:
-            raise ValueError(
-                "LoRA must be enabled before its weights are saved. Call "
-                "`enable_lora(rank)` first. Received: a model without LoRA"
-            )
-        arrays = {name: w.numpy() for name, w in _matrices(layers).items()}
-        (alpha,) = {layer.lora_alpha for layer in layers.values()}
-        write_safetensors({_LORA_ALPHA: np.float32(alpha), **arrays}, path)
+        from txl_keras.tensor_files import write_safetensors
+
+        path, arrays = self._lora_file(filepath)
+        write_safetensors(arrays, path)
 
     def load_lora_weights(self, filepath: PathLike) -> None:
         """Reads the weights of LoRA that `save_lora_weights` wrote.
 
-        Enables LoRA as in the file if it is not enabled yet.
+        LoRA must be enabled as in the model that was saved.
 
         Args:
             filepath: Path that ends in `.lora.safetensors`.
@@ -483,58 +469,50 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             ValueError: If the file is damaged, or its rank, scale, layers or
                 shapes are not those of this model. Nothing is changed then.
         """
-        path = _checked_path(filepath)
-        saved = read_safetensors(path)
-        enabled = self._lora_layers()
-        layers = enabled or {
-            name: layer
-            for name, layer in self._adaptable_layers().items()
-            if f"lora/{name}/{LORA_MATRICES[0]}" in saved
-        }
-        ranks = {shape[-1] for name, shape in saved.shapes.items() if shape}
-        rank = self._rank() if enabled else min(ranks, default=1)
-        expected = {_LORA_ALPHA: ()}
-        for name, layer in layers.items():
-            shape = layer.kernel.shape
-            shapes = (*shape[:-1], rank), (rank, shape[-1])
-            expected |= zip(_names(name), shapes, strict=True)
-        check_shapes(path, saved.shapes, expected)
+        from txl_keras import tensor_files
+
+        path, own = self._lora_file(filepath)
+        saved = tensor_files.read_safetensors(path)
+        tensor_files.check_shapes(
+            path, saved.shapes, tensor_files.shapes_of(own)
+        )
         arrays = {name: np.float32(saved[name]) for name in saved}
-        alpha = float(arrays.pop(_LORA_ALPHA))
-        are_finite = all(np.isfinite(array).all() for array in arrays.values())
-        if not (are_finite and layers and rank and 0 < alpha < np.inf):
+        if name := tensor_files.first_not_finite(arrays):
+            raise ValueError(f"{path} is damaged: {name} is not finite")
+        if arrays[_LORA_ALPHA] != own[_LORA_ALPHA]:
             raise ValueError(
-                f"{path} is damaged: it must have finite matrices of layers of "
-                f"this model, and a positive alpha. Received: rank {rank}, "
-                f"alpha {alpha}, layers {shown(sorted(layers))}"
+                f"{path} must have the `lora_alpha` of this model, "
+                f"{own[_LORA_ALPHA]}. Received: {arrays[_LORA_ALPHA]}"
             )
-        if any(layer.lora_alpha != alpha for layer in enabled.values()):
-            raise ValueError(
-                f"{path} must have the `lora_alpha` of this model. Load it "
-                "before `enable_lora`, which then takes it from the file. "
-                f"Received: {alpha}"
-            )
-        if not enabled:
-            self._enable(layers, rank, alpha)
-        for name, matrix in _matrices(layers).items():
+        for name, matrix in self._lora_matrices().items():
             matrix.assign(arrays[name])
+
+    def _lora_file(self, filepath):
+        """Returns the checked path of a file, and the arrays for it by name."""
+        path = check_path("filepath", filepath)
+        if not path.endswith(_LORA_SUFFIX):
+            raise ValueError(
+                f"`filepath` must be a path that ends in {_LORA_SUFFIX!r}. "
+                f"Received: filepath={filepath!r}"
+            )
+        arrays = {k: w.numpy() for k, w in self._lora_matrices().items()}
+        if not arrays:
+            raise ValueError(
+                "LoRA must be enabled before its weights are saved or loaded. "
+                "Call `enable_lora(rank)` first. Received: a model without LoRA"
+            )
+        (alpha,) = {layer.lora_alpha for layer in self._lora_layers().values()}
+        return path, {_LORA_ALPHA: np.float32(alpha), **arrays}
 
     def freeze_for_lora(self) -> None:
         """Freezes the backbone and the softmax, if LoRA has matrices in it."""
-        matrices = _matrices(self._lora_layers()).values()
+        matrices = self._lora_matrices().values()
         if not matrices:
             return
         heads = [getattr(owner, "softmax", None) for owner in self.owners]
         for frozen in (self, *filter(None, heads)):
             for weight in frozen.weights:
                 weight.trainable = any(weight is matrix for matrix in matrices)
-
-    def _enable(self, layers, rank, lora_alpha):
-        with self.distribute_strategy.scope():  # the variables of all replicas
-            for layer in layers.values():
-                layer.enable_lora(rank, lora_alpha=lora_alpha)
-        self.freeze_for_lora()
-        self.retrace_owners()
 
     def retrace_owners(self) -> None:
         """Traces this model again, and the models that this is part of."""
@@ -561,29 +539,10 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             if layer.lora_enabled
         }
 
-    def _rank(self):
-        return next(iter(self._lora_layers().values())).lora_rank
-
-
-def _checked_path(filepath):
-    path = check_path("filepath", filepath)
-    if not path.endswith(_LORA_SUFFIX):
-        raise ValueError(
-            f"`filepath` must be a path that ends in {_LORA_SUFFIX!r}. "
-            f"Received: filepath={filepath!r}"
-        )
-    return path
-
-
-def _names(layer):
-    """Returns the names in a file of the two matrices of a layer."""
-    return [f"lora/{layer}/{part}" for part in LORA_MATRICES]
-
-
-def _matrices(layers):
-    """Returns the matrices of layers by their names in a file."""
-    return {
-        name: getattr(layer, part)
-        for path, layer in layers.items()
-        for name, part in zip(_names(path), LORA_MATRICES, strict=True)
-    }
+    def _lora_matrices(self):
+        """Returns the matrices of LoRA by their names in a file."""
+        return {
+            f"lora/{path}/{part}": getattr(layer, part)
+            for path, layer in self._lora_layers().items()
+            for part in LORA_MATRICES
+        }

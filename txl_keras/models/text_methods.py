@@ -19,17 +19,6 @@ from txl_keras.checks import check_list
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.memory import Memory
-from txl_keras.models.fit_data import as_data
-from txl_keras.models.generation.generator import BeamSearch
-from txl_keras.models.generation.generator import Generator
-from txl_keras.models.generation.generator import repeat_rows
-from txl_keras.models.generation.prompts import Continuation
-from txl_keras.models.generation.prompts import encode_texts
-from txl_keras.models.generation.prompts import num_new_tokens
-from txl_keras.models.generation.prompts import read_prompts
-from txl_keras.models.generation.text_stream import TextStream
-from txl_keras.models.segment_reader import SegmentReader
-from txl_keras.models.segment_reader import as_float32
 
 
 class TextMethods:
@@ -145,6 +134,15 @@ class TextMethods:
         text = model.generate(" and", max_new_tokens=4, memory=memory)
         ```
         """
+        from txl_keras.models.fit_data import as_data
+        from txl_keras.models.generation.generator import BeamSearch
+        from txl_keras.models.generation.generator import Generator
+        from txl_keras.models.generation.generator import repeat_rows
+        from txl_keras.models.generation.prompts import Continuation
+        from txl_keras.models.generation.prompts import num_new_tokens
+        from txl_keras.models.generation.prompts import read_prompts
+        from txl_keras.models.generation.text_stream import TextStream
+
         sampler = samplers.get(self.sampler if sampler is None else sampler)
         prompts, ids, is_single = read_prompts(
             self, as_data(prompts), begins_line=memory is None
@@ -259,6 +257,8 @@ class TextMethods:
             print(nll.sum())  # of 3 and of 4 tokens
         ```
         """
+        from txl_keras.models.generation.prompts import encode_texts
+
         check_list("texts", texts)
         if contexts is None:
             contexts = [""] * len(texts)
@@ -312,6 +312,9 @@ class TextMethods:
         vectors = model.embed_texts(["a cat"], pooling="mean")  # (1, D)
         ```
         """
+        from txl_keras.models.generation.prompts import encode_texts
+        from txl_keras.models.segment_reader import as_float32
+
         check_one_of("pooling", pooling, (None, "mean", "last"))
         ids = encode_texts(self, "texts", texts)
         sizes = batch_size, segment_length, memory_length
@@ -359,4 +362,6 @@ class TextMethods:
 
 
 def _make_reader(model, *sizes):
+    from txl_keras.models.segment_reader import SegmentReader
+
     return SegmentReader(model.backbone, *sizes)

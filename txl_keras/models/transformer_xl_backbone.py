@@ -111,7 +111,6 @@ class TransformerXLBackbone(RecurrentBackbone):
             it and on the number of the row.
         first_row: Integer, the number of the first row, if the batch is a
             replica's part of a larger one.
-        return_blocks: Boolean, return the outputs of all blocks.
         return_attention_scores: Boolean, return attention probabilities. With
             a `mask`, the padding of each row is at the end of its segment.
         embeddings: Float tensor of shape `(B, T, D)`, passed by name instead of
@@ -120,9 +119,8 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     Returns:
         The pair of hidden states `(B, T, D)` and the new `Memory`. With
-        `return_blocks=True` the first is a tuple of L hidden states, one per
-        block. With `return_attention_scores=True` a third value is a tuple of
-        L float32 tensors `(B, N, T, S)`, the probabilities of each block.
+        `return_attention_scores=True` a third value is a tuple of L float32
+        tensors `(B, N, T, S)`, the probabilities of each block.
 
     Example:
 
@@ -280,7 +278,6 @@ class TransformerXLBackbone(RecurrentBackbone):
         training=None,
         dropout_seed=None,
         first_row=0,
-        return_blocks=False,
         return_attention_scores=False,
         embeddings=None,
     ):
@@ -320,14 +317,9 @@ class TransformerXLBackbone(RecurrentBackbone):
         if stack is not None:
             stack.write(memory)
 
-        def finish(x):
-            site = self.num_layers + 1
-            x = self._drop(self._normalized(x), site, training, row_seeds)
-            return padding.in_place(x)
-
-        hidden = finish(x)
-        if return_blocks:
-            hidden = (*map(finish, states[1:-1]), hidden)
+        site = self.num_layers + 1
+        x = self._drop(self._normalized(x), site, training, row_seeds)
+        hidden = padding.in_place(x)
         if return_attention_scores:
             return hidden, memory, tuple(scores)
         return hidden, memory

@@ -14,24 +14,20 @@ from keras import ops
 from txl_keras import metrics as token_metrics
 from txl_keras import samplers
 from txl_keras.checks import check_list
-from txl_keras.checks import check_shape_in_graph
-from txl_keras.checks import check_token_ids
 from txl_keras.data.segments import Segments
-from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.extending import register
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.layers.memory import Memory
 from txl_keras.models.fit_data import EpochStarts
 from txl_keras.models.fit_data import as_data
 from txl_keras.models.fit_data import check_arrays
+from txl_keras.models.fit_data import check_class_weight
 from txl_keras.models.fit_data import check_segment_length
 from txl_keras.models.fit_data import complete
 from txl_keras.models.fit_data import complete_batch
 from txl_keras.models.fit_data import is_text
 from txl_keras.models.fit_data import of_arrays
 from txl_keras.models.fit_data import text_segments
-from txl_keras.models.fit_steps import FitSteps
-from txl_keras.models.generation.prompts import encode_texts
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.text_methods import TextMethods
@@ -52,10 +48,12 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
       continues row r of the batch before it, so samples must not be shuffled.
       With arrays and a batch size of B, samples r, B + r, 2 B + r are one
       stream (`Segments.arrays` returns this layout). Training and inference
-      have separate memories. `fit` resets the first at the start of every
-      epoch, `evaluate` and `predict` reset the second at their start, and
-      `reset_memory` resets both. Direct calls go on with them, and so does
-      `train_on_batch`, unless the batch has another size.
+      have separate memories, all of which `reset_memory` resets. `fit` resets
+      that of training where its data begins again, and `evaluate` and `predict`
+      that of inference at their start. `test_on_batch` and direct calls go on
+      with the memory of inference. `train_on_batch` goes on with that of `fit`,
+      unless the batch has another size; calls with `training=True` have one of
+      their own.
     - *Functional*: `score` and `log_probs` take memory as a value and return
       the new one.
 
@@ -102,7 +100,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         backbone: keras.Model,
         tie_embeddings: bool = True,
         tie_projections: bool | str = True,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Any = None,
         **kwargs,
     ):
         super().__init__(backbone, tokenizer, **kwargs)
@@ -208,9 +206,12 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         logits; `weighted_metrics` may be others of `txl_keras.metrics`, or the
         names `"bits_per_token"`, `"perplexity"` and, with a tokenizer that
         encodes text without loss, `"bits_per_byte"`. Biases and the weights of
-        layer normalization are not decayed. With another `loss` or other
-        metrics logits are computed, and only the metrics that are passed are
-        reported. See `keras.Model.compile`.
+        layer normalization are not decayed. With another `loss`, other metrics
+        or `loss_weights`, with weights that have a `regularizer`
+        or `constraint`, and in a subclass that overrides `call`,
+        `compute_loss` or `compute_metrics`, Keras's own steps compute logits,
+        and only the metrics that are passed are reported. See
+        `keras.Model.compile`.
 
         `sampler` is what `generate` uses: a name or an object, see
         `txl_keras.samplers.get`. By default it draws from the distribution of
@@ -223,16 +224,17 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             metrics = kwargs.get("weighted_metrics") or ["bits_per_token"]
             check_list("weighted_metrics", metrics)
             metrics = [token_metrics.get(m, self.tokenizer) for m in metrics]
-            overridden = type(self).compute_loss
-            if (
-                overridden is not TransformerXLCausalLM.compute_loss
-                or kwargs.get("metrics")
-                or not all(hasattr(m, "update_from_nll") for m in metrics)
+            if self._needs_logits(kwargs) or not all(
+                hasattr(m, "update_from_nll") for m in metrics
             ):
                 kwargs["weighted_metrics"] = metrics
             else:
+                from txl_keras.models.fit_steps import FitSteps
+
                 kwargs.pop("weighted_metrics", None)
                 jit_compile = bool(kwargs.pop("jit_compile", True))
+                if kwargs.get("run_eagerly"):
+                    jit_compile = None
                 self.fit_steps = FitSteps(self, metrics, jit_compile)
                 if self.distribute_strategy.num_replicas_in_sync > 1:
                     # The loop of Keras over several steps is for one replica.
@@ -240,16 +242,31 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
                 # `Trainer` compiles its steps and scales their loss.
                 kwargs.update(jit_compile=False, auto_scale_loss=False)
         super().compile(optimizer, loss, **kwargs)
-        if self.fit_steps:
+        if self.fit_steps and optimizer is not None:
             from txl_keras.training.updates import check_supported
 
             check_supported(self.optimizer)
+
+    def _needs_logits(self, options):
+        """Returns whether only Keras's own steps heed what a user chose."""
+        return (
+            any(
+                getattr(type(self), hook)
+                is not getattr(TransformerXLCausalLM, hook)
+                for hook in ("call", "compute_loss", "compute_metrics")
+            )
+            or any(options.get(name) for name in ("metrics", "loss_weights"))
+            or any(
+                variable.regularizer or variable.constraint
+                for variable in self.trainable_variables
+            )
+        )
 
     def retrace(self) -> None:
         """Traces `fit` and `evaluate` again after layers have changed."""
         steps = self.fit_steps
         if steps is not None:
-            self.fit_steps = FitSteps(self, steps.metrics, steps.jit_compile)
+            self.fit_steps = type(steps)(self, steps.metrics, steps.jit_compile)
 
     @property
     def metrics(self) -> list:
@@ -341,11 +358,12 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
                 "row r of the batch before it. Received: "
                 f"shuffle={kwargs['shuffle']}"
             )
-        if kwargs.pop("class_weight", None) is not None:
+        check_class_weight(kwargs.pop("class_weight", None))
+        if kwargs.get("validation_split"):
             raise ValueError(
-                "`class_weight` must be None: Keras would apply it to the "
-                "wrong axis. Pass `sample_weight=weights[y]`, with `weights` "
-                "an array of a weight per token id"
+                "`validation_split` must be 0, since rows of a batch are texts "
+                "that go on. Pass `validation_data`. Received: "
+                f"validation_split={kwargs['validation_split']}"
             )
         validation = kwargs.pop("validation_data", None)
         check_segment_length(segment_length, x, validation)
@@ -365,7 +383,11 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         callbacks = tf.nest.flatten(kwargs.pop("callbacks", None) or [])
         backups = [c for c in callbacks if isinstance(c, BackupAndRestore)]
         callbacks = [c for c in callbacks if c not in backups]
-        if self.fit_steps is not None:
+        resets = []
+        if self.fit_steps is None:
+            self._training_memory.reset_state()
+            resets = [ResetMemory()] * (steps is None)
+        else:
             self.fit_steps.prepare_training(x)
             epoch = kwargs.get("initial_epoch", 0)
             for backup in backups:
@@ -379,7 +401,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             epochs,
             sample_weight=weights,
             steps_per_epoch=steps,
-            callbacks=[starts, *callbacks, ResetMemory(), *backups],
+            callbacks=[starts, *callbacks, *resets, *backups],
             **kwargs,
         )
 
@@ -416,12 +438,15 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         x: Any,
         y: Any = None,
         sample_weight: Tensor | None = None,
+        class_weight: None = None,
         return_dict: bool = False,
     ) -> Any:
         """Trains like `keras.Model.train_on_batch`, with the memory so far.
 
         A batch of another size than the last one begins with a cold start.
+        `class_weight` must be `None`: see `fit`.
         """
+        check_class_weight(class_weight)
         if self.fit_steps is None:
             return super().train_on_batch(
                 x, y, sample_weight, return_dict=return_dict
@@ -473,7 +498,12 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         as in `fit`. Pass all arguments after `batch_size` by name.
         """
         check_segment_length(segment_length, x)
-        if is_text(x) and batch_size is None:
+        if is_text(x):
+            if batch_size is not None:
+                raise ValueError(
+                    "`batch_size` must be None for text, of which each is read "
+                    f"alone. Received: batch_size={batch_size}"
+                )
             return self._predict_texts(as_data(x), segment_length, kwargs)
         x, _ = self._segments(x, None, batch_size, segment_length)
         if isinstance(x, Segments):
@@ -485,6 +515,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         """Predicts text after text, each from a cold start."""
         if isinstance(texts, str):
             return self._predict_texts([texts], segment_length, options)[0]
+        from txl_keras.models.generation.prompts import encode_texts
+
         length = segment_length or self._default_segment_length()
         logits = []
         for ids in encode_texts(self, "x", texts):
@@ -494,19 +526,14 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             logits.append(found.reshape(-1, found.shape[-1])[: len(ids)])
         return logits
 
-    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
-        """Computes the loss; checks targets if it is the default loss."""
-        if y is not None and self.has_integer_targets():
-            y = check_token_ids("y", y, self.backbone.vocabulary_size)
-            y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
-        return super().compute_loss(x, y, y_pred, *args, **kwargs)
-
     def _segments(
         self, x, y, batch_size, segment_length=None, is_training=False
     ):
         """Returns text as `Segments`, and arrays as NumPy's after checks."""
         x, y = as_data(x), as_data(y)
         if is_text(x):
+            from txl_keras.models.generation.prompts import encode_texts
+
             length = segment_length or self._default_segment_length()
             ids = encode_texts(self, "x", [x] if isinstance(x, str) else x)
             x = text_segments(ids, batch_size, length, is_training)
@@ -523,9 +550,28 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         x, y, weights = data
         x, y = self._segments(x, y, batch_size, length, starts is not None)
         is_segments = isinstance(x, Segments)
+        if is_segments and batch_size not in (None, x.batch_size):
+            raise ValueError(
+                f"`batch_size` must be that of the `Segments`, {x.batch_size}, "
+                f"or None. Received: batch_size={batch_size}"
+            )
+        if is_segments and (y is not None or weights is not None):
+            raise ValueError(
+                "`y` and `sample_weight` must be None for text and `Segments`, "
+                "which hold the tokens that follow"
+            )
         if self.fit_steps is None:
             if is_segments:
-                (x, y), batch_size = x.arrays(), x.batch_size
+                try:
+                    (x, y), batch_size = x.arrays(), x.batch_size
+                except ValueError as error:
+                    raise ValueError(
+                        "With another `loss` than the default, or what else "
+                        "`compile` says needs logits, `x` must be text or "
+                        "`Segments` of whole segments without padding: one "
+                        "text to train on, or `Segments` with "
+                        f"`drop_remainder=True`. {error}"
+                    ) from error
             return x, y, weights, batch_size
         starts = starts or EpochStarts()
         if is_segments:

@@ -14,7 +14,6 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
-from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.extending import register
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.row_dropout import draw_seeds
@@ -103,7 +102,7 @@ class TransformerXLTextClassifier(BackboneModel):
         num_classes: int,
         segment_length: int = 128,
         pooling: str = "last",
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Any = None,
         **kwargs,
     ):
         super().__init__(backbone, tokenizer, **kwargs)
@@ -208,14 +207,6 @@ class TransformerXLTextClassifier(BackboneModel):
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             kwargs.setdefault("metrics", ["accuracy"])
         super().compile(optimizer, loss, **kwargs)
-
-    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
-        """Computes the loss; checks labels if it is the default loss."""
-        # The result depends on the check, so that it comes before TensorFlow's.
-        # Another loss may take labels of another kind.
-        if y is not None and self.has_integer_targets():
-            y = check_token_ids("y", y, self.num_classes)
-        return super().compute_loss(x, y, y_pred, *args, **kwargs)
 
 
 def _unpack(inputs):

@@ -4,11 +4,12 @@ Letters: `B` batch, `T` segment, `P` targets of a row, `M` memory, `D` hidden
 size, `V` vocabulary.
 """
 
+from typing import Any
+
 import keras
 
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
-from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.extending import register
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.layers.memory import Memory
@@ -100,7 +101,7 @@ class XLNetPermutationLM(BackboneModel):
         self,
         backbone: keras.Model,
         tie_embeddings: bool = True,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Any = None,
         **kwargs,
     ):
         super().__init__(backbone, tokenizer, **kwargs)

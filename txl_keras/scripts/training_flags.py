@@ -93,8 +93,8 @@ class Loop(
     """Holds the options of a `TrainingLoop`, by the names of its arguments.
 
     checkpoint_every: Training steps between checkpoints.
-    max_to_keep: Number of latest checkpoints to keep; `txl average` averages
-        them.
+    max_to_keep: Number of latest checkpoints to keep; `txl convert --average`
+        averages them.
 
     Optimization options:
     max_steps: Number of training steps. More than before train a run for

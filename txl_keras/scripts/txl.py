@@ -23,9 +23,7 @@ COMMANDS = {
     "finetune": "finetune",
     "convert": "convert",
     "prepare": "prepare_data",
-    "average": "average",
     "plot": "plot",
-    "recl": "recl",
     "pretrain_xlnet": "pretrain_xlnet",
 }
 

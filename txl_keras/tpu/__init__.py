@@ -1,7 +1,4 @@
-"""Compiling of steps for TPU slices without a TPU, and a kernel for TPUs.
-
-It adds the options of `Compilation` to `txl train`, and a way of attention.
-"""
+"""Compiling of steps for TPU slices without a TPU, and a kernel for TPUs."""
 
 from txl_keras.extending import register
 from txl_keras.tpu import pallas

@@ -29,8 +29,8 @@ from txl_keras.tpu.lowering import lower
 from txl_keras.tpu.report import describe
 from txl_keras.tpu.report import report
 from txl_keras.tpu.slices import TYPES
-from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.utilization import model_flops
+from txl_keras.training.utilization import training_bytes
 from txl_keras.workdir import Workdir
 from txl_keras.workdir import write_json
 
@@ -97,11 +97,10 @@ def _lower_step(path, rows, eval_rows):
             batch_size=rows,
         )
         model = trainer.model
-        parts = estimate_bytes(
-            model, trainer.optimizer, rows, length, FLAGS.accumulate_steps
+        parts = training_bytes(
+            model, trainer.optimizer, rows, FLAGS.accumulate_steps
         )
         evaluator = Evaluator(model, strategy, eval_rows, length)
-    del parts["activations"]
     replicas = slice_.num_replicas_in_sync
     # Only shapes matter.
     tokens = np.zeros(4 * rows * (length + 1), "uint8")

@@ -1,7 +1,5 @@
 """Attention for TPUs with a Pallas kernel, whose scores never leave the chip.
 
-`txl_keras.tpu` registers this module as the way of attention `"pallas"`.
-
 The kernel (`pallas_kernels.py`, in JAX's Pallas) holds them in the vector
 memory of a core, and its backward pass recomputes them (Dao et al., 2022).
 TensorFlow runs it as an op that contains a compiled module, so jax is needed to
@@ -74,11 +72,7 @@ def _check_lengths(length, num_memory):
 
 
 def attend(problem):
-    """Computes attention `(B, T, N, H)` with the Pallas kernel.
-
-    If all keys of a query are masked, its output is a mean of some values,
-    through which no gradient flows.
-    """
+    """Computes attention `(B, T, N, H)` with the Pallas kernel."""
     # Imported here because only the kernel needs jax.
     from txl_keras.tpu.pallas_kernels import build_kernels
 

@@ -17,7 +17,6 @@ Letters: `B` batch over all replicas.
 """
 
 import concurrent.futures
-import math
 import os
 import re
 from collections.abc import Callable
@@ -32,10 +31,9 @@ from txl_keras.checks import check_integer
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import remove_if_empty
 from txl_keras.data.corpora.files import renamed_when_complete
-from txl_keras.json_files import open_checked
 from txl_keras.tensor_files import check_shapes
 from txl_keras.tensor_files import first_not_finite
-from txl_keras.tensor_files import local_copy
+from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import shapes_of
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
@@ -355,24 +353,16 @@ def _steps_to_read(directory):
 
 def _read(path, shapes, run=None):
     """Reads the tensors named in `shapes`, and the saved results."""
-    open_checked(path, math.inf).close()
     try:
-        # The header must account for every byte of the file.
-        with (
-            local_copy(path) as local,
-            safetensors.safe_open(local, "np") as file,
-        ):
-            names = file.keys()
-            slices = {name: file.get_slice(name) for name in names}
-            saved = {n: tuple(part.get_shape()) for n, part in slices.items()}
-            check_shapes(path, saved, shapes)
-            state = {
-                name: file.get_tensor(name)
-                for name in saved
-                if name in shapes or re.match("run$|results/", name)
-            }
-    except (OSError, safetensors.SafetensorError, tf.errors.OpError) as error:
-        raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
+        tensors = read_safetensors(path)
+    except ValueError as error:
+        raise DamagedCheckpointError(str(error)) from error
+    check_shapes(path, tensors.shapes, shapes)
+    state = {
+        name: tensors.read(name)
+        for name in tensors
+        if name in shapes or re.match("run$|results/", name)
+    }
     # Converted weights are of no run.
     if run is not None and state.get("run", run) != run:
         raise ValueError(

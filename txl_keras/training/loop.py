@@ -21,8 +21,6 @@ from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import device_memory
-from txl_keras.training.utilization import model_flops
-from txl_keras.training.utilization import peak_flops
 
 # Of one call, in which no signal is received. Clouds give 30 seconds from the
 # signal to the end of the machine.
@@ -99,13 +97,7 @@ class TrainingLoop:
     def run(self):
         """Trains; returns true at the last step, false if stopped."""
         step = int(self.trainer.step.numpy())
-        model, strategy = self.trainer.model, self.trainer.strategy
-        sizes = self.trainer.batch_size, self.segments.segment_length
         with self.stop.deferred(), self._closing():
-            # That of steps of one second.
-            self._utilization = model_flops(
-                model, *sizes, training=True
-            ) / peak_flops(model.compute_dtype, strategy)
             self._write(lambda: self.progress.update(step))
             # A run may have been stopped before this score.
             is_due = step > 0 and self._is_due(step, self.eval_every)
@@ -216,14 +208,10 @@ class TrainingLoop:
         seconds, self._seconds = self._seconds / self._timed_steps, 0.0
         self._timed_steps = 0
         tokens = self.trainer.batch_size * self.segments.segment_length
-        speed = {
-            "tokens_per_second": tokens / seconds,
-            "utilization": self._utilization / seconds,
-        }
 
         def write():
             self.workdir.append_metrics(metrics)
-            metrics.update(speed)
+            metrics["tokens_per_second"] = tokens / seconds
             self.progress.report(metrics)
             metrics["device_memory_bytes"] = device_memory()
             self.tensorboard.write(metrics)

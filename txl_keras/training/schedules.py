@@ -10,17 +10,16 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 
-SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant")
+SCHEDULES = ("cosine", "linear", "constant")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 @dataclasses.dataclass(eq=False)
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """Schedules a linear warm-up, then a decay; see `build_schedule`."""
+    """Schedules a linear warm-up, then a linear decay; see `build_schedule`."""
 
     # Steps are counted in float32, which is exact up to 16 million.
 
-    kind: str
     learning_rate: float
     max_steps: int
     warmup_steps: int = 0
@@ -28,21 +27,12 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step):
         step = ops.cast(step, "float32")
-        warming_up = step < self.warmup_steps
-        warmup = self.learning_rate * step / max(self.warmup_steps, 1)
-        return ops.where(warming_up, warmup, self._after_warmup(step))
-
-    def _after_warmup(self, step):
         floor, peak = self.min_learning_rate, self.learning_rate
-        if self.kind == "constant":
-            return peak
-        if self.kind == "inverse_sqrt":
-            first = max(self.warmup_steps, 1)
-            rate = peak * ops.sqrt(first / ops.maximum(step, first))
-            return ops.maximum(rate, floor)
-        step = ops.minimum(step, self.max_steps)
-        steps_left = self.max_steps - self.warmup_steps
-        return floor + (peak - floor) * ((self.max_steps - step) / steps_left)
+        warmup = peak * step / max(self.warmup_steps, 1)
+        left = self.max_steps - ops.minimum(step, self.max_steps)
+        share = left / (self.max_steps - self.warmup_steps)
+        decay = floor + (peak - floor) * share
+        return ops.where(step < self.warmup_steps, warmup, decay)
 
     def get_config(self):
         return dataclasses.asdict(self)
@@ -61,11 +51,10 @@ def build_schedule(
     `peak = learning_rate` and `floor = min_learning_rate`, the rate is
     `peak * t / w` for `t < w`, and after that, for
 
-        "cosine":        floor + (peak - floor) * (1 + cos(pi p)) / 2
-                         with p = (t - w) / (T - w)
-        "inverse_sqrt":  max(floor, peak * sqrt(w / t))
-        "linear":        floor + (peak - floor) * (T - t) / (T - w)
-        "constant":      peak
+        "cosine":    floor + (peak - floor) * (1 + cos(pi p)) / 2
+                     with p = (t - w) / (T - w)
+        "linear":    floor + (peak - floor) * (T - t) / (T - w)
+        "constant":  peak
 
     After `T` steps, the cosine and linear schedules stay at the floor.
 
@@ -73,13 +62,8 @@ def build_schedule(
     original PyTorch code does not subtract the warm-up, `p = t / T`, so that
     the rate jumps down at the end of the warm-up.
 
-    The PyTorch codes define `inv_sqrt` as `lr * t / w**1.5` and then `lr /
-    sqrt(t)`. That is the same with `peak = lr / sqrt(w)`: their `lr` is not the
-    peak. Without warm-up, `w` counts as 1 in both.
-
     Args:
-        name: String, one of `"cosine"`, `"inverse_sqrt"`, `"linear"` and
-            `"constant"`.
+        name: String, one of `"cosine"`, `"linear"` and `"constant"`.
         learning_rate: Float, the peak.
         max_steps: Integer, the length of the run.
         warmup_steps: Integer, less than `max_steps`.
@@ -91,8 +75,8 @@ def build_schedule(
 
     Example:
 
-    >>> schedule = build_schedule("inverse_sqrt", 0.5, 900, warmup_steps=100)
-    >>> [float(schedule(step)) for step in (0, 50, 100, 400)]
+    >>> schedule = build_schedule("linear", 0.5, 900, warmup_steps=100)
+    >>> [float(schedule(step)) for step in (0, 50, 100, 500)]
     [0.0, 0.25, 0.5, 0.25]
     """
     max_steps = check_integer("max_steps", max_steps, 1)
@@ -120,4 +104,6 @@ def build_schedule(
             warmup_target=peak if warmup_steps else None,
             warmup_steps=warmup_steps,
         )
-    return WarmupSchedule(name, peak, max_steps, warmup_steps, floor)
+    if name == "constant":
+        floor = peak
+    return WarmupSchedule(peak, max_steps, warmup_steps, floor)

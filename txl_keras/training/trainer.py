@@ -13,6 +13,7 @@ from txl_keras import keras_internals
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
+from txl_keras.checks import shown
 from txl_keras.compilation import compile_layers
 from txl_keras.compilation import device_of
 from txl_keras.data.step_batches import replica_batch_size
@@ -62,7 +63,8 @@ class Trainer:
             rows in memory. Each micro-batch uses the memory of its own rows.
         attention: Optional string, the name of a registered way of computing
             attention (see docs/extending.md), such as `"pallas"`.
-        jit_compile: Boolean, whether XLA may compile the step.
+        jit_compile: Boolean, whether XLA may compile the step. `None` runs it
+            eagerly where its caller does.
 
     Attributes:
         step: int64 `tf.Variable`, the number of steps done.
@@ -105,9 +107,18 @@ class Trainer:
         seed: int = 0,
         accumulate_steps: int = 1,
         attention: str | None = None,
-        jit_compile: bool = True,
+        jit_compile: bool | None = True,
     ):
         check_supported(optimizer)
+        constrained = [
+            v.path for v in model.trainable_variables if v.constraint
+        ]
+        if constrained:
+            raise ValueError(
+                "The weights of `model` must have no `constraint`. Pass a "
+                "`loss` to `compile`, and `fit` heeds them. Received: "
+                f"constraints of {shown(constrained)}"
+            )
         if clip_norm is None:
             clip_norm = optimizer.global_clipnorm
         if clip_norm is not None:
@@ -225,7 +236,8 @@ class Trainer:
 
     @tf.autograph.experimental.do_not_convert
     def _scored_step(self, batch):
-        """Runs one step of one replica; also returns nll `(b, T)`, if whole."""
+        """Runs one step of one replica; also returns its nll `(b, T)`."""
+        # Or `()`, if gradients were accumulated over micro-batches.
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows
         losses, nll, gradients = self._compiled_gradients(
@@ -355,6 +367,12 @@ class Trainer:
                 # Means over these rows, of those of all replicas.
                 share = weights.shape[0] / self.batch_size
                 losses.append(tf.add_n(self.model.backbone.losses) * share)
+            elif self.model.losses:
+                raise ValueError(
+                    "The layers of `model` must add no losses, by `add_loss` "
+                    "or a `regularizer`. Pass a `loss` to `compile`, and `fit` "
+                    f"heeds them. Received: {len(self.model.losses)} losses"
+                )
             target = tf.add_n(losses)
             if self.loss_scale:
                 target *= self.loss_scale.value

@@ -41,12 +41,10 @@ def apply_gradients(optimizer, gradients, variables):
 
 
 def accumulate(optimizer, gradients):
-    """Returns the mean with the gradients of earlier batches, and `finish`.
-
-    It is for `gradient_accumulation_steps`. `finish(is_finite)` keeps the sum
-    for the next batch, if the gradients are finite, and returns whether the
-    mean is to be applied now.
-    """
+    """Returns the mean gradient over `gradient_accumulation_steps` batches."""
+    # And the function `finish(is_finite)`, which keeps the sum for the next
+    # batch, if the gradients are finite, and returns whether the mean is to be
+    # applied now.
     steps = optimizer.gradient_accumulation_steps
     if not steps:
         return gradients, lambda is_finite: is_finite
@@ -108,6 +106,11 @@ def check_supported(optimizer):
             "LossScaleOptimizer"
         )
     kind, base = type(optimizer), keras.optimizers.Optimizer
+    if not issubclass(kind, base):
+        raise ValueError(
+            "`optimizer` must be an optimizer of Keras or of "
+            f"`build_optimizer`. Received: optimizer={optimizer!r}"
+        )
     if kind is keras.optimizers.Muon or any(
         getattr(kind, hook) is not getattr(base, hook)
         for hook in ("apply", "_backend_update_step")

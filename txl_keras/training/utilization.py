@@ -5,6 +5,7 @@ head size, `D` hidden size, `F` inner size of the feed-forward networks, `V`
 vocabulary, `L` layers, `C` clusters after the first.
 """
 
+import math
 import sys
 import time
 
@@ -61,13 +62,10 @@ def model_flops(model, batch_size, segment_length, training=False):
     return 3 * forward if training else forward
 
 
-def peak_flops(dtype, strategy):
+def peak_flops(dtype):
     """Measures the operations per second of the fastest matmul of a dtype."""
 
-    # The matmuls run on all replicas of this worker at once, so that logical
-    # devices that share one CPU add up to that CPU. Other workers are taken to
-    # be as fast, but are not waited for: by the clock, each worker chooses
-    # sizes and numbers of matmuls of its own.
+    @tf.function
     def multiply(size, num_matmuls):
         # This matrix is its own square, so products neither grow nor vanish,
         # and it is made fast (random numbers took a third of a trial).
@@ -76,15 +74,9 @@ def peak_flops(dtype, strategy):
             product = tf.matmul(product, factor)
         return tf.cast(product[0, 0], tf.float32)
 
-    @tf.function
-    def on_local_replicas(size, num_matmuls):
-        shares = strategy.run(multiply, args=(size, num_matmuls))
-        # Not `reduce`, for which all workers must make the same calls.
-        return tf.add_n(strategy.experimental_local_results(shares))
-
     def seconds(size, num_matmuls):
         start = time.perf_counter()
-        on_local_replicas(size, tf.constant(num_matmuls)).numpy()
+        multiply(size, tf.constant(num_matmuls)).numpy()
         return time.perf_counter() - start
 
     best = 0.0
@@ -96,7 +88,31 @@ def peak_flops(dtype, strategy):
         best = max(best, 2 * size**3 * num_matmuls / fastest)
         if fastest > num_matmuls * _SECONDS_PER_TRIAL:
             break  # a larger size would take long and not be faster
-    return best * strategy.num_replicas_in_sync
+    return best
+
+
+def training_bytes(model, optimizer, rows, accumulate_steps=1):
+    """Returns the bytes that one replica keeps to train, by kind.
+
+    That is all but the activations. The optimizer must be built, and memory is
+    of `rows` rows. Gradient accumulation keeps a second set of gradients.
+    """
+    with tf.Graph().as_default():  # which allocates nothing
+        memory = model.backbone.memory_stack(rows).state_variables
+    return {
+        "weights": _bytes_of(model.weights),
+        "gradients": _bytes_of(model.trainable_variables)
+        * min(accumulate_steps, 2),
+        "optimizer": _bytes_of(optimizer.variables),
+        "memory": _bytes_of(memory),
+    }
+
+
+def _bytes_of(variables):
+    return sum(
+        math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+        for variable in variables
+    )
 
 
 def device_memory():

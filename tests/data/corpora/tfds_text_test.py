@@ -181,7 +181,7 @@ def test_splits_have_texts_with_labels(tmp_path, column, label):
     test = splits["test"]
     assert test.texts == ["né test 0", "né test 1", "né test 2"]
     assert test.labels[: len(label)] == label
-    assert test.place(2) == "small_reviews test, example 2"
+    assert test.name == "small_reviews test"
     assert len(splits["train"]) == 7
 
 

@@ -177,11 +177,10 @@ def test_spaces_at_the_start_of_a_line_are_one_token():
 
 
 @pytest.mark.parametrize(
-    "size,bound",
-    [(0, "an integer of at least 1."), (10, "at least 2"), (999, "at most ")],
+    "size,bound", [(0, ""), (10, r".* 10 vs \d+"), (999, r".* <= \d+")]
 )
 def test_impossible_sizes_are_errors(size, bound):
-    message = f"`vocabulary_size` must be {bound}.*vocabulary_size={size}$"
+    message = f"`vocabulary_size` must .*vocabulary_size={size}{bound}"
     with pytest.raises(ValueError, match=message):
         SentencePieceTokenizer.train([TEXT], size)
 

@@ -116,7 +116,7 @@ def test_bytes_and_strings_are_the_same_text_and_nothing_else_is(name):
     with pytest.raises(ValueError, match=r"dcff.*position 1"):
         tokenizer.encode("a\udcff")
     if name != "bytes":
-        with pytest.raises(ValueError, match=r"0xff at position 1|FF.* 1"):
+        with pytest.raises(ValueError, match=r"(0xff in|FF\) at) position 1"):
             tokenizer.encode(b"a\xff")
 
 
@@ -159,9 +159,7 @@ def test_a_saved_tokenizer_loads_as_the_same(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ('{"class_name": "CharacterTok', "damaged or of another format"),
         ('{"class_name": "ByteTokenizer"}', "`config` must be an object"),
-        ('{"class_name": "ByteTokenizer", "config": [1]}', "`config` must be"),
         (
             '{"class_name": "SentencePieceTokenizer", "config": {}}',
             "does not describe a SentencePieceTokenizer: KeyError: 'model'",

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from txl_keras.checks import check_one_of
 from txl_keras.data.corpora.files import json_digest
@@ -24,13 +25,11 @@ class Corpus:
     Args:
         name: String. The name of the corpus in messages and reports.
         splits: Dict of `"train"`, `"valid"` and `"test"`, or of `"all"` for
-            text that is only evaluated, to the documents: a list of `bytes`, or
-            an object that yields the documents each time it is iterated over;
-            if it has an attribute `num_bytes`, their total size, progress bars
-            show it. A document that is too large for memory is an iterable of
-            `bytes`. `bytes` alone are one document. Documents are concatenated
-            as they are, so each should end with a newline unless the next one
-            continues its last line.
+            text that is only evaluated, to the documents: `bytes` for one, a
+            list of `bytes`, or an object that yields the documents each time it
+            is iterated over. A document that is too large for memory is an
+            iterable of `bytes`. Documents are concatenated as they are, so each
+            should end with a newline.
         encoding: String, the unit of a symbol. `"utf-8"`: a character.
             `"latin-1"`: a byte, as in enwik8 and text8, whose published results
             count bytes. `"ids"`: a token id, in files of them.
@@ -61,33 +60,19 @@ class Corpus:
         empty = [x for x in self.splits if self.text(x).num_bytes == 0]
         if empty:
             raise ValueError(
-                f"`splits` must not be empty. Received: corpus '{self.name}' "
-                f"with no text in {empty}"
+                f"{self.name} must have text for each split: give more text, "
+                "as no document is cut, or fill or remove empty files. "
+                f"Received: no text in {empty}"
             )
         check_one_of("encoding", self.encoding, ENCODINGS)
 
     def text(self, split: str) -> "Text":
-        """Returns a split as an object that can be iterated over.
-
-        Args:
-            split: String, one of `splits`.
-
-        Returns:
-            A `Text`, which yields the documents: `bytes` or iterables of
-            `bytes`. Its `num_bytes` is their approximate size, or None.
-        """
+        """Returns a split as a `Text`, which yields its documents."""
         text = self.splits[check_one_of("split", split, self.splits)]
         return text if isinstance(text, Text) else Text(text)
 
     def blocks(self, split: str) -> Iterator:
-        """Returns the text of a split in `Block`s of about 1 MiB.
-
-        Args:
-            split: String, one of `splits`.
-
-        Returns:
-            Iterator over `Block`s, whose concatenation is the text.
-        """
+        """Returns the text of a split in `Block`s of about 1 MiB."""
         return self.text(split).blocks()
 
     def read(self, split: str) -> bytes:
@@ -130,78 +115,50 @@ class Text:
 
     def blocks(self):
         """Yields the text in `Block`s of about `BLOCK_BYTES` bytes."""
-        pieces, continues, amid_line, filled = [], False, False, 0
+        pieces, continues, filled = [], False, 0
         for document in self:
             for i, piece in enumerate(_cut(document)):
                 # Only the first piece of a block may continue a document.
                 if pieces and (i or filled >= BLOCK_BYTES):
-                    yield Block(tuple(pieces), continues, amid_line)
-                    continues = i > 0
-                    amid_line = continues and not pieces[-1].endswith(b"\n")
-                    pieces, filled = [], 0
+                    yield Block(pieces, continues)
+                    pieces, continues, filled = [], i > 0, 0
                 pieces.append(piece)
                 filled += len(piece)
         if pieces:
-            yield Block(tuple(pieces), continues, amid_line)
+            yield Block(pieces, continues)
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Holds a part of a split's text, which ends at a line end if possible."""
 
-    # Each of `pieces`, non-empty `bytes`, is a document or its beginning. If
-    # `continues`, the first piece continues the last document of the previous
-    # block; if `amid_line`, also its last line. Token ids are those of the file
-    # `path` from position `start` on.
+    # Each piece is a document or its beginning; if `continues`, the first one
+    # continues the last document of the previous block.
 
-    pieces: tuple
+    pieces: list  # `bytes`, or arrays of token ids, none of them empty
     continues: bool
-    amid_line: bool
-    path: str = None
-    start: int = 0
 
     @property
     def text(self):
         """Returns all pieces as `bytes`."""
         return b"".join(self.pieces)
 
-    @property
-    def num_bytes(self):
-        return sum(memoryview(piece).nbytes for piece in self.pieces)
-
 
 def _cut(document):
     """Cuts a document into pieces of about `BLOCK_BYTES` bytes or less."""
     rest = b""
-    for chunk in _chunks(document):
-        rest += chunk
-        if len(rest) >= BLOCK_BYTES:
-            end = _boundary(rest)
-            yield rest[:end]
-            rest = rest[end:]
+    for text in [document] if isinstance(document, bytes) else document:
+        for start in range(0, len(text), BLOCK_BYTES):
+            rest += text[start : start + BLOCK_BYTES]
+            if len(rest) >= BLOCK_BYTES:
+                end = _boundary(rest)
+                yield rest[:end]
+                rest = rest[end:]
     if rest:
         yield rest
 
 
-def _chunks(document):
-    for text in (document,) if isinstance(document, bytes) else document:
-        if not isinstance(text, bytes):
-            raise ValueError(
-                "Documents must be `bytes`, or iterables of `bytes`. "
-                f"Received: {text!r:.40} of type {type(text).__name__}"
-            )
-        for start in range(0, len(text), BLOCK_BYTES):
-            yield text[start : start + BLOCK_BYTES]
-
-
 def _boundary(text):
     """Returns the position after the last line, else word, else character."""
-    spaces = (text.rfind(space) + 1 for space in (b" ", b"\t", b"\r"))
-    end = text.rfind(b"\n") + 1 or max(spaces)
-    if end:
-        return end
-    end = len(text) - 1
-    # Bytes 10xxxxxx continue a character.
-    while end > len(text) - 4 and text[end] & 0xC0 == 0x80:
-        end -= 1
-    return end
+    # The last character may be incomplete. Bytes 10xxxxxx continue one.
+    start = len(text.rstrip(bytes(range(0x80, 0xC0)))) - 1
+    return text.rfind(b"\n") + 1 or text.rfind(b" ") + 1 or max(1, start)

@@ -14,7 +14,6 @@ from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.splitting import name_hash
 from txl_keras.data.corpora.splitting import split_groups
 
-MIN_BYTES = 1_000_000
 # Fraction of all bytes in each of valid and test: about 300 KB, which a laptop
 # scores in half a minute.
 _HELD_OUT_FRACTION = 0.025
@@ -43,14 +42,6 @@ def load(stdlib=None):
     sizes = collections.Counter()
     for path, text in documents.items():
         sizes[group_name(path)] += len(text)
-    total = sizes.total()
-    if total < MIN_BYTES or len(sizes) < 3:
-        raise ValueError(
-            "The corpus 'python_stdlib' needs a Python whose standard library "
-            f"is installed as .py files, at least {MIN_BYTES:,} bytes. Train "
-            "on a text of your own with --corpus=PATH instead. "
-            f"Received: {total:,} bytes in {stdlib}"
-        )
     splits = {}
     for split, groups in split_groups(sizes, _HELD_OUT_FRACTION).items():
         paths = [path for path in documents if group_name(path) in groups]

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -31,17 +32,6 @@ def load(path, document_separator=None, text_key="text", whole=False):
             f"{listed(paths)}, document_separator={document_separator!r}"
         )
     kind, encoding = (IdFiles, "ids") if ids else (TextFiles, "utf-8")
-    sizes = {
-        split: sum(part.num_bytes for part in found)
-        for split, found in parts.items()
-    }
-    if not all(sizes.values()):
-        raise ValueError(
-            f"{path} must have text for each split: give more text, as no "
-            "document is cut, or fill or remove empty files. Received: "
-            f"{sizes} {'ids' if ids else 'bytes'}, "
-            f"document_separator={document_separator!r}"
-        )
     splits = {
         split: kind(tuple(found), separator, text_key, len(found) > 1)
         for split, found in parts.items()
@@ -50,8 +40,7 @@ def load(path, document_separator=None, text_key="text", whole=False):
     return corpus.Corpus(path, splits, encoding, identity, description)
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Holds bytes or ids `[start, stop)` of a file; `stop` None is its end."""
 
     path: str
@@ -151,21 +140,22 @@ class TextFiles(corpus.Text):
 class IdFiles(TextFiles):
     """Reads the token ids of some files; pieces of a block are arrays."""
 
-    num_bytes = None  # those of `.npz` files are unknown
+    @property
+    def num_bytes(self):  # those of `.npz` files are unknown
+        return None if self.parts else 0
 
     def blocks(self):
         for part in self._read_parts():
-            tokens, documents = id_files.open_ids(part.path, part.version)
+            tokens, documents = id_files.open_ids(part.path)
             stop = len(tokens) if part.stop is None else part.stop
             size = max(1, corpus.BLOCK_BYTES // tokens.itemsize)
             for start in range(part.start, stop, size):
                 ids = np.array(tokens[start : min(start + size, stop)])
-                id_files.check_ids(part.path, ids, start)
                 bounds = np.searchsorted(documents, (start, start + len(ids)))
                 inside = documents[slice(*bounds)] - start
                 begins = start == part.start or 0 in inside[:1]
-                pieces = tuple(np.split(ids, inside[inside > 0]))
-                yield corpus.Block(pieces, not begins, False, part.path, start)
+                pieces = np.split(ids, inside[inside > 0])
+                yield corpus.Block(pieces, not begins)
 
 
 def _split(path, separator, whole):
@@ -216,7 +206,7 @@ def _cut(parts, separator):
     splits = {split: [] for split in corpus.SPLITS}
     for part in parts:
         if id_files.is_id_file(part.path):
-            tokens, documents = id_files.open_ids(part.path, part.version)
+            tokens, documents = id_files.open_ids(part.path)
             ends = splitting.held_out_places(len(tokens))
             if len(documents) > 1:
                 bounds = np.append(documents, len(tokens))
@@ -228,8 +218,7 @@ def _cut(parts, separator):
         bounds = itertools.pairwise([0, *ends])
         for split, (start, stop) in zip(splits, bounds, strict=True):
             if start < stop:
-                piece = dataclasses.replace(part, start=start, stop=stop)
-                splits[split].append(piece)
+                splits[split].append(part._replace(start=start, stop=stop))
     return splits
 
 
@@ -268,20 +257,14 @@ def _find_files(path):
     return sizes
 
 
-def _files_below(folder, above=()):
+def _files_below(folder):
     """Yields the files in a folder and its subfolders, except hidden ones."""
-    place = folder if files.is_remote(folder) else os.path.realpath(folder)
-    if place in above:
-        raise ValueError(
-            f"{folder} must not be a link to a folder that contains it, which "
-            f"is an endless loop: remove it. Received: a link to {place}"
-        )
     for name in tf.io.gfile.listdir(folder):
         path = os.path.join(folder, name.rstrip("/"))
         if name.startswith("."):
             continue
         if tf.io.gfile.isdir(path):
-            yield from _files_below(path, (*above, place))
+            yield from _files_below(path)
         else:
             yield path
 

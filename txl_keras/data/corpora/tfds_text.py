@@ -182,7 +182,6 @@ def load_labelled_texts(
             [text for text, _ in pairs],
             [label for _, label in pairs],
             f"{builder.name} {split_name}",
-            unit="example",
         )
     return splits
 

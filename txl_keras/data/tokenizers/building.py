@@ -7,13 +7,12 @@ import random
 import zlib
 from collections.abc import Callable
 
+from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.data.corpora.corpus import Corpus
-from txl_keras.data.corpora.id_files import MAX_ID
 from txl_keras.data.parallel import map_blocks
 from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
-from txl_keras.data.tokenizers.character_tokenizer import count_symbols
 from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
 from txl_keras.data.tokenizers.library_tokenizers import HuggingFaceTokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
@@ -22,11 +21,7 @@ from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import sentences_of
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
-from txl_keras.data.tokenizers.word_tokenizer import count_words
 
-# Ids above this need a vocabulary size: one of a typing error would make an
-# embedding that no memory holds.
-_MAX_FOUND_ID = (1 << 24) - 1
 MAX_STRINGS = 1 << 22  # counted at once: about 600 MB
 SAMPLE_BYTES = 50_000_000  # of a larger text, about so much trains subwords
 
@@ -37,27 +32,22 @@ def build_tokenizer(
     """Builds the tokenizer of a corpus, on all cores.
 
     The vocabulary of `"characters"` contains every symbol of all three splits,
-    as in the published enwik8 and text8 results, so that no test text has an
-    unknown symbol. Other vocabularies are built from the train split alone, as
-    for WikiText-103. The vocabulary of `"ids"` has the ids up to the largest
-    of all three splits.
-
-    The text may be larger than memory. Subwords are learned from a sample of
-    its lines, of about 50 MB. If it has more than four million different words,
-    the rarest ones are forgotten while they are counted.
+    as in the published enwik8 and text8 results, and that of `"ids"` the ids up
+    to the largest of all three. Other vocabularies are built from the train
+    split alone, subwords from a sample of its lines of about 50 MB.
 
     Args:
         name: String, `"bytes"`, `"characters"`, `"words"`, `"sentencepiece"`,
             `"hugging_face"` or `"ids"`.
         corpus: A `Corpus`.
         section_map: Optional function that reads the text, see `prepare`.
-        **options: Options of this tokenizer, see its class, its `from_counts`
-            and its `train`; options that are None are ignored. `vocabulary` is
-            a sequence of words to use instead of counting them, or for subwords
-            the path of a model, or of a tokenizer.json, which `"hugging_face"`
-            needs.
-            For `"words"`, an empty string as `unknown`, `line_start` or
-            `line_end` disables this mark.
+        **options: Options of this tokenizer, see its class and its `train`;
+            options that are None are ignored. `vocabulary` is a sequence of
+            words to use instead of counting them, or for subwords the path of a
+            model, or of a tokenizer.json, which `"hugging_face"` needs. For
+            `"words"`, `min_count` leaves out rarer words, `vocabulary_size`
+            limits their number including marks, and an empty string as
+            `unknown`, `line_start` or `line_end` disables this mark.
 
     Example:
 
@@ -100,11 +90,11 @@ def _build_bytes(corpus, section_map):
 
 
 def _build_characters(corpus, section_map, drop_newlines=False):
-    count = functools.partial(count_symbols, encoding=corpus.encoding)
-    counts = _add_up(count, corpus, corpus.splits, section_map)
-    return CharacterTokenizer.from_counts(
-        counts, corpus.encoding, drop_newlines
-    )
+    counts = _add_up(str, corpus, corpus.splits, section_map)
+    if drop_newlines:
+        counts.pop("\n", None)
+    symbols = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+    return CharacterTokenizer(symbols, corpus.encoding, drop_newlines)
 
 
 def _build_words(
@@ -118,11 +108,36 @@ def _build_words(
     line_end="<eos>",
 ):
     marks = [mark or None for mark in (unknown, line_start, line_end)]
-    if vocabulary is not None:
-        return WordTokenizer(vocabulary, *marks)
-    _check_train(corpus)
-    counts = _add_up(count_words, corpus, ("train",), section_map)
-    return WordTokenizer.from_counts(counts, min_count, vocabulary_size, *marks)
+    if vocabulary is None:
+        _check_train(corpus)
+        counts = _add_up(str.split, corpus, ("train",), section_map)
+        vocabulary = _frequent(counts, min_count, vocabulary_size, *marks)
+    return WordTokenizer(vocabulary, *marks)
+
+
+def _frequent(counts, min_count, size, unknown, line_start, line_end):
+    """Returns marks, then words by frequency and first occurrence."""
+    # `unknown` is a mark unless it is among the words, as in WikiText-103.
+    check_integer("min_count", min_count, 1)
+    special = dict.fromkeys(m for m in (line_end, line_start) if m)
+    words = [
+        word
+        for word, count in counts.most_common()
+        if count >= min_count and word not in special
+    ]
+    if not words:
+        raise ValueError(
+            "`min_count` must leave at least one word. "
+            f"Received: min_count={min_count}, {len(counts)} words"
+        )
+    room = len(words)
+    if size is not None:
+        check_integer("vocabulary_size", size, len(special) + 2)
+        room = size - len(special)
+    if unknown is not None and unknown not in words[:room]:
+        special[unknown] = None
+        room -= size is not None
+    return [*special, *words[:room]]
 
 
 def _build_sentence_piece(
@@ -132,7 +147,7 @@ def _build_sentence_piece(
         return SentencePieceTokenizer.from_file(vocabulary)
     _check_train(corpus)
     size = corpus.text("train").num_bytes or sum(
-        block.num_bytes for block in corpus.blocks("train")
+        len(block.text) for block in corpus.blocks("train")
     )
     draw = functools.partial(_sample, SAMPLE_BYTES / size)
     texts = _map(draw, corpus, ("train",), section_map)
@@ -151,14 +166,8 @@ def _build_hugging_face(corpus, section_map, vocabulary=None):
 def _build_ids(corpus, section_map, vocabulary_size=None):
     if vocabulary_size is not None:
         return IdTokenizer(vocabulary_size)
-    found = _map(_largest_id, corpus, corpus.splits, section_map, threads=True)
-    largest = max(found, default=0)
-    if largest > _MAX_FOUND_ID:
-        raise ValueError(
-            f"`vocabulary_size` must be given for ids above {_MAX_FOUND_ID:,}, "
-            f"up to {MAX_ID + 1:,}. Received: {corpus.name} has {largest:,}"
-        )
-    return IdTokenizer(largest + 1)
+    found = _map(_largest_id, corpus, corpus.splits, section_map)
+    return IdTokenizer(1 + max(found, default=0))
 
 
 BUILDERS = {
@@ -180,7 +189,7 @@ def _check_train(corpus):
         )
 
 
-def _map(function, corpus, splits, section_map, threads=False):
+def _map(function, corpus, splits, section_map):
     """Yields `function(blocks)` of each block, or of each section."""
     if section_map is not None:
         texts = map(corpus.text, splits)
@@ -190,7 +199,7 @@ def _map(function, corpus, splits, section_map, threads=False):
         return
     for split in splits:
         yield from map_blocks(
-            lambda block: function([block]), corpus, split, "Reading", threads
+            lambda block: function([block]), corpus, split, "Reading"
         )
 
 
@@ -198,17 +207,19 @@ def _of_section(function, section):
     return function(section.blocks())
 
 
-def _count(count, blocks):
+def _count(split, encoding, blocks):
     counts = collections.Counter()
     for block in blocks:
-        counts.update(count(block.text))
+        counts.update(split(block.text.decode(encoding)))
     return counts
 
 
-def _add_up(count, corpus, splits, section_map):
+def _add_up(split, corpus, splits, section_map):
     """Adds up counts of strings, in the order of their first occurrence."""
     total = collections.Counter()
-    count = functools.partial(_count, count)
+    # Words are in UTF-8.
+    encoding = corpus.encoding if split is str else "utf-8"
+    count = functools.partial(_count, split, encoding)
     for counts in _map(count, corpus, splits, section_map):
         total.update(counts)
         if len(total) > MAX_STRINGS:

@@ -1,9 +1,6 @@
 """`CharacterTokenizer`: one id per symbol of a corpus."""
 
-from collections import Counter
-from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Self
 
 import numpy as np
 import tensorflow as tf
@@ -69,27 +66,12 @@ position 2 is not in the vocabulary.
                 )
             self._ids[ord(symbol)] = i
 
-    @classmethod
-    def from_counts(
-        cls,
-        counts: Mapping[str, int],
-        encoding: str = "utf-8",
-        drop_newlines: bool = False,
-    ) -> Self:
-        """Builds the vocabulary, the most frequent symbols first.
-
-        Args:
-            counts: Dict of symbol to its number of occurrences, see
-                `count_symbols`.
-            encoding, drop_newlines: As for the class.
-        """
-        symbols = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
-        if drop_newlines:
-            symbols = [symbol for symbol in symbols if symbol != "\n"]
-        return cls(symbols, encoding, drop_newlines)
-
     def encode(self, text, begins_line=True):
-        code_points = _code_points(text, self.encoding)
+        if self.encoding == "latin-1":
+            code_points = np.frombuffer(as_bytes(text), np.uint8)
+        else:
+            code_points = as_string(text).encode("utf-32-le")
+            code_points = np.frombuffer(code_points, "<u4")
         if self.drop_newlines:
             code_points = code_points[code_points != _NEWLINE]
         ids = self._ids[code_points]
@@ -110,24 +92,3 @@ position 2 is not in the vocabulary.
 
     def _text(self, token_id):
         return self.vocabulary.symbols[token_id].encode(self.encoding)
-
-
-def count_symbols(text: str | bytes, encoding: str = "utf-8") -> Counter:
-    """Counts how often each symbol occurs in a text.
-
-    Args:
-        text: `bytes` or `str`.
-        encoding: As for `CharacterTokenizer`.
-
-    Returns:
-        `collections.Counter` of symbols.
-    """
-    numbers = np.bincount(_code_points(text, encoding))
-    return Counter({chr(i): int(numbers[i]) for i in np.flatnonzero(numbers)})
-
-
-def _code_points(text, encoding):
-    """Returns the code points of a text, `(n,)`."""
-    if encoding == "latin-1":
-        return np.frombuffer(as_bytes(text), np.uint8)
-    return np.frombuffer(as_string(text).encode("utf-32-le"), "<u4")

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from txl_keras.checks import check_integer
-from txl_keras.data.corpora.id_files import MAX_ID
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.tokenizer import as_bytes
 from txl_keras.data.vocabulary import UnknownSymbolError
@@ -31,10 +30,8 @@ class IdTokenizer(Tokenizer):
     '60 64 67'
     """
 
-    releases_gil = True
-
     def __init__(self, vocabulary_size: int):
-        check_integer("vocabulary_size", vocabulary_size, 1, MAX_ID + 1)
+        check_integer("vocabulary_size", vocabulary_size, 1, 2**31 - 1)
         self.vocabulary_size = vocabulary_size
 
     def encode(self, text: Any, begins_line: bool = True) -> np.ndarray:

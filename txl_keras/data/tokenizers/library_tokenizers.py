@@ -43,11 +43,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
     No special tokens are added to a text, and it is never truncated. The names
     of special tokens in a text become these tokens. `is_lossless` is true for
-    byte-level vocabularies such as those of GPT-2 and Llama 3. Other tokenizers
-    may drop characters that have no token.
-
-    SavedModels of raw text cannot contain this tokenizer: export the model
-    without `tokenizer`, to pass it ids.
+    byte-level vocabularies such as those of GPT-2 and Llama 3. SavedModels of
+    raw text cannot contain this tokenizer.
 
     Args:
         definition: String, the content of a `tokenizer.json`: for a tokenizer

@@ -16,15 +16,12 @@ class Tokenizer:
 
     A tokenizer of your own is a subclass that defines `encode` and
     `decode_bytes`, and sets `vocabulary_size`. With `encode_in_graph` it can be
-    a part of SavedModels. `load_tokenizer` accepts only the classes of this
-    package.
+    a part of SavedModels.
 
     Attributes:
         vocabulary_size: Integer. Ids are below it.
         unit: String, what a token is, for reports.
         unknown_id: Optional integer. The id of all that has no id of its own.
-        newline_id: Optional integer. The id of every newline, and of nothing
-            else; None if there is no such id.
         is_lossless: Boolean, whether decoding restores every text. Only then
             can bits per byte be computed.
         releases_gil: Boolean, whether `encode` runs in parallel in threads.
@@ -34,7 +31,6 @@ class Tokenizer:
     vocabulary_size: int
     unit = "token"
     unknown_id = None
-    newline_id = None
     is_lossless = False
     releases_gil = False
     _has_prefix = False  # whether decoded lines begin with a space
@@ -57,6 +53,11 @@ class Tokenizer:
         """
         raise NotImplementedError
 
+    def encode_texts(self, texts):
+        """Returns the ids of texts `(n,)`, joined, and their lengths `(B,)`."""
+        ids = [self.encode(text) for text in texts]
+        return np.concatenate(ids), np.array([*map(len, ids)])
+
     def encode_in_graph(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Encodes texts in a graph of TensorFlow, with the ids of `encode`.
 
@@ -71,16 +72,11 @@ class Tokenizer:
     def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
         """Decodes ids to bytes; the results of successive calls can be joined.
 
-        They may end inside a character: pass them to
-        `codecs.getincrementaldecoder("utf-8")` to show text while it is
-        generated. Where tokens are words, each begins with a space, and so do
-        lines.
+        They may end inside a character. Where tokens are words, each begins
+        with a space, and so do lines.
 
         Args:
             ids: Integer array or list of shape `(n,)`, or one integer.
-
-        Returns:
-            `bytes`.
         """
         ids = check_ids(ids, self.vocabulary_size).tolist()
         # Long texts repeat tokens.
@@ -125,25 +121,12 @@ def as_bytes(text):
             "`text` must be `bytes` or `str`. "
             f"Received: {shown(text)} of type {type(text).__name__}"
         )
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            "`text` must be encodable in UTF-8. Received: "
-            f"{text[error.start]!r} at position {error.start}"
-        ) from error
+    return text.encode("utf-8")
 
 
 def as_string(text):
     """Returns text as a `str` that can be encoded, or raises ValueError."""
-    data = as_bytes(text)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            "`text` must be UTF-8. Received: byte "
-            f"{data[error.start]:#04x} at position {error.start}"
-        ) from error
+    return as_bytes(text).decode("utf-8")
 
 
 def check_ids(ids, vocabulary_size):

@@ -1,14 +1,9 @@
 """`WordTokenizer`: one id per whitespace-separated word."""
 
-import collections
-from collections import Counter
-from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Self
 
 import tensorflow as tf
 
-from txl_keras.checks import check_integer
 from txl_keras.data.tokenizers.graph_text import check_known
 from txl_keras.data.tokenizers.graph_text import find_words
 from txl_keras.data.tokenizers.graph_text import split_words
@@ -63,77 +58,24 @@ class WordTokenizer(Tokenizer):
         self.unknown = unknown
         self.line_start = line_start
         self.line_end = line_end
-        for name in ("unknown", "line_start", "line_end"):
+        for name in ("line_start", "line_end"):
             mark = getattr(self, name)
-            is_known = mark in vocabulary or name == "unknown"
-            if mark is not None and (
-                str(mark).split() != [mark] or not is_known
-            ):
+            if mark is not None and mark not in vocabulary:
                 raise ValueError(
-                    f"`{name}` must be None or a word without spaces, and for "
-                    "the ends of lines one of the vocabulary. "
+                    f"`{name}` must be None or a word of the vocabulary. "
                     f"Received: {name}={mark!r}"
                 )
         self.unknown_id = vocabulary.id_of(unknown)
-        if line_start is None:  # else a newline is two tokens
-            self.newline_id = vocabulary.id_of(line_end)
-
-    @classmethod
-    def from_counts(
-        cls,
-        counts: Mapping[str, int],
-        min_count: int = 1,
-        vocabulary_size: int | None = None,
-        unknown: str = "<unk>",
-        line_start: str | None = None,
-        line_end: str = "<eos>",
-    ) -> Self:
-        """Builds the vocabulary, the most frequent words first.
-
-        Words of equal frequency keep their order in `counts`, that of their
-        first occurrence. `line_end` and `line_start` come before all words, and
-        so does `unknown` if it is not among the counted words, as it is in
-        WikiText-103. A published model needs the exact list of words it was
-        trained with.
-
-        Args:
-            counts: Dict of word to its number of occurrences, see
-                `count_words`.
-            min_count: Integer. Leaves out rarer words.
-            vocabulary_size: Optional integer. The maximum number of words,
-                including `line_end`, `line_start` and `unknown`.
-            unknown, line_start, line_end: As for the class.
-
-        Example:
-
-        >>> tokenizer = WordTokenizer.from_counts(count_words("b a a\\n"))
-        >>> tokenizer.vocabulary.symbols
-        ('<eos>', '<unk>', 'a', 'b')
-        """
-        check_integer("min_count", min_count, 1)
-        special = dict.fromkeys(m for m in (line_end, line_start) if m)
-        words = [
-            word
-            for word, count in collections.Counter(counts).most_common()
-            if count >= min_count and word not in special
-        ]
-        if not words:
-            raise ValueError(
-                "`min_count` must leave at least one word. "
-                f"Received: min_count={min_count}, {len(counts)} words"
-            )
-        room = len(words)
-        if vocabulary_size is not None:
-            check_integer("vocabulary_size", vocabulary_size, len(special) + 2)
-            room = vocabulary_size - len(special)
-        if unknown is not None and unknown not in words[:room]:
-            special[unknown] = None
-            room -= vocabulary_size is not None
-        vocabulary = Vocabulary([*special, *words[:room]])
-        return cls(vocabulary, unknown, line_start, line_end)
 
     def encode(self, text, begins_line=True):
-        words = _words(text, self.line_start, self.line_end, begins_line)
+        text = as_string(text)
+        start = [self.line_start] * bool(self.line_start and text)
+        # No line starts after the newline that ends a text.
+        body = text.removesuffix("\n")
+        end = [self.line_end] * bool(self.line_end and body != text)
+        line_break = f" {self.line_end or ''} {self.line_start or ''} "
+        words = body.replace("\n", line_break).split()
+        words = [*(start if begins_line else ()), *words, *end]
         return self.vocabulary.ids(words, self.unknown)
 
     def encode_in_graph(self, text):
@@ -156,26 +98,3 @@ class WordTokenizer(Tokenizer):
         word = self.vocabulary.symbols[token_id]
         marks = {self.line_start: "", self.line_end: "\n"}
         return marks.get(word, f" {word}").encode()
-
-
-def count_words(text: str | bytes) -> Counter:
-    """Counts how often each word occurs in a text.
-
-    Args:
-        text: `bytes` in UTF-8, or `str`.
-
-    Returns:
-        `collections.Counter`, words in the order of their first occurrence.
-    """
-    return collections.Counter(_words(text, None, None))
-
-
-def _words(text, line_start, line_end, begins_line=True):
-    """Returns the words and marks of a text as a list."""
-    text = as_string(text)
-    start = [line_start] if line_start and text and begins_line else []
-    # No line starts after the newline that ends a text.
-    body = text.removesuffix("\n")
-    end = [line_end] if line_end and body != text else []
-    line_break = f" {line_end or ''} {line_start or ''} "
-    return [*start, *body.replace("\n", line_break).split(), *end]

@@ -62,9 +62,7 @@ class Block(typing.NamedTuple):
         """Slices a mask that broadcasts to `(B, T, S)`, to `(1, B, t, s)`."""
         if mask.shape[1] != 1:
             mask = mask[:, self.first : self.end]
-        if mask.shape[2] != 1:
-            mask = mask[..., : self.num_keys]
-        return mask[None]
+        return mask[None, ..., : self.num_keys]
 
     def undropped(self, seeds):
         """Returns a mask of what dropout keeps, boolean `(N, B, t, s)`."""
@@ -193,12 +191,9 @@ def _zero_depending_on_all(tensors):
 
 
 def _slice_operands(block, zero, values, keys, query, *positions):
-    """Slices the values, keys, queries and position rows of a block.
-
-    The queries depend on `zero`. If the weights are recomputed, so do all
-    slices, which makes them new in each pass. Otherwise XLA would keep those of
-    the forward pass, for every block and layer, for the backward pass.
-    """
+    """Slices the values, keys, queries and position rows of a block."""
+    # The queries depend on `zero`. If the weights are recomputed, so do all
+    # slices: otherwise XLA would keep those of the forward pass.
     zero = tf.cast(zero, values.dtype)
     visible = [x[:, :, : block.num_keys] for x in (values, keys)]
     queries = [
@@ -280,11 +275,9 @@ def _add_last(fewer, more):
 
 @fused
 def _weights(scores, extra_mask, seeds, block):
-    """Computes `exp(score - max)` with dropout, what is kept, and the sum.
-
-    Kept are the exponentials, negative if dropped (`None` if these are the
-    weights); with many keys only the max.
-    """
+    """Computes `exp(score - max)` with dropout, what is kept, and the sum."""
+    # Kept are the exponentials, negative if dropped (`None` if these are the
+    # weights); with many keys only the max.
     dtype = scores[0].dtype
     masked_scores = _mask_scores(scores, block.mask() & extra_mask, block)
     (exponentials,), max_score, total = exponentials_of_parts([masked_scores])

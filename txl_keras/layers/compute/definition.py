@@ -6,10 +6,8 @@ query `i` and key `j` by
     A[i,j] = q_i . k_j  +  q_i . r_{i-j}  +  u . k_j  +  v . r_{i-j}
                (a)            (b)             (c)           (d)
 
-and attends by `softmax(A / sqrt(H)) V`. The other implementations return the
-same numbers, and tests compare them with this one. It gathers the scores of
-distances by index, while the others shift them (appendix B). It stores all
-`(N, B, T, S)` scores, and is the only one that returns probabilities.
+and attends by `softmax(A / sqrt(H)) V`. This implementation gathers the scores
+of distances by index, and is the only one that returns probabilities.
 """
 
 import tensorflow as tf
@@ -22,10 +20,7 @@ from txl_keras.types import Tensor
 
 
 def attend(problem):
-    """Computes attention `(B, T, N, H)` and its probabilities `(B, N, T, S)`.
-
-    The probabilities are float32 and before dropout.
-    """
+    """Computes attention `(B, T, N, H)` and probabilities `(B, N, T, S)`."""
     keys, values = _heads_first(problem)
     query = problem.in_key_layout(problem.content_query())
     # (a) and (c): (q_i + u) . k_j

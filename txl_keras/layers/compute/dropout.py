@@ -7,10 +7,7 @@ import tensorflow as tf
 
 
 def fold_in(seed, data):
-    """Derives a new uint32 seed from a uint32 seed and a number.
-
-    A seed of `None`, for "draw a new one at random", stays `None`.
-    """
+    """Derives a new uint32 seed from a uint32 seed (or `None`) and a number."""
     if seed is None:
         return None
     # `mix` maps zero to zero. Without an offset, small seeds and data would
@@ -21,38 +18,26 @@ def fold_in(seed, data):
 
 
 def mix(x, shift_right=tf.bitwise.right_shift):
-    """Hashes uint32 bijectively, by xor-shift and multiplication.
-
-    The constants are those of `lowbias32`
-    (https://nullprogram.com/blog/2018/07/31/).
-    """
+    """Hashes uint32 bijectively."""
+    # `lowbias32` of https://nullprogram.com/blog/2018/07/31/.
     x = (x ^ shift_right(x, 16)) * np.uint32(0x7FEB352D)
     x = (x ^ shift_right(x, 15)) * np.uint32(0x846CA68B)
     return x ^ shift_right(x, 16)
 
 
 def keep_pairs(rate, seeds, sizes, queries, keys):
-    """Returns which pairs of ranges `queries` and `keys` dropout keeps.
-
-    `sizes` is `(N, T, S)`. The mask is `(N, B, queries, keys)`.
-    """
+    """Returns a mask `(N, B, queries, keys)`, for sizes `(N, T, S)`."""
     indices = [tf.range(sizes[0]), tf.range(*queries), tf.range(*keys)]
     return keep_mask(rate, seeds, sizes, indices, batch_axis=1)
 
 
 def keep_mask(rate, seeds, sizes, indices, batch_axis=0):
-    """Returns a boolean mask of the units that dropout keeps.
-
-    `sizes` is the shape of a row, `indices` has one integer vector per axis:
-    the units to return. The mask has these axes, and B inserted at
-    `batch_axis`.
-
-    Each row has a counter modulo 2**32, whose start and stride come from the
-    row's seed. It advances by one stride per unit and is hashed. The counter
-    is a sum with one term per axis, and every term depends on the seeds. A
-    tensor of unit numbers would be the same in every layer, so XLA would keep
-    it in memory instead of computing it again.
-    """
+    """Returns a boolean mask of the units that dropout keeps."""
+    # `sizes` is the shape of a row, `indices` has the units of each axis.
+    # Each row has a counter modulo 2**32, whose start and stride come from the
+    # row's seed. It advances by one stride per unit and is hashed. Every term
+    # of it depends on the seeds: a tensor of unit numbers would be the same in
+    # every layer, so XLA would keep it in memory.
     rank = len(sizes) + 1
     seeds = tf.reshape(
         fold_in(seeds, 0), [-1 if a == batch_axis else 1 for a in range(rank)]

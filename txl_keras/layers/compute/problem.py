@@ -79,7 +79,7 @@ class Visible(typing.NamedTuple):
     look_ahead: int | None = 0
     max_distance: object = None  # masks keys at larger distances, or None
     key_mask: object = None  # boolean [B, S], false at padding, or None
-    attention_mask: object = None  # boolean, broadcasts to [B, T, S], or None
+    attention_mask: object = None  # boolean [B, T, S], or None
 
     @property
     def num_keys(self):
@@ -123,8 +123,7 @@ class Visible(typing.NamedTuple):
         """Combines `key_mask` and `attention_mask`, shaped like `mask`."""
         mask = ops.ones((1, 1, 1), "bool")
         if self.attention_mask is not None:
-            extra = self.attention_mask
-            mask &= extra if extra.shape[-1] == 1 else extra[..., first:end]
+            mask &= self.attention_mask[..., first:end]
         if self.key_mask is not None:
             mask &= self.key_mask[:, None, first:end]
         return mask

@@ -70,10 +70,7 @@ def use(target):
 
 
 def compile_for(target, function, jit_compile=True):
-    """Wraps a function of tensors in a `tf.function` traced for a `Target`.
-
-    With `jit_compile`, XLA compiles it as a whole unless it is in parts.
-    """
+    """Wraps a function of tensors in a `tf.function` traced for a `Target`."""
 
     def traced(*args):
         with use(target):
@@ -108,11 +105,9 @@ def _cpu_flags(path):
 
 
 def fused(function):
-    """Compiles the decorated function with XLA if graphs are compiled in parts.
-
-    It must receive all tensors as arguments and use no closures, because it is
-    traced once for all layers that call it with the same shapes.
-    """
+    """Compiles the decorated function with XLA in graphs of several parts."""
+    # It must receive all tensors as arguments and use no closures, because it
+    # is traced once for all layers that call it with the same shapes.
     compiled = tf.function(function, jit_compile=True, autograph=False)
 
     @functools.wraps(function)

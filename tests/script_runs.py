@@ -34,16 +34,6 @@ CLASSIFIER_SIZES = (
 )  # fmt: skip
 
 
-def run_script(name, *flags):
-    """Runs a script in a process of its own."""
-    return subprocess.run(
-        [sys.executable, TRAIN / name, *flags],
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-    )
-
-
 def run_code(code, *arguments, stdout=subprocess.PIPE, **environment):
     """Runs lines of Python in a process of its own."""
     return subprocess.run(
@@ -75,13 +65,6 @@ def locked_elsewhere(path):
     ) as process:
         assert process.stdout.readline() == b"locked\n"
         yield process
-
-
-def output_of_script(name, *flags):
-    """Runs a script, which must succeed, in a process of its own."""
-    done = run_script(name, *flags)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def write_mails(path, numbers):

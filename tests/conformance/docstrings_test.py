@@ -31,16 +31,17 @@ def examples():
 
 
 @pytest.fixture
-def eagerly_if_of_models(request):
-    """Tracing takes most of their time; other tests trace every model."""
-    is_of_models = "[txl_keras.models." in request.node.name
-    tf.config.run_functions_eagerly(is_of_models)
+def eagerly(request):
+    """Tracing takes most of the time; other tests trace every model."""
+    # Those that save a graph, or take many steps.
+    needs_graph = re.search("export|Backup|Dynamic", request.node.name)
+    tf.config.run_functions_eagerly(not needs_graph)
     yield
     tf.config.run_functions_eagerly(False)
 
 
 @pytest.mark.parametrize("example", list(examples()))
-def test_example_runs(example, tmp_path, monkeypatch, eagerly_if_of_models):
+def test_example_runs(example, tmp_path, monkeypatch, eagerly):
     monkeypatch.chdir(tmp_path)
     exec(compile(example, "example", "exec"), {})
 

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from factories import tensors_of
 from script_runs import TINY
-from script_runs import metrics_of
 from workers import tf_configs
 
 from txl_keras.training.checkpointing import saved_steps
@@ -73,18 +72,6 @@ def assert_same_run(workdir, whole):
         np.testing.assert_array_equal(ours[name], value)
     for name in ("metrics.jsonl", "results.json", "sample.txt"):
         assert (workdir / name).read_bytes() == (whole / name).read_bytes()
-
-
-@pytest.mark.large  # stopping_test.py has it without a run
-def test_a_stop_before_the_first_step_has_the_same_code(corpus, tmp_path):
-    workdir = tmp_path / "early"
-    process = start(workdir, [f"--corpus={corpus}"])
-    # Once text is prepared, long before the first step.
-    while not (workdir / "config.json").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == EXIT_CODE
 
 
 @pytest.mark.large  # 10 minutes each
@@ -237,24 +224,6 @@ def test_a_slow_worker_is_waited_for_and_a_hanging_one_for_a_while(
         assert processes[0].wait(90) == EXIT_CODE
     finish_workers(workdir, flags, 4)
     assert_same_run(workdir, whole)
-
-
-@pytest.mark.large  # 2 minutes
-def test_four_workers_have_the_losses_of_one(four_workers, tmp_path):
-    whole, flags = four_workers
-    finish(tmp_path / "one", flags)
-    one, four = map(metrics_of, (tmp_path / "one", whole))
-    assert [line["step"] for line in one] == [line["step"] for line in four]
-    # From then on, rounding errors grow faster than the loss falls: with AMX
-    # to 0.2 % after 200 steps.
-    losses = [
-        [x["loss"] for x in lines if "loss" in x and x["step"] <= 100]
-        for lines in (one, four)
-    ]
-    assert losses[0][-1] < losses[0][0] - 3
-    difference = np.abs(np.divide(*losses) - 1).max()
-    print(f"losses of one and of four workers: {difference:.0e}")
-    assert difference < 1e-5
 
 
 @pytest.mark.large  # 1 minute

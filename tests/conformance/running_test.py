@@ -10,9 +10,11 @@ from script_flags import flags_of
 from script_runs import TRAIN
 from script_runs import run_code
 
+from txl_keras.scripts import training_flags
 from txl_keras.scripts.options import describe_flags
 from txl_keras.scripts.output import lasting_output
 from txl_keras.scripts.txl import COMMANDS
+from txl_keras.workdir import Workdir
 
 
 def test_help_lists_flags_by_topic(monkeypatch):
@@ -67,7 +69,8 @@ try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 finally:
     assert "keras" in sys.modules
-    print(sorted({"jax", "sklearn"} & {*sys.modules}))
+    unused = {"jax", "sklearn", "txl_keras.data.permutation"}
+    print(sorted(unused & {*sys.modules}))
     print(importlib.util.find_spec("sklearn") is not None)
 """
 
@@ -118,15 +121,11 @@ def test_help_and_what_is_misspelled_need_no_tensorflow(arguments, printed):
 
 
 def test_each_command_has_a_help_and_the_log_of_tensorflow_can_be_shown():
-    for arguments, level in (
-        (["help", "convert"], "2"),
-        (["convert", "-h"], "0"),
-    ):
-        done = run_txl(*arguments, TF_CPP_MIN_LOG_LEVEL=level)
-        assert done.returncode == 0
-        assert "Converts published checkpoints" in done.stdout
-        assert "--output" in done.stdout
-        assert ("This TensorFlow binary" in done.stderr) == (level == "0")
+    done = run_txl("help", "convert", TF_CPP_MIN_LOG_LEVEL="0")
+    assert done.returncode == 0
+    assert "Converts published checkpoints" in done.stdout
+    assert "--output" in done.stdout
+    assert "This TensorFlow binary" in done.stderr
 
 
 def test_help_that_nobody_reads_has_no_traceback():
@@ -168,8 +167,40 @@ def test_an_interrupted_import_has_no_traceback(command):
     assert (done.returncode, done.stderr) == (130, "")
 
 
-def test_packages_that_no_script_needs_are_not_imported(wrong_value):
+def test_what_no_script_needs_is_not_imported(wrong_value):
     pytest.importorskip("sklearn")
     imported, is_there = wrong_value.stdout.splitlines()[-2:]
     assert imported == "[]"
     assert is_there == "True"
+
+
+def test_an_empty_path_is_not_the_present_folder(fail, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = {"class_name": "TransformerXLCausalLM"}
+    config |= dict.fromkeys(("flags", "model", "data", "corpus"), {})
+    Workdir(".").claim(config)
+    convert = "convert.py", "--input_format=workdir"
+    fail(*convert, "--input=", "--output=new", messages=["is not empty"])
+    messages = ["`output` must be given"]
+    fail(*convert, "--input=.", "--output=", messages=messages)
+    (tmp_path / "file").write_text("")
+    message = "`output` must be a folder that can be written to"
+    messages = [message, "output=file/new"]
+    fail(*convert, "--input=.", "--output=file/new", messages=messages)
+
+
+@pytest.mark.parametrize(
+    "flags, of_run, expected",
+    [
+        ("", {"learning_rate": 0.004}, 0.002),
+        ("", {}, 5e-5),
+        ("--learning_rate=0.003", {"learning_rate": 0.004}, 0.003),
+    ],
+)
+def test_fine_tuning_takes_smaller_steps(flags, of_run, expected, tmp_path):
+    (tmp_path / "flags").write_text(flags)
+    with flags_of("main.py", "--workdir=a", "--corpus=b") as parse:
+        parse(tmp_path / "flags")
+        training_flags.set_fine_tuning_rate(of_run)
+        rate = training_flags.result_settings()["learning_rate"]
+        assert rate == expected

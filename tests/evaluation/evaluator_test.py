@@ -1,7 +1,5 @@
 import functools
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -165,45 +163,6 @@ def test_wrong_arguments_are_named(evaluator, model):
             evaluator.evaluate(others)
     with pytest.raises(ValueError, match="segment_length=0"):
         warmup_segments(model.backbone, 0)
-
-
-def test_two_replicas_write_the_same_nats_at_the_same_places():
-    script = """
-import numpy as np, tensorflow as tf
-from txl_keras.data import Segments
-from txl_keras.evaluation import Evaluator
-from txl_keras.models import TransformerXLCausalLM
-from txl_keras.training.strategy import create_strategy
-
-strategy = create_strategy(num_cpu_devices=2)
-sizes = dict(
-    vocabulary_size=13, num_layers=1, num_heads=2, hidden_dim=8,
-    intermediate_dim=8, memory_length=119, initializer_stddev=0.3,
-)
-tokens = np.random.default_rng(1).integers(0, 13, 120)
-segments = Segments(tokens, 4, 5, False, warmup_segments=1)
-with strategy.scope():
-    model = TransformerXLCausalLM.from_preset("quickstart", **sizes)
-alone = TransformerXLCausalLM.from_preset("quickstart", **sizes)
-alone.set_weights(model.get_weights())
-expected = []
-for start, stop in ((0, 30), (30, 60), (60, 90), (90, 119)):
-    text = tokens[None, max(start - 5, 0) : stop + 1]
-    nll, _ = alone.score(text[:, :-1], text[:, 1:])
-    expected.extend(nll[0, start - stop:])
-two = Evaluator(model, strategy, 4, 5)
-found = np.empty(120, np.float32)
-scores = two.evaluate(segments, token_nll=found)
-assert np.isnan(found[0])
-np.testing.assert_allclose(found[1:], expected, rtol=1e-5)
-np.testing.assert_allclose(scores["nll"], np.mean(expected), rtol=1e-6)
-assert scores["num_tokens"] == 119 and np.ptp(found[1:]) > 1
-print("done", end="")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True
-    )
-    assert done.stdout == "done", done.stderr
 
 
 # === Windows that slide ===

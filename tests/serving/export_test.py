@@ -8,8 +8,6 @@ from factories import H
 from factories import M
 from factories import V
 from factories import random_ids
-from factories import seed_weights
-from factories import small_backbone
 
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.samplers.sampler import NO_EFFECT
@@ -21,26 +19,12 @@ from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.slots import Slots
 
 L, N = 2, 3  # blocks share a memory as well if they are two
-MAX_T, MAX_B, MAX_W = 20, 16, 15  # of one request
+MAX_T, MAX_B, MAX_W = 20, 16, 15  # of one request, as in conftest.py
 InvalidArgumentError = tf.errors.InvalidArgumentError
 SHAW_AND_ZEROS = {
     "attention_type": "shaw", "max_positions": 9, "cold_start": "zeros"
 }  # fmt: skip
 GREEDY = {"temperature": 0.0}
-
-
-def make_model(dtype=None, **changes):
-    seed_weights(3)
-    backbone = small_backbone(
-        dtype, **{"num_layers": L, "num_heads": N, **changes}
-    )
-    for block in backbone.blocks:
-        # Otherwise the norm of an empty entry is zero, as the entry is.
-        block._attention_norm.beta.assign(np.arange(8) / 10)
-    model = TransformerXLCausalLM(backbone)
-    for bias in model.softmax.biases:
-        bias.assign(np.linspace(-1, 1, bias.shape[0]))
-    return model
 
 
 def signatures_of(model, memory_length=M, num_slots=0):
@@ -96,25 +80,6 @@ def write(signatures, prompts, length, memory, seed=0, **sampling):
 
 
 @pytest.fixture(scope="module")
-def model():
-    return make_model()
-
-
-@pytest.fixture(scope="module")
-def path(model, tmp_path_factory):
-    path = str(tmp_path_factory.mktemp("served") / "tiny" / "1")
-    export(
-        model,
-        path,
-        max_segment_length=MAX_T,
-        num_slots=16,
-        max_batch_size=MAX_B,
-        max_generate_length=MAX_W,
-    )
-    return path
-
-
-@pytest.fixture(scope="module")
 def loaded(path):
     return tf.saved_model.load(path)
 
@@ -146,7 +111,7 @@ def served(loaded):
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
-def test_answers_are_those_of_the_model(settings, model, served):
+def test_answers_are_those_of_the_model(make_model, settings, model, served):
     if settings:
         # Two blocks show how they share a memory, one what a setting does.
         model = make_model(num_layers=1, **settings)
@@ -181,7 +146,7 @@ def test_hidden_states_and_losses_are_those_of_the_model(model, served):
 
 
 @pytest.mark.parametrize("settings", [{}, SHAW_AND_ZEROS], ids=["", "shaw"])
-def test_the_generator_writes_the_same(model, served, settings):
+def test_the_generator_writes_the_same(make_model, model, served, settings):
     if settings:
         model = make_model(num_layers=1, **settings)
         served = signatures_of(model)
@@ -250,9 +215,8 @@ def step(signatures, ids, slots):
     )["log_probs"].numpy()
 
 
-@pytest.mark.parametrize("slots", [[5, 0, 15], [8, 9, 10]])
-def test_slots_remember_as_clients_do(served, slots):
-    memory = start(served, 3)
+def test_slots_remember_as_clients_do(served):
+    memory, slots = start(served, 3), [5, 0, 15]
     for length in (4, 1, 9, 2, 6):
         ids = random_ids(3, length, seed=length)
         expected, memory = predict(served, ids, memory)
@@ -261,13 +225,8 @@ def test_slots_remember_as_clients_do(served, slots):
         step(served, random_ids(2, 3), [7, 1])  # which changes no other
 
 
-@pytest.mark.parametrize(
-    "cold_start", ["masked", pytest.param("zeros", marks=pytest.mark.large)]
-)
-def test_a_reset_slot_begins_anew(cold_start):
-    model = make_model(
-        num_layers=1, cold_start=cold_start, normalize_first=True
-    )
+def test_a_reset_slot_begins_anew(make_model):
+    model = make_model(num_layers=1, cold_start="zeros", normalize_first=True)
     signatures = signatures_of(model, num_slots=3)
     ids = random_ids(2, 4)
     expected = model.log_probs(ids)[0][:, -1]
@@ -310,22 +269,14 @@ def test_each_loaded_model_has_slots_of_its_own(path, served):
 # === Threads ===
 
 
-@pytest.mark.parametrize("kind", ["functional", "slots"])
-def test_16_threads_get_what_one_gets(served, kind):
+def test_16_threads_get_what_one_gets(served):
     texts = random_ids(16, 40)
 
     def read(row):
         """Answers to one text, in segments of all lengths."""
-        answers, memory, position = [], start(served, 1), 0
-        for length in (3, 1, 7, 1, 5, 2, 8, 1, 1, 6):
-            ids = texts[row, None, position : position + length]
-            position += length
-            if kind == "slots":
-                answers.append(step(served, ids, [row])[0])
-            else:
-                log_probs, memory = predict(served, ids, memory)
-                answers.append(log_probs[0, -1])
-        return np.stack(answers)
+        lengths = (3, 1, 7, 1, 5, 2, 8, 1, 1, 6)
+        parts = np.split(texts[row, None], np.cumsum(lengths)[:-1], axis=1)
+        return [step(served, ids, [row])[0] for ids in parts]
 
     expected = [read(row) for row in range(16)]
     for _ in range(3):
@@ -475,7 +426,7 @@ def test_a_refused_step_changes_no_slot(served, ids, slots, message):
 
 
 @pytest.mark.large
-def test_models_that_compute_in_bfloat16_are_written_too():
+def test_models_that_compute_in_bfloat16_are_written_too(make_model):
     model = make_model(dtype="mixed_bfloat16")
     signatures = signatures_of(model, num_slots=2)
     memory, expected_memory = start(signatures, 2), None
@@ -491,57 +442,46 @@ def test_models_that_compute_in_bfloat16_are_written_too():
 
 
 @pytest.mark.large
-def test_settings_and_other_files_lie_beside_in_any_file_system(
-    model, tmp_path
+def test_an_older_savedmodel_is_replaced_in_any_file_system(
+    model, tmp_path, monkeypatch
 ):
+    path, gfile = "ram://models/tiny/1", tf.io.gfile
+
+    def read(name):
+        with gfile.GFile(f"{path}/{name}") as file:
+            return file.read()
+
+    def put(name, text):
+        with gfile.GFile(f"{path}/{name}", "w") as file:
+            file.write(text)
+
+    gfile.makedirs(f"{path}/assets")
+    for name in ("notes.txt", "saved_model.pb"):
+        put(name, "of another program")
+        with pytest.raises(ValueError, match="path="):
+            export(model, path)
+    put("assets/settings.json", "{}")
+    # Whatever goes wrong, the older one stays.
+    with monkeypatch.context() as patch:
+        patch.setattr(gfile, "copy", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            export(model, path, num_slots=0, assets={"a": __file__})
+    assert read("saved_model.pb") == "of another program"
     (tmp_path / "tokens").write_text("abc")
-    path = "ram://models/tiny/1"
-    export(model, path, num_slots=0)
-    export(  # in the place of the older one
-        model,
-        path,
-        num_slots=0,
-        settings={"step": 7},
-        assets={"tokens.json": str(tmp_path / "tokens")},
-    )
-    assert tf.io.gfile.listdir("ram://models/tiny") == ["1"]
-    with tf.io.gfile.GFile(path + "/assets/settings.json") as file:
-        settings = json.loads(file.read())
+    assets = {"tokens.json": str(tmp_path / "tokens")}
+    export(model, path, num_slots=0, settings={"step": 7}, assets=assets)
+    assert not gfile.exists(f"{path}/notes.txt")
+    assert gfile.listdir("ram://models/tiny") == ["1"]
+    settings = json.loads(read("assets/settings.json"))
     assert settings["step"] == 7
     assert settings["memory_shape"] == [L, 2, N, M, H]
     assert settings["max_batch_size"] == 128
     assert settings["max_generate_length"] == 4096
     assert TransformerXLCausalLM.from_config(settings["model"])
-    with tf.io.gfile.GFile(path + "/assets/tokens.json") as file:
-        assert file.read() == "abc"
+    assert read("assets/tokens.json") == "abc"
     signatures = tf.saved_model.load(path).signatures
     answer, _ = predict(signatures, IDS, start(signatures, 1))
     assert_close(answer, model.log_probs(IDS)[0])
-
-
-@pytest.mark.large
-def test_only_an_older_savedmodel_is_replaced(model, tmp_path, monkeypatch):
-    path = tmp_path / "1"
-    path.mkdir()
-    (path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="path="):
-        export(model, str(path))
-    assert (path / "notes.txt").read_text() == "mine"
-    (path / "saved_model.pb").write_text("an older one")
-    with pytest.raises(ValueError, match="path="):
-        export(model, str(path))  # that of another program
-    (path / "assets").mkdir()
-    (path / "assets/settings.json").write_text("{}")
-    # Whatever goes wrong, the older one stays.
-    monkeypatch.setattr(tf.io.gfile, "copy", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        export(model, str(path), num_slots=0, assets={"a": __file__})
-    assert (path / "saved_model.pb").read_text() == "an older one"
-    monkeypatch.undo()
-    export(model, str(path), num_slots=0)
-    assert not (path / "notes.txt").exists()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
-    assert "serving_default" in tf.saved_model.load(str(path)).signatures
 
 
 @pytest.mark.parametrize(
@@ -563,7 +503,7 @@ def test_arguments_that_cannot_be_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_absolute_positions_have_a_longest_segment():
+def test_absolute_positions_have_a_longest_segment(make_model):
     model = make_model(
         attention_type="al_rfou", memory_length=0, max_positions=30
     )

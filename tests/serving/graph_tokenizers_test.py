@@ -104,15 +104,12 @@ def name(request):
 
 def test_ids_and_bytes_are_those_of_python(name):
     graph = build_graph(name)
-    for texts in (TEXTS, ["", *TEXTS[::-1], ""], *([text] for text in TEXTS)):
-        check_same(graph, build(name), texts)
-
-
-def test_random_texts_have_the_ids_of_python(name):
     generator = random.Random(0)
     parts = [*CHARACTERS, *"\n\n  tΣΑ", "the cat", "the", " \n"]
-    texts = ["".join(generator.choices(parts, k=k)) for k in range(99)]
-    check_same(build_graph(name), build(name), texts)
+    drawn = ["".join(generator.choices(parts, k=k)) for k in range(99)]
+    alone = [[text] for text in TEXTS]
+    for texts in (TEXTS, ["", *TEXTS[::-1], ""], drawn, *alone):
+        check_same(graph, build(name), texts)
 
 
 def test_any_ids_have_the_bytes_of_python(name):

@@ -4,57 +4,29 @@ import pathlib
 import shutil
 import subprocess
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from factories import small_model
+from factories import V
+from factories import byte_model
+from factories import random_ids
 from script_runs import run_code
 from tensorflow.core.protobuf import saved_model_pb2
 
-from txl_keras.data import ByteTokenizer
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import export
+from txl_keras.serving.served_model import SAMPLING
 
-V, M = 29, 7
-SEGMENTS = 3
 SHAPES = [(1, 5), (3, 4)]
-HERE = pathlib.Path(__file__).parent
-
-
-@pytest.fixture(scope="module")
-def model():
-    keras.utils.set_random_seed(3)
-    return small_model(
-        vocabulary_size=V,
-        num_layers=2,
-        num_heads=3,
-        hidden_dim=16,
-        memory_length=M,
-        cutoffs=(9, 17),
-        div_val=2,
-        clamp_length=6,
-        same_length=True,
-        tie_projections="all_but_first",
-    )
-
-
-@pytest.fixture(scope="module")
-def path(model, tmp_path_factory):
-    path = tmp_path_factory.mktemp("served") / "tiny" / "1"
-    export(model, str(path), max_segment_length=20, num_slots=4)
-    return path
 
 
 def segments_of(batch_size, length):
-    shape = (SEGMENTS, batch_size, length)
-    return np.random.default_rng(batch_size).integers(V, size=shape)
+    """Three of them."""
+    return random_ids(3, batch_size, length, seed=batch_size)
 
 
 def expected(model, batch_size, length):
-    """Log-probabilities of all segments, `(SEGMENTS, B, T, V)`."""
-    memory = model.initial_memory(batch_size)
-    answers = []
+    """Log-probabilities of all segments, `(3, B, T, V)`."""
+    memory, answers = None, []
     for ids in segments_of(batch_size, length):
         log_probs, memory = model.log_probs(ids, memory)
         answers.append(log_probs.numpy())
@@ -85,7 +57,7 @@ for name, segments in np.load(segments_path).items():
     kept = []
     for ids in segments:
         hidden = call["hidden_states"](ids=ids, **memory)["hidden_states"]
-        assert hidden.shape == (*ids.shape, 16), hidden.shape
+        assert hidden.shape == (*ids.shape, 8), hidden.shape
         nll = call["score"](ids=ids, targets=ids, **memory)["nll"]
         memory = call["serving_default"](ids=ids, **memory)
         log_probs = memory.pop("log_probs").numpy()
@@ -148,59 +120,50 @@ np.savez(outputs_path, nll=scores["nll"], ids=written["ids"])
 
 @pytest.mark.large
 def test_tensorflow_alone_takes_text(tmp_path):
-    model = TransformerXLCausalLM.from_preset(
-        "quickstart", num_layers=1, hidden_dim=12, initializer_stddev=0.3
-    )
-    texts = ["né à côté", "to be"]
+    model, texts = byte_model(), ["né à côté", "to be"]
     path, outputs = tmp_path / "text" / "1", tmp_path / "outputs.npz"
-    export(model, str(path), ByteTokenizer(), memory_length=20)
+    export(model, str(path), model.tokenizer)
     run_python(TEXT_BY_TENSORFLOW, path, outputs, *texts)
     answers = np.load(outputs)
-    model.tokenizer = ByteTokenizer()
-    scores = model.score_texts(texts, memory_length=20)
     np.testing.assert_allclose(
-        answers["nll"], [np.nansum(nll) for _, nll in scores], rtol=1e-5
+        answers["nll"],
+        [np.nansum(nll) for _, nll in model.score_texts(texts)],
+        rtol=1e-5,
     )
-    expected = model.generate(
-        [ByteTokenizer().encode(text) for text in texts],
+    written = model.generate(
+        [model.tokenizer.encode(text) for text in texts],
         max_new_tokens=4,
         sampler="greedy",
-        memory_length=20,
         strip_prompt=True,
     )
-    np.testing.assert_array_equal(answers["ids"], expected)
+    np.testing.assert_array_equal(answers["ids"], written)
 
 
-@pytest.fixture(scope="module")
-def c_program(tmp_path_factory):
+def compile_c(program):
+    """Compiles the client in C against the library of TensorFlow's wheel."""
     compiler = shutil.which("gcc")
     if compiler is None:
         pytest.skip("There is no gcc.")
-    program = tmp_path_factory.mktemp("c") / "score"
     library = pathlib.Path(tf.sysconfig.get_lib())
-    subprocess.run(
-        [
-            compiler,
-            "-Wall",
-            "-Werror",
-            HERE / "score.c",
-            f"-I{tf.sysconfig.get_include()}",
-            library / "libtensorflow_cc.so.2",
-            library / "libtensorflow_framework.so.2",
-            f"-Wl,-rpath,{library}",
-            # It reads the gigabyte of the library four times as fast.
-            *(["-fuse-ld=gold"] if shutil.which("ld.gold") else []),
-            "-o",
-            program,
-        ],
-        check=True,
-    )
-    return program
+    command = [
+        compiler,
+        "-Wall",
+        "-Werror",
+        pathlib.Path(__file__).with_name("score.c"),
+        f"-I{tf.sysconfig.get_include()}",
+        library / "libtensorflow_cc.so.2",
+        library / "libtensorflow_framework.so.2",
+        f"-Wl,-rpath,{library}",
+        "-o",
+        program,
+    ]
+    subprocess.run(command, check=True)
 
 
 def signatures_of(path):
     saved_model = saved_model_pb2.SavedModel()
-    saved_model.ParseFromString((path / "saved_model.pb").read_bytes())
+    data = pathlib.Path(path, "saved_model.pb").read_bytes()
+    saved_model.ParseFromString(data)
     return saved_model.meta_graphs[0].signature_def
 
 
@@ -217,82 +180,62 @@ def tensor_names(path):
     return [tensor.name for tensor in tensors]
 
 
-def run_c(program, path, batch_size, length, ids):
-    """Runs the C program, which reads ids from its standard input."""
-    sizes = str(batch_size), str(length)
-    return subprocess.run(
-        [program, path, *sizes, *tensor_names(path)],
-        input=" ".join(map(str, ids)),
-        capture_output=True,
-        text=True,
-    )
-
-
 @pytest.mark.large
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_c_program_prints_the_same_numbers(model, path, c_program, shape):
-    segments = segments_of(*shape)
-    done = run_c(c_program, path, *shape, segments.ravel())
-    assert done.returncode == 0, done.stderr
-    printed = np.array(done.stdout.split(), "float32")
-    np.testing.assert_allclose(
-        printed.reshape(*segments.shape, V), expected(model, *shape), atol=1e-4
-    )
+def test_a_c_program_prints_the_same_numbers_and_what_is_wrong(
+    model, path, tmp_path
+):
+    program = tmp_path / "score"
+    compile_c(program)
 
+    def run(batch_size, length, ids):
+        sizes = str(batch_size), str(length)
+        return subprocess.run(
+            [program, path, *sizes, *tensor_names(path)],
+            input=" ".join(map(str, ids)),
+            capture_output=True,
+            text=True,
+        )
 
-def test_a_c_program_reads_what_is_wrong(path, c_program):
-    done = run_c(c_program, path, 1, 2, [3, V])
+    for shape in SHAPES:
+        done = run(*shape, segments_of(*shape).ravel())
+        assert done.returncode == 0, done.stderr
+        printed = np.array(done.stdout.split(), "float32")
+        log_probs = expected(model, *shape)
+        np.testing.assert_allclose(
+            printed.reshape(log_probs.shape), log_probs, atol=1e-4
+        )
+    done = run(1, 2, [3, V])
     assert done.returncode == 1
     assert "`ids` must hold integers" in done.stderr
 
 
-@pytest.fixture(scope="module")
-def request_server(path):
-    """Answers as a server does: by a session, which knows nothing of Python."""
-    signatures = signatures_of(path)
-    session = tf.compat.v1.Session(graph=tf.Graph())
-    with session.graph.as_default():
-        tf.compat.v1.saved_model.load(session, ["serve"], str(path))
+def test_a_server_has_defaults_and_keeps_memory_in_slots(model, path):
+    """By a session, as a server does, which knows nothing of Python."""
+    signatures, log_probs = signatures_of(path), expected(model, 3, 4)
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:
+        tf.compat.v1.saved_model.load(session, ["serve"], path)
 
-    def answer(name, **inputs):
-        signature = signatures[name]
-        return session.run(
-            {key: info.name for key, info in signature.outputs.items()},
-            {signature.inputs[key].name: inputs[key] for key in inputs},
-        )
+        def answer(name, **inputs):
+            signature = signatures[name]
+            return session.run(
+                {key: info.name for key, info in signature.outputs.items()},
+                {signature.inputs[key].name: inputs[key] for key in inputs},
+            )
 
-    yield answer
-    session.close()
-
-
-@pytest.mark.large
-def test_a_request_may_leave_sampling_parameters_out(request_server):
-    request = {
-        **request_server("initial_memory", batch_size=1),
-        "prompt_ids": [[3, 1]],
-        "prompt_length": [2],
-        "length": 8,
-    }
-    written = request_server("generate", **request)
-    with_defaults = request_server(
-        "generate",
-        **request,
-        seed=0,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        repetition_penalty=1.0,
-    )
-    np.testing.assert_array_equal(written["ids"], with_defaults["ids"])
-
-
-def test_a_server_keeps_memory_in_slots(model, request_server):
-    slots = [3, 1, 0]
-    for ids, log_probs in zip(
-        segments_of(3, 4), expected(model, 3, 4), strict=True
-    ):
-        answer = request_server("step", ids=ids, slots=slots)
-        np.testing.assert_allclose(
-            answer["log_probs"], log_probs[:, -1], atol=1e-5
-        )
-    request_server("reset", slots=slots)
+        slots = [3, 1, 0]
+        for ids, answers in zip(segments_of(3, 4), log_probs, strict=True):
+            last = answer("step", ids=ids, slots=slots)["log_probs"]
+            np.testing.assert_allclose(last, answers[:, -1], atol=1e-5)
+        answer("reset", slots=slots)
+        request = {
+            **answer("initial_memory", batch_size=1),
+            "prompt_ids": [[3, 1]],
+            "prompt_length": [2],
+            "length": 8,
+        }
+        # Sampling parameters are left out, or at their defaults.
+        written = [
+            answer("generate", **request, **more)["ids"]
+            for more in ({}, SAMPLING)
+        ]
+        np.testing.assert_array_equal(*written)

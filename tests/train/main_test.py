@@ -162,7 +162,7 @@ def test_a_value_that_is_no_choice_stops_before_any_work(
         (["--corpus={folder}/run/*"], ["workdir", "folder of the text"]),
         (["--corpus=tfds:lm2b"], ["lm1b", "'lm2b'"]),
         (["--corpus=ptb", "--manual_dir={folder}/no"], ["manual_dir", "/no'"]),
-        (["--document_separator=<end>"], ["empty", "'<end>'"]),
+        (["--document_separator=<end>"], ["for each split", "no text in"]),
         (["--tokenizer=hugging_face"], ["vocabulary", "tokenizer.json"]),
         (["--dropout=1.5"], ["1.5"]),
         (["--min_count=2"], ["'bytes'", "min_count=2"]),

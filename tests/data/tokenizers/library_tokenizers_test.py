@@ -110,7 +110,7 @@ def test_ids_are_those_of_the_library(name):
     assert tokenizer.vocabulary_size == library.get_vocab_size()
     if name == "word piece":
         assert tokenizer.unknown_id == tokenizer.encode("☃")[0] == 0
-    with pytest.raises(ValueError, match="0xff in position 1"):
+    with pytest.raises(ValueError, match="0xff at position 1"):
         tokenizer.encode(b"a\xff")
     with pytest.raises(ValueError, match="`ids` must"):
         tokenizer.decode_bytes([9999])

@@ -116,7 +116,7 @@ def test_bytes_and_strings_are_the_same_text_and_nothing_else_is(name):
     with pytest.raises(ValueError, match=r"dcff.*position 1"):
         tokenizer.encode("a\udcff")
     if name != "bytes":
-        with pytest.raises(ValueError, match=r"(0xff in|FF\) at) position 1"):
+        with pytest.raises(ValueError, match=r"0xff at position 1|FF.* 1"):
             tokenizer.encode(b"a\xff")
 
 

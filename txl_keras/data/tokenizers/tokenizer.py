@@ -72,8 +72,10 @@ class Tokenizer:
     def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
         """Decodes ids to bytes; the results of successive calls can be joined.
 
-        They may end inside a character. Where tokens are words, each begins
-        with a space, and so do lines.
+        They may end inside a character: pass them to
+        `codecs.getincrementaldecoder("utf-8")` to show text while it is
+        generated. Where tokens are words, each begins with a space, and so do
+        lines.
 
         Args:
             ids: Integer array or list of shape `(n,)`, or one integer.
@@ -121,12 +123,25 @@ def as_bytes(text):
             "`text` must be `bytes` or `str`. "
             f"Received: {shown(text)} of type {type(text).__name__}"
         )
-    return text.encode("utf-8")
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            "`text` must be encodable in UTF-8. Received: "
+            f"{text[error.start]!r} at position {error.start}"
+        ) from error
 
 
 def as_string(text):
     """Returns text as a `str` that can be encoded, or raises ValueError."""
-    return as_bytes(text).decode("utf-8")
+    data = as_bytes(text)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            "`text` must be UTF-8. Received: byte "
+            f"{data[error.start]:#04x} at position {error.start}"
+        ) from error
 
 
 def check_ids(ids, vocabulary_size):

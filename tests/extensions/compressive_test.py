@@ -15,7 +15,6 @@ from factories import small_backbone
 from factories import small_model
 
 from txl_keras.data import Segments
-from txl_keras.evaluation import warmup_segments
 from txl_keras.extensions.compressive import COMPRESSIONS
 from txl_keras.extensions.compressive import Compression
 from txl_keras.extensions.compressive import CompressiveBackbone
@@ -329,11 +328,6 @@ def test_memory_of_another_kind_is_named():
         plain(ids, memory=other.initial_memory(2))
     with pytest.raises(ValueError, match="must be a CompressiveMemory, "):
         other(ids, memory=plain.initial_memory(2))
-
-
-def test_what_depends_on_a_limited_reach_is_refused():
-    with pytest.raises(ValueError, match="finite reach"):
-        warmup_segments(small_backbone(**CONV), 5)
 
 
 @pytest.mark.parametrize("kind", ["conv", "most_used"])

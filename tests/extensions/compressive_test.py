@@ -15,7 +15,6 @@ from factories import small_backbone
 from factories import small_model
 
 from txl_keras.data import Segments
-from txl_keras.evaluation import warmup_segments
 from txl_keras.extensions.compressive import COMPRESSIONS
 from txl_keras.extensions.compressive import Compression
 from txl_keras.extensions.compressive import CompressiveBackbone
@@ -168,24 +167,14 @@ def test_cached_reading_equals_calls(kind, cold_start):
     reader = SegmentReader(model.backbone, 2, 9)
     reader.begin()
     memory = None
-    for inputs in segments([5, 1, 1, 9, 1, 9, 5, 1]):
+    for i, inputs in enumerate(segments([5, 1, 1, 9, 1, 9, 5, 1])):
+        if i == 5:
+            assert memory.pending_length[0] == 2
+            reader.begin(memory)  # goes on from any memory
         hidden, memory = model.backbone(inputs, memory=memory)
         found, entries = reader.read(inputs)
         np.testing.assert_allclose(found, hidden, atol=2e-5)
         reader.remember(entries)
-
-
-def test_projected_memory_goes_on_from_any_memory():
-    backbone = small_backbone(**CONV)
-    _, memory = read(backbone, [9, 9, 2, 9])
-    assert memory.pending_length[0] == 2
-    cache = backbone.project_memory(memory)
-    for inputs in segments([4, 1, 1, 5], seed=1):
-        hidden, memory = backbone(inputs, memory=memory)
-        positions = backbone.project_positions(C + 6 + 5)
-        found, *entries = backbone.call_projected(inputs, cache, positions)
-        np.testing.assert_allclose(found, hidden, atol=2e-5)
-        cache = backbone.append(cache, entries)
 
 
 # === Training ===
@@ -339,11 +328,6 @@ def test_memory_of_another_kind_is_named():
         plain(ids, memory=other.initial_memory(2))
     with pytest.raises(ValueError, match="must be a CompressiveMemory, "):
         other(ids, memory=plain.initial_memory(2))
-
-
-def test_what_depends_on_a_limited_reach_is_refused():
-    with pytest.raises(ValueError, match="finite reach"):
-        warmup_segments(small_backbone(**CONV), 5)
 
 
 @pytest.mark.parametrize("kind", ["conv", "most_used"])

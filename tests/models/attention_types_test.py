@@ -97,13 +97,6 @@ def test_positions_are_counted_from_the_end(attention_type, length):
     np.testing.assert_allclose(backbone(ids)[0], x, atol=2e-5)
 
 
-def test_a_segment_longer_than_the_positions_is_an_error():
-    backbone = backbone_of("al_rfou", max_positions=T)
-    backbone(random_ids(B, T))
-    with pytest.raises(ValueError, match=f"`max_positions`, {T}. Received"):
-        backbone(random_ids(B, T + 1))
-
-
 @pytest.mark.parametrize("max_positions", [T, 2])
 def test_a_segment_of_unknown_length_that_is_too_long_is_an_error(
     max_positions,
@@ -116,6 +109,8 @@ def test_a_segment_of_unknown_length_that_is_too_long_is_an_error(
     for length in (max_positions + 1, max_positions + 2, 3 * max_positions):
         with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
             run(random_ids(B, length))
+        with pytest.raises(ValueError, match="`max_positions`, .*. Received"):
+            backbone(random_ids(B, length))
 
 
 def test_missing_positions_are_errors():

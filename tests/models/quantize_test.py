@@ -1,12 +1,12 @@
 """`quantize` of models: every way to compute a model sees the int8 kernels."""
 
-import json
 import shutil
 
 import keras
 import numpy as np
 import pytest
 from factories import assert_same
+from factories import change_json
 from factories import random_ids
 from factories import small_model
 from model_checks import check_every_way
@@ -229,20 +229,13 @@ def test_blocks_may_be_quantized_in_different_ways(tmp_path):
     ids=str,
 )
 def test_a_quantized_preset_by_a_stranger_is_refused(fields, message, folder):
-    path = folder / "config.json"
-    content = json.loads(path.read_text())
-    config = content["config"]["backbone"]["config"]
-    for field, value in fields.items():
-        *parents, last = field.split(".")
-        # All blocks in the same way.
-        for block in (0, 1) if parents else (None,):
-            parent = config
-            for name in parents:
-                parent = parent[name.replace("block_0", f"block_{block}")]
-            parent[last] = value
-            if value is ...:
-                del parent[last]
-    path.write_text(json.dumps(content))
+    # All blocks in the same way.
+    changes = {
+        f"config.backbone.config.{field.replace('block_0', block)}": value
+        for field, value in fields.items()
+        for block in ("block_0", "block_1")
+    }
+    change_json(folder / "config.json", changes)
     with pytest.raises(ValueError, match=message) as error:
         TransformerXLCausalLM.from_preset(folder)
     assert str(folder) in str(error.value)

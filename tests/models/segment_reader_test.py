@@ -59,10 +59,8 @@ ZEROS = {"cold_start": "zeros"}
     [
         {"num_layers": 2},
         {"num_layers": 2, **ZEROS},
-        {"same_length": True},
         {"same_length": "pytorch"},
         {"same_length": "pytorch", **ZEROS},
-        {"clamp_length": 4},
         {"clamp_length": 4, "same_length": True, **ZEROS},
         {"tie_attention_biases": False},
         {"normalize_first": True, "normalize_output": True},

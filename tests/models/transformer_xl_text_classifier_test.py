@@ -231,35 +231,3 @@ def test_bad_inputs_are_errors():
     model.compile("sgd")
     with pytest.raises(tf.errors.InvalidArgumentError, match="must hold int"):
         model.predict(ids + V, verbose=0)
-
-
-def test_segments_that_no_text_ends_in_have_no_backward_pass():
-    backbone = small_backbone()
-    model = classifier(backbone)
-    ids = np.random.default_rng(0).integers(0, V, (3, 15))
-    lengths = np.array([15, 10, 14])  # in segments 3, 2 and 3 of 0 to 3
-    backward = []
-
-    @tf.custom_gradient
-    def counted(hidden):
-        def gradient(upstream):
-            backward.append(float(tf.norm(upstream)))
-            return upstream
-
-        return tf.identity(hidden), gradient
-
-    call = backbone.call
-
-    def call_and_count(*args, **kwargs):
-        hidden, memory = call(*args, **kwargs)
-        return counted(hidden), memory
-
-    backbone.call = call_and_count
-    for pooling, num_segments in (("last", 2), ("mean", 4)):
-        model.pooling = pooling
-        backward.clear()
-        with tf.GradientTape() as tape:
-            logits = model((ids, lengths), training=True)
-        tape.gradient(logits, model.trainable_variables)
-        assert len(backward) == num_segments
-        assert min(backward) > 0

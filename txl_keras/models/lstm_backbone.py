@@ -32,9 +32,8 @@ class LSTMBackbone(RecurrentBackbone):
         vocabulary_size: Integer `V`.
         num_layers: Integer `L`.
         hidden_dim: Integer `D`, units of each layer.
-        cutoffs, embedding_dim, div_val, project_same_dim: Arguments of the
-            token embedding, see `AdaptiveEmbedding`. By default it is an
-            ordinary embedding of size D.
+        cutoffs, embedding_dim, div_val, project_same_dim: See
+            `TransformerXLBackbone`.
         dropout: Float, dropout on embeddings and on the outputs of layers, but
             not on the recurrent connections (Zaremba et al., 2014).
         initializer_stddev: Float, standard deviation of the normal

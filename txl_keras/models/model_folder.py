@@ -72,8 +72,7 @@ class ModelFolder:
         check_fields(content, _FIELDS, self._config_path)
         damaged = f"{self._config_path} is damaged: it"
         check_known(content, _FIELDS.keys(), damaged)
-        self.class_name = content["class_name"]
-        self.model_class = class_of(self.class_name, self._config_path)
+        self.model_class = class_of(content["class_name"], self._config_path)
         self.training = content["training"]
         self._weights_path = os.path.join(path, _WEIGHTS)
 

@@ -154,13 +154,6 @@ def arguments(model_class):
     return parameters(model_class, keras.Model)
 
 
-def own_arguments(model_class):
-    """Returns the parameters of a model without its backbone, by name."""
-    found = arguments(model_class)
-    # A backbone has none.
-    return found if found.pop("backbone", None) else {}
-
-
 def required_arguments(model_class):
     """Returns the names of the parameters without a default."""
     found = arguments(model_class).values()
@@ -170,7 +163,8 @@ def required_arguments(model_class):
 def split_overrides(model_class, overrides, backbone_class, given=()):
     """Returns overrides of a model and those of its backbone, both checked."""
     # Arguments of the model that have no default may be in `given` instead.
-    own = own_arguments(model_class).keys()
+    own = set(arguments(model_class))
+    own = own - {"backbone"} if "backbone" in own else set()
     missing = own & required_arguments(model_class) - {*overrides, *given}
     if own:  # it is not a backbone
         own |= {"name"}

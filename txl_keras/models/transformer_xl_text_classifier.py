@@ -36,10 +36,9 @@ class TransformerXLTextClassifier(BackboneModel):
     Texts of a batch are padded on the right. Padding does not change the
     logits: nothing of the text attends to it, and it is not pooled.
 
-    No gradient flows through memory (section 3.2 of the paper). With
-    `pooling="last"` the backbone therefore learns only from the segment in
-    which a text ends: how it encodes earlier segments comes from there, or
-    from language modeling. With `"mean"` it learns from every segment.
+    No gradient flows through memory (section 3.2 of the paper). So with
+    `pooling="last"` the backbone learns only from the segment in which a text
+    ends, with `"mean"` from every segment.
 
     Args:
         backbone: A `TransformerXLBackbone` with relative positions, or an

@@ -283,20 +283,12 @@ class TransformerXLBackbone(RecurrentBackbone):
     ):
         inputs = self._check_inputs(token_ids, embeddings)
         batch_size = ops.shape(inputs)[0]
-        stack = None
-        if self.stateful and memory is None:
-            stacks = self._inference_memory, self._training_memory
-            stack = stacks[bool(training)]
-            memory = stack.read(batch_size)
+        stack = self._memory_of_calls(training) if memory is None else None
+        memory = memory if stack is None else stack.read(batch_size)
         episodes, reset = self._episodes(reset, inputs)
         memory = self._begin_memory(memory, batch_size, reset)
-        if mask is not None:
-            self.check_takes_padding()
-        padding = Padding(check_mask("mask", mask, ops.shape(inputs)[:2]))
-        # Unused hashes of seeds would be a seventh of the operations in a small
-        # model's training step, and take seconds to compile.
-        if not (self.dropout or self.attention_dropout):
-            dropout_seed = None
+        padding = self._padding(mask, inputs)
+        dropout_seed = self._used_seed(dropout_seed)
         row_seeds = self._row_seeds(dropout_seed, first_row, batch_size)
 
         # Padding is at the end until the hidden states are returned.
@@ -331,6 +323,17 @@ class TransformerXLBackbone(RecurrentBackbone):
         if return_attention_scores:
             return hidden, memory, tuple(scores)
         return hidden, memory
+
+    def _used_seed(self, dropout_seed):
+        # Unused hashes of seeds would be a seventh of the operations in a small
+        # model's training step, and take seconds to compile.
+        return dropout_seed if self.dropout or self.attention_dropout else None
+
+    def _memory_of_calls(self, training):
+        """Returns the `MemoryStack` of a `stateful` backbone, or `None`."""
+        if not self.stateful:
+            return None
+        return self._training_memory if training else self._inference_memory
 
     def _position_arguments(self, x, memory, training, dropout_seed):
         """Returns the arguments of blocks about relative positions."""
@@ -390,6 +393,11 @@ class TransformerXLBackbone(RecurrentBackbone):
             )
         reset = check_mask("reset", reset, ops.shape(inputs)[:2])
         return Episodes(reset), None
+
+    def _padding(self, mask, inputs):
+        if mask is not None:
+            self.check_takes_padding()
+        return Padding(check_mask("mask", mask, ops.shape(inputs)[:2]))
 
     def _check_inputs(self, token_ids, embeddings):
         """Returns ids `(B, T)` or embeddings `(B, T, D)`."""

@@ -4,7 +4,7 @@ An extension is a module of `txl_keras.extensions` or `txl_keras.pages`, the
 package `txl_keras.tpu`, one that an installed package names as an entry point
 of the group `txl_keras.extensions`, or any that was imported. The rest of the
 package imports none of them: it asks for what is `registered`. So models find
-the loaders of `txl_keras.checkpoints`, which are above them.
+the loaders of `txl_keras.checkpoints`, which import the models.
 """
 
 import functools

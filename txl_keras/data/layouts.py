@@ -23,7 +23,7 @@ class Rows(NamedTuple):
 
 
 class Layout:
-    """Assigns segments `[r S // B, (r + 1) S // B)` of D texts to row r."""
+    """Assigns the S segments of D texts to rows: `S / B` in order to each."""
 
     # A text is a document, or all that a row reads. Text d has the predictions
     # from `starts[d]` on, `sizes[d]` of them, in segments of T, the last one

@@ -180,7 +180,7 @@ class CompressiveMemoryStack(MemoryStack):
 
 
 def evict(memory, tokens, hidden_states, compressions, num_slots, lengths):
-    """Finds what leaves a memory; of its M `tokens` the T oldest are enough."""
+    """Finds what leaves a memory; of its M `tokens` it reads the T oldest."""
     # Returns L states `(B, S, D)`, a function that compresses them, how many
     # groups they are and how many steps are real, and fields of a new memory.
     rate, size = compressions[0].rate, memory.length - num_slots
@@ -349,7 +349,7 @@ class CompressiveCache(
 
     @staticmethod
     def largest(shapes):
-        """Returns the largest counts of served tensors `(B, *shape)`."""
+        """Returns the most that each count may be: see `ProjectedMemory`."""
         names = {"valid_length": "states", "pending_length": "pending"}
         return {name: shapes[states][1] for name, states in names.items()}
 

@@ -112,7 +112,7 @@ class ProjectedMemory(
 
     @staticmethod
     def largest(shapes: dict) -> dict:
-        """Returns the largest counts of served tensors `(B, *shape)`."""
+        """Returns the most that each count may be, for a server's checks."""
         return {"valid_length": shapes["memory"][3]}
 
     def reset_rows(self, reset: Tensor, empty: Any) -> Self:

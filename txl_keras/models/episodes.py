@@ -29,7 +29,8 @@ class Episodes:
         return numbers[:, :, None] == keys[:, None, :]
 
     def last(self, memory, states, padding):
-        """Returns memory, states and their lengths, of the last episodes."""
+        """Returns what each row's last episode leaves to be remembered."""
+        # Memory of earlier segments, states, and their lengths.
         if self._numbers is None:
             return memory, states, padding.lengths
         last = self._numbers[:, -1:]

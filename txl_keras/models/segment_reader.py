@@ -36,7 +36,7 @@ class SegmentReader:
     `read_texts` reads texts of different lengths. To call `read` and
     `remember` yourself, compile them separately: in one program XLA would copy
     the whole memory instead of writing the new entries in place. `compile` is
-    for functions that read one token of one row at a time.
+    for functions that read one token of each row at a time.
 
     Args:
         backbone: `TransformerXLBackbone` or `LSTMBackbone`.

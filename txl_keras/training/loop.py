@@ -44,7 +44,7 @@ class TrainingLoop:
     max_steps: int
     segments: Segments
     validate: Callable  # returns scores, `None` if stopped
-    workdir: object  # `Workdir`, which is above this part
+    workdir: object  # a `Workdir`, which this package may not import
     stop: StopRequest
     eval_every: int
     checkpoint_every: int

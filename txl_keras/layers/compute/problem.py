@@ -1,8 +1,8 @@
 """Description of one attention, independent of how it is computed.
 
 `Problem` holds the projected tensors, `Visible` is its mask, `Positions` adds
-scores by distance. The functions before them keep NaN and infinity out of what
-is masked, in layers and models.
+scores by distance. The functions above those classes keep NaN and infinity out
+of what is masked, in layers and models.
 """
 
 import dataclasses

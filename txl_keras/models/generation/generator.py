@@ -116,7 +116,7 @@ class Generator:
 
     @contextlib.contextmanager
     def _reading(self, prompts, memory):
-        """Lends a reader after all tokens of prompts but the last."""
+        """Lends a reader that has read all tokens of prompts but the last."""
         # Taken out, so that an iterator started meanwhile creates its own
         # reader and memory.
         reader, self._reader = self._reader, None

@@ -61,7 +61,7 @@ class Continuation:
 
 
 def read_prompts(model, prompts, begins_line):
-    """Returns a list of texts or ids, their ids, and whether it is of one."""
+    """Returns prompts as a list, the ids of each, and if one was passed."""
     is_single = isinstance(prompts, (str, bytes))
     if is_single:
         prompts = [prompts]

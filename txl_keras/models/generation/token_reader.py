@@ -22,7 +22,7 @@ class TokenReader:
 
     A call returns `answer(hidden, *args)` for hidden states `(B, D)`, by
     default the log-probabilities `(B, V)` of the next tokens. An engine is a
-    subclass whose calls return other log-probabilities: see docs/extending.md.
+    subclass that computes these in another way: see docs/extending.md.
     """
 
     options = None  # of an engine: its `Options`, flags of `txl generate`

@@ -47,8 +47,9 @@ _ENGINE_OPTIONS = {
 class Generate(options.Options):
     r"""Holds the options of this command.
 
-    prompt: Text to continue; may be repeated. Default: a newline. For a model
-        of token ids: numbers, or an .npy file, which must be given.
+    prompt: Text to continue; may be repeated. Default: a newline, or
+        a space without newlines. For a model of token ids: numbers, or an .npy
+        file, which must be given.
     max_tokens: Most tokens to write after the prompt; --stop may end the text
         sooner.
     stop: Text at which to stop; \n is a newline. It is not printed. May be
@@ -97,7 +98,10 @@ def main(_):
     model, memory_length, _ = trained_model.load_trained_model()
     is_text = not isinstance(model.tokenizer, IdTokenizer)
     _check_kind(is_text)
-    prompts = FLAGS.prompt or ["\n"]
+    prompts = FLAGS.prompt
+    if not prompts:
+        # Published models of characters leave newlines out.
+        prompts = ["\n" if len(model.tokenizer.encode("\n")) else " "]
     if not is_text:
         prompts = [_read_ids(model.tokenizer, prompt) for prompt in prompts]
     generate = functools.partial(

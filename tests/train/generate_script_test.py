@@ -2,6 +2,7 @@
 
 from factories import save_run
 
+from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -56,3 +57,16 @@ def test_unknown_words_of_a_prompt_are_named(here, tmp_path, recwarn):
         assert error is None
         told = "".join(str(warning.message) for warning in recwarn)
         assert words in told if words else "vocabulary" not in told
+
+
+def test_a_model_without_newlines_begins_with_a_space(here, tmp_path):
+    tokenizer = CharacterTokenizer(" ab", drop_newlines=True)
+    model = TransformerXLCausalLM(
+        LSTMBackbone(vocabulary_size=3, num_layers=1, hidden_dim=8)
+    )
+    save_run(tmp_path / "run", model, 3, tokenizer)
+    text, error = here(
+        "generate.py", f"--workdir={tmp_path / 'run'}", "--max_tokens=9"
+    )
+    assert error is None
+    assert text[0] == " " and len(text) == 1 + 9 + 1

@@ -112,9 +112,7 @@ _NO_RUN = {"flags": {"segment_length": 128}, "corpus": {}, "data": {}}
 
 
 def main(_):
-    for option in _EVALUATORS.values():
-        option.check()
-    chosen = next((x for n, x in _EVALUATORS.items() if FLAGS[n].value), None)
+    chosen = _chosen_evaluator()
     FLAGS.batch_size = FLAGS.batch_size or getattr(chosen, "batch_size", 16)
     workdir = trained_model.given_workdir()
     _check_flags()
@@ -196,6 +194,27 @@ def _evaluate(workdir, chosen, stop):
         data = reader.read(tokens[:_MAX_PAGE_TOKENS])
         write_text(reader.page(f"{name}, {FLAGS.split}", data), f"{path}.html")
         print(f"Written to {path}.html")
+
+
+def _chosen_evaluator():
+    """Returns the options of the chosen evaluator, or `None`; checks them."""
+    chosen = [name for name in _EVALUATORS if FLAGS[name].value]
+    options.refuse(len(chosen) > 1, f"Only one of {chosen} can be given.")
+    for name, option in _EVALUATORS.items():
+        for flag in option.names():
+            options.refuse(
+                FLAGS[flag].present and name not in chosen,
+                f"`{flag}` can only be given with --{name}.",
+            )
+    if not chosen:
+        return None
+    options.refuse(
+        FLAGS.html,
+        f"`html` must be left out with --{chosen[0]}: the page "
+        "shows what surprises the model alone.",
+    )
+    _EVALUATORS[chosen[0]].check()
+    return _EVALUATORS[chosen[0]]
 
 
 def _check_flags():

@@ -43,8 +43,8 @@ def register(kind: str, **named: Any) -> None:
     for name, value in named.items():
         if known.setdefault(name, value) is not value:
             raise ValueError(
-                f"`{name}` must be a new name of a {kind}. Received: {value!r},"
-                f" but {known[name]!r} is registered"
+                f"`{name}` must be a new name of the kind {kind!r}. Received: "
+                f"{value!r}, but {known[name]!r} is registered"
             )
 
 

@@ -369,14 +369,12 @@ class Dynamic(options.Options):
     def check(cls):
         """Checks the flags before anything is loaded."""
         users = dict.fromkeys(["dynamic_decay", "dynamic_segments"], ["rms"])
-        users["dynamic_learning_rate"] = [*_LEARNING_RATES]
         options.check_used("dynamic", users)
-        if FLAGS.dynamic:
-            for rate, decay in _pairs():
-                check_number("dynamic_learning_rate", rate, 0)
-                check_number("dynamic_decay", decay, 0)
-            expected = "`stride` must be left out with --dynamic."
-            options.refuse(FLAGS.stride is not None, expected)
+        for rate, decay in _pairs():
+            check_number("dynamic_learning_rate", rate, 0)
+            check_number("dynamic_decay", decay, 0)
+        expected = "`stride` must be left out with --dynamic."
+        options.refuse(FLAGS.stride is not None, expected)
 
     @classmethod
     def build(cls, model, settings, config, workdir, stop):

@@ -10,7 +10,9 @@ def test_a_name_is_registered_once():
     register("test", first=1, second=2)
     register("test", first=1)
     assert registered("test") == {"first": 1, "second": 2}
-    with pytest.raises(ValueError, match="`second` must be a new name of the kind"):
+    with pytest.raises(
+        ValueError, match="`second` must be a new name of the kind"
+    ):
         register("test", second=3)
 
 

@@ -10,9 +10,7 @@ def test_a_name_is_registered_once():
     register("test", first=1, second=2)
     register("test", first=1)
     assert registered("test") == {"first": 1, "second": 2}
-    with pytest.raises(
-        ValueError, match="`second` must be a new name of the kind"
-    ):
+    with pytest.raises(ValueError, match="new name of the kind .test"):
         register("test", second=3)
 
 

@@ -53,7 +53,9 @@ class Tokenizer:
         """
         raise NotImplementedError
 
-    def encode_texts(self, texts):
+    def encode_texts(
+        self, texts: Sequence[str | bytes]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of texts `(n,)`, joined, and their lengths `(B,)`."""
         ids = [self.encode(text) for text in texts]
         return np.concatenate(ids), np.array([*map(len, ids)])

@@ -4,6 +4,7 @@ import json
 import pytest
 
 from txl_keras.data import LabelledTexts
+from txl_keras.data import labelled_texts
 from txl_keras.data import read_labelled_texts
 from txl_keras.data.corpora import files
 
@@ -28,6 +29,7 @@ def test_tsv_without_names_is_read_as_it_stands(write):
     mails = read_labelled_texts(path, **NUMBERS)
     assert mails.texts == ['"quoted", né\\n', "1\u2028 2"]
     assert mails.labels == ["ham", "spam"]
+    assert mails.lines[1] == 3
 
 
 def test_csv_has_quotes_newlines_and_long_values(write):
@@ -36,6 +38,7 @@ def test_csv_has_quotes_newlines_and_long_values(write):
     texts = read_labelled_texts(write("a.csv", "\ufeff" + content))
     assert texts.texts == ['one, "two"\nthree', long]
     assert texts.labels == ["a", "b"]
+    assert texts.lines[1] == 4
 
 
 def test_json_lines_may_have_integers_as_labels(write):
@@ -79,10 +82,34 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path):
 def test_rows_are_refused_before_they_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_FREE_BYTES", 1 << 16)
     path = tmp_path / "a.tsv.gz"
+    noise = [f"{i * 7919 % 10000:04}" for i in range(600)]
+    path.write_bytes(
+        gzip.compress("".join(f"b\t{x}\n" for x in noise).encode())
+    )
+    assert read_labelled_texts(path, **NUMBERS).texts == noise
     # Far less than 64 KiB in the file, but not in memory.
     path.write_bytes(gzip.compress(b"b\ta\n" * 2**13))
     with pytest.raises(ValueError, match="must not unpack to more than 200"):
         read_labelled_texts(path, **NUMBERS)
+    (tmp_path / "a.tsv").write_text("b\ta\n" * 2**12)
+    assert len(read_labelled_texts(tmp_path / "a.tsv", **NUMBERS)) == 2**12
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.tsv", "text\tlabel\na\tb\n" + "c" * 3000, "every 1,000 bytes"),
+        ("a.jsonl", '{"text": "' + "c" * 3000, "every 1,000 bytes"),
+        ("a.csv", 'text,label\na,b\nc,"d\n' + "e\n" * 1100, "line .*in quotes"),
+    ],
+)
+def test_a_row_without_an_end_is_not_kept(
+    name, content, message, write, monkeypatch
+):
+    monkeypatch.setattr(labelled_texts, "_MAX_TEXT_BYTES", 1000)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 100)
+    with pytest.raises(ValueError, match=message):
+        read_labelled_texts(write(name, content))
 
 
 @pytest.mark.parametrize(
@@ -103,9 +130,9 @@ def test_labels_are_numbered_as_in_train():
     names = train.label_names()
     assert names == ["ham", "spam"]
     assert train.label_ids(names) == [1, 0, 1]
-    test = LabelledTexts(["a", "b"], ["ham", "eggs"], "mails.tsv")
+    test = LabelledTexts(["a", "b"], ["ham", "eggs"], "mails.tsv", [3, 8])
     with pytest.raises(
-        ValueError, match=r"\['ham', 'spam'\].*'eggs' at mails.tsv, text 1"
+        ValueError, match=r"\['ham', 'spam'\].*'eggs' at mails.tsv, line 8"
     ):
         test.label_ids(names)
 

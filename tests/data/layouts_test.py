@@ -3,10 +3,26 @@ import pytest
 
 from txl_keras.data.layouts import Layout
 from txl_keras.data.layouts import document_lengths
+from txl_keras.data.layouts import draw
 from txl_keras.data.layouts import permutation
 from txl_keras.data.segments import Segments
 
 DOCUMENTS = np.array([0, 1, 14, 30, 31, 52])
+
+
+def test_a_draw_is_that_of_splitmix64():
+    # The second number of the generator that begins at 0 is the first of the
+    # one that begins one step further.
+    golden = 0x9E3779B97F4A7C15
+    assert [int(draw(0)), int(draw(golden)), int(draw(2 * golden % 2**64))] == [
+        0xE220A8397B1DCDAF,
+        0x6E789E6AA1B965F4,
+        0x06C45D188009454F,
+    ]
+    many = draw(3, 4, np.arange(1000))
+    assert many.dtype == np.uint64 and len(set(many.tolist())) == 1000
+    assert int(draw(3, 4, 7)) == int(many[7])
+    assert int(draw(4, 3, 7)) != int(many[7])
 
 
 def test_a_permutation_is_one_and_differs_by_seed_and_epoch():

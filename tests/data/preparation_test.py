@@ -11,6 +11,7 @@ from txl_keras.data import WordTokenizer
 from txl_keras.data import load_corpus
 from txl_keras.data import preparation
 from txl_keras.data.corpora import corpus as corpus_module
+from txl_keras.data.corpora import files as files_module
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
 
@@ -69,6 +70,8 @@ def test_ids_and_documents_of_a_corpus(place, tmp_path):
         WordTokenizer(["a", "é", "𝄞", "<eos>"], None, line_end="<eos>"),
         # The mark of a newline in the text does not count.
         WordTokenizer(["a", "é", "𝄞"], None, line_end="𝄞"),
+        # A line that goes on in the next block begins once.
+        WordTokenizer(["<S>", "a", "é", "𝄞"], None, "<S>", "<S>"),
     ],
 )
 def test_many_blocks_give_the_ids_of_the_whole_text(tokenizer, tmp_path):
@@ -239,6 +242,28 @@ def test_what_a_killed_preparation_left_is_made_again(tmp_path):
     again = prepare(corpus_of({}), WORDS, str(tmp_path))["train"]
     assert again.metadata == train.metadata
     assert not (tmp_path / "of another").exists()
+
+
+def test_what_became_shorter_while_it_was_read_is_not_kept(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"the cat\n" * 100)
+    corpus = load_corpus(path)
+
+    def read_shorter(path, start=0, stop=None):
+        os.truncate(path, 650)
+        return read_text(path, start, stop)
+
+    read_text = files_module.read_text
+    monkeypatch.setattr(files_module, "read_text", read_shorter)
+    ids = str(tmp_path / "ids")
+    with pytest.raises(ValueError, match="text.txt was changed"):
+        prepare_tokenizer("words", corpus, ids)
+    with pytest.raises(ValueError, match="text.txt was changed"):
+        prepare(corpus, WORDS, ids)
+    kept = [p for p in (tmp_path / "ids").rglob("*") if p.suffix != ".lock"]
+    assert all(path.is_dir() and not any(path.iterdir()) for path in kept)
 
 
 def test_an_unknown_word_is_named(tmp_path):

@@ -16,6 +16,8 @@ from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 from txl_keras.types import PathLike
 
+_MAX_TEXT_BYTES = 1 << 25  # a quote may have no end
+
 
 @dataclasses.dataclass(frozen=True)
 class LabelledTexts:
@@ -156,7 +158,8 @@ def read_labelled_texts(
     has_header = not (text_column.isdecimal() and label_column.isdecimal())
     with open_checked(path, math.inf) as file:
         size = file.size()
-    lines = (line.decode() for line in files.read_between(path, b"\n"))
+    lines = files.read_between(path, b"\n", max_bytes=_MAX_TEXT_BYTES)
+    lines = (line.decode() for line in lines)
     if kind == "jsonl":
         records = _json_records(lines, path)
     else:
@@ -171,7 +174,7 @@ def read_labelled_texts(
         taken += sys.getsizeof(text)
         files.check_unpacked(path, taken // 2, size)
         texts.append(text)
-        labels.append(label)
+        labels.append(sys.intern(label) if isinstance(label, str) else label)
         numbers.append(number)
     return LabelledTexts(texts, labels, path, numbers)
 
@@ -197,7 +200,7 @@ def _json_records(lines, path):
 def _csv_records(lines, path, kind, has_header):
     """Yields the line number of each row and its values by column name."""
     options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    csv.field_size_limit(1 << 30)  # 128 KiB by default
+    csv.field_size_limit(_MAX_TEXT_BYTES)  # 128 KiB by default
     reader = csv.reader(
         (f"{line}\n" for line in lines),
         strict=True,

@@ -85,6 +85,6 @@ def map_blocks(function, corpus, split, action, threads=False):
         def shown_blocks():
             for block in corpus.blocks(split):
                 yield block
-                bar.update(len(block.text))
+                bar.update(block.num_bytes)
 
         yield from ordered_map(function, shown_blocks(), threads=threads)

@@ -218,7 +218,9 @@ def _result_path(path):
 def encode_block(tokenizer, source, block):
     """Returns the ids of a `Block`, where its documents begin, and sizes."""
     try:
-        ids, lengths = tokenizer.encode_texts(block.pieces)
+        ids, lengths = tokenizer.encode_texts(
+            block.pieces, begins_line=not block.amid_line
+        )
     except UnknownSymbolError as error:
         raise ValueError(
             f"{source} has {error.symbol!r}, which is not in the vocabulary. "
@@ -232,6 +234,6 @@ def encode_block(tokenizer, source, block):
         "ids": ids,
         "documents": (np.cumsum(lengths) - lengths)[int(block.continues) :],
         "num_tokens": len(ids),
-        "num_bytes": len(block.text),
+        "num_bytes": block.num_bytes,
         "num_unknown": num_unknown,
     }

@@ -67,9 +67,12 @@ def test_blocks_are_the_text_and_know_where_documents_begin(monkeypatch):
             for i, piece in enumerate(block.pieces):
                 piece.decode()  # no character is cut
                 if i == 0 and block.continues:
+                    assert block.amid_line == (not found[-1].endswith(b"\n"))
                     found[-1] += piece
                 else:
                     found.append(piece)
+            assert block.continues or not block.amid_line
+            assert block.num_bytes == len(block.text)
         expected = [joined(document) for document in documents]
         assert found == [text for text in expected if text]
 
@@ -78,10 +81,10 @@ def test_a_block_ends_with_a_line_or_a_word(monkeypatch):
     monkeypatch.setattr(corpus_module, "BLOCK_BYTES", 10)
     corpus = corpus_of(b"one two\nthree four five six\nseven")
     assert list(corpus.blocks("train")) == [
-        Block([b"one two\n"], False),
-        Block([b"three four "], True),
-        Block([b"five six\n"], True),
-        Block([b"seven"], True),
+        Block([b"one two\n"], False, False),
+        Block([b"three four "], True, False),
+        Block([b"five six\n"], True, True),
+        Block([b"seven"], True, False),
     ]
 
 
@@ -95,3 +98,10 @@ def test_a_corpus_is_recognised_by_its_text_or_by_what_it_says():
     told = corpus_of([b"one"], identity=identity).fingerprint()
     assert corpus_of([b"two"], identity=identity).fingerprint() == told
     assert corpus_of([b"one"], identity={"version": 2}).fingerprint() != told
+
+
+@pytest.mark.parametrize("document", ["one", ["o", "ne"], [3]])
+def test_documents_that_are_no_bytes_are_refused(document):
+    corpus = corpus_of([b"fine", document])
+    with pytest.raises(ValueError, match="must be `bytes`.*of type (str|int)"):
+        list(corpus.blocks("train"))

@@ -1,11 +1,15 @@
 import gzip
+import os
 
 import pytest
 
+from txl_keras.data import read_labelled_texts
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora.files import read_between
+from txl_keras.data.corpora.files import read_bytes
 from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.data.corpora.files import write_text
+from txl_keras.data.corpora.id_files import open_ids
 
 
 def test_a_file_has_its_name_once_it_is_complete(tmp_path):
@@ -32,21 +36,51 @@ def test_what_is_not_completed_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.parametrize(
+    "name, read",
+    [
+        *(("a.txt", read_bytes), ("a.txt.gz", read_bytes), ("a.npy", open_ids)),
+        *(("a.csv", read_labelled_texts), ("a.tsv.gz", read_labelled_texts)),
+    ],
+)
+def test_only_files_are_read(name, read, kind, tmp_path):
+    path = tmp_path / name
+    if kind == "pipe":
+        os.mkfifo(path)  # would be waited for
+    elif kind == "device":
+        path.symlink_to("/dev/zero")  # has no end
+    else:
+        path.mkdir()
+    with pytest.raises((ValueError, OSError), match=f"must be a file.*{kind}"):
+        list(read(str(path)))
+
+
 def test_a_file_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_FREE_BYTES", 1 << 16)
-    path = tmp_path / "a.txt.gz"
+    monkeypatch.setattr(files, "CHUNK_BYTES", 1 << 12)
+    path = str(tmp_path / "a.txt.gz")
     days = (b"day %d\n" % i + b"all is well\n" * 50 for i in range(300))
     # Packed 120 to 1, and a little of what is packed far more.
     for text in (b"".join(days), b"a\tb\n" * 2**14):
-        path.write_bytes(gzip.compress(text))
-        assert b"".join(files.read_bytes(str(path))) == text
-    path.write_bytes(gzip.compress(b"a\tb\n" * 2**20))
+        with gzip.open(path, "wb") as file:
+            file.write(text)
+        assert b"".join(read_bytes(path)) == text
+    found = 0
+    with gzip.open(path, "wb") as file:
+        file.write(b"a\tb\n" * 2**20)
     with pytest.raises(ValueError, match=r"a\.txt\.gz must not unpack to more"):
-        list(files.read_bytes(str(path)))
+        for chunk in read_bytes(path):
+            found += len(chunk)
+    assert found < 2**21  # it ends long before the end of the file
 
 
-def test_separators_are_found_across_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "CHUNK_BYTES", 3)
+def test_what_has_no_separator_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CHUNK_BYTES", 8)
     path = tmp_path / "a.txt"
     path.write_bytes(b"ab--c\n--" + b"d" * 99)
-    assert list(read_between(str(path), b"--")) == [b"ab", b"c\n", b"d" * 99]
+    assert list(read_between(str(path), b"--"))[:2] == [b"ab", b"c\n"]
+    texts = read_between(str(path), b"--", max_bytes=20)
+    assert [next(texts), next(texts)] == [b"ab", b"c\n"]
+    with pytest.raises(ValueError, match="every 20 bytes.*Received: b'--'"):
+        next(texts)

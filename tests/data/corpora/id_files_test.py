@@ -2,6 +2,8 @@
 
 import io
 import itertools
+import pathlib
+import zipfile
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from txl_keras.data import prepare
 from txl_keras.data.corpora import corpus as corpus_module
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
+from txl_keras.data.corpora.id_files import open_ids
 
 IDS = np.random.default_rng(0).integers(0, 300, 1000)
 
@@ -114,17 +117,33 @@ def array_of(ids, **options):
     return buffer.getvalue()
 
 
+def damaged_archive():
+    data = bytearray(archive_of(tokens=IDS))
+    data[400] ^= 1
+    return bytes(data)
+
+
 @pytest.mark.parametrize(
     "name, data, message",
     [
         ("a.npy", array_of(IDS / 2), "integers.* dtype float64"),
+        ("a.npy", array_of(IDS > 2), "integers.* dtype bool"),
         ("a.npy", array_of(IDS.reshape(10, 10, 10)), r"\(10, 10, 10\)"),
+        ("a.npy", array_of(np.int64(3)), r"shape \(\)"),
         ("a.npy", array_of(np.array([{}, 1])), "as np.save.* write them"),
         ("a.npy", array_of(IDS)[:-1], "as np.save.* write them"),
-        ("a.npy", array_of(IDS - 7), r"has -\d, .*not in the vocabulary"),
+        ("a.npy", array_of(IDS)[:70], "as np.save.* write them"),
+        ("a.npy", b"60 64 67", "as np.save.* write them"),
+        ("a.npy", array_of(IDS - 7), r"from 0 to .*: -\d at \d"),
+        ("a.npy", array_of(2**31 - 1 + 0 * IDS), "2147483647 at 0"),
+        ("a.npy", array_of(10**8 + IDS), "`vocabulary_size` must be given"),
         ("a.npz", b"60 64 67", "as np.save.* write them"),
         ("a.npz", archive_of(ids=IDS), "tokens"),
+        ("a.npz", damaged_archive(), "as np.save.*CRC"),
+        ("a.npz", archive_of(tokens=IDS, documents=[1, 5]), "`documents`"),
         ("a.npz", archive_of(tokens=IDS, documents=[0, 5, 4]), "`documents`"),
+        ("a.npz", archive_of(tokens=IDS, documents=[0, 1001]), "`documents`"),
+        ("a.npz", archive_of(tokens=IDS, documents=[[0]]), "`documents`"),
         ("a.npz", archive_of(tokens=IDS, documents=[]), "dtype float64"),
     ],
     ids=itertools.count(),
@@ -154,8 +173,71 @@ def test_ids_and_text_are_not_confused(tmp_path):
         load_corpus(tmp_path / "ids.npy", document_separator="\n")
 
 
-def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path):
-    path = tmp_path / "a.npz"
-    np.savez_compressed(path, tokens=np.zeros(2 * 10**7, np.uint8))
+def test_an_archive_runs_no_code_and_reads_no_other_entry(tmp_path):
+    touched = tmp_path / "touched"
+    payload = array_of(np.array([_Touch(touched)], object), allow_pickle=True)
+    (tmp_path / "a.npy").write_bytes(payload)
+    with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
+        archive.writestr("tokens.npy", array_of(IDS))
+        archive.writestr("other.npy", payload)
+        archive.writestr("../outside.npy", array_of(IDS))
+    with pytest.raises(ValueError, match="as np.save.* write them"):
+        splits_of(tmp_path / "a.npy", tmp_path)
+    np.testing.assert_array_equal(
+        joined(splits_of(tmp_path / "b.npz", tmp_path)), IDS
+    )
+    assert not touched.exists()
+
+
+@pytest.mark.parametrize("name, first", [("a.npy", 128), ("a.npz", None)])
+def test_damage_is_a_value_error_that_names_the_file(name, first, tmp_path):
+    arrays = array_of(IDS[:9]), archive_of(tokens=IDS[:9], documents=[0, 3])
+    data = arrays[name == "a.npz"]
+    rng = np.random.default_rng(0)
+    symbols = np.frombuffer(b"(){}[]'\",:-<>|O8i4 \n\x00\xff*#", np.uint8)
+    path, refused = tmp_path / name, 0
+    for _ in range(100):
+        damaged = np.frombuffer(data, np.uint8).copy()
+        places = rng.integers(0, first or len(data), rng.integers(1, 6))
+        damaged[places] = rng.choice(symbols, len(places))
+        path.write_bytes(damaged.tobytes())
+        try:
+            open_ids(str(path), damaged.tobytes())
+        except ValueError as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused > 25
+
+
+def test_a_size_that_no_compression_reaches_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("tokens.npy", array_of(IDS))
+    data = (tmp_path / "a.npz").read_bytes()
+    size, larger = (n.to_bytes(4, "little") for n in (8128, 2**31))
+    assert data.count(2 * size) == 2  # stored and original size
+    (tmp_path / "a.npz").write_bytes(data.replace(2 * size, size + larger))
     with pytest.raises(ValueError, match=r"a\.npz .*not unpack to more than"):
-        load_corpus(path)
+        splits_of(tmp_path / "a.npz", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"tokens": IDS, "documents": np.zeros(2 * 10**7, np.uint8)},
+        {"tokens": np.zeros(2 * 10**7, np.uint8)},
+    ],
+    ids=["documents", "tokens"],
+)
+def test_more_than_memory_may_hold_is_refused(arrays, tmp_path):
+    path = str(tmp_path / "a.npz")
+    np.savez_compressed(path, **arrays)
+    with pytest.raises(ValueError, match=r"a\.npz .*not unpack to more than"):
+        open_ids(path)
+
+
+class _Touch:
+    def __init__(self, path):
+        self._path = path
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (self._path,)

@@ -8,6 +8,18 @@ from txl_keras.data.corpora.splitting import split_file
 from txl_keras.data.corpora.splitting import split_groups
 
 
+def test_groups_are_split_by_size_and_by_nothing_but_their_names():
+    sizes = {f"module{i}": 10 + i % 7 for i in range(200)}
+    splits = split_groups(sizes)
+    assert sorted(sum(splits.values(), [])) == sorted(sizes)
+    total = sum(sizes.values())
+    for split in ("valid", "test"):
+        size = sum(sizes[name] for name in splits[split])
+        assert 0.05 * total <= size < 0.06 * total
+    backwards = dict(reversed(sizes.items()))
+    assert split_groups(backwards) == splits
+
+
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -43,6 +55,15 @@ def split(tmp_path):
         return [text[start:stop] for start, stop in bounds]
 
     return run
+
+
+def test_a_text_is_cut_at_line_ends(split):
+    lines = [b"%03d\n" % i for i in range(100)]
+    train, valid, test = split(b"".join(lines))
+    # A place right at the start of a line is moved to the next.
+    assert train == b"".join(lines[:91])
+    assert valid == b"".join(lines[91:96])
+    assert test == b"".join(lines[96:])
 
 
 def test_a_text_without_lines_is_cut_between_characters(split):

@@ -165,6 +165,17 @@ def test_a_damaged_gz_is_named(tmp_path):
             load_corpus(tmp_path).read("train")
 
 
+def test_a_link_to_a_folder_above_is_named(tmp_path):
+    write_files(tmp_path, {f"{i}.txt": b"text %d\n" % i for i in range(5)})
+    write_files(tmp_path, {"other/5.txt": b"text 5\n"})
+    (tmp_path / "again").symlink_to(tmp_path / "other")  # only a copy
+    assert len(load_corpus(tmp_path, whole=True).read("all")) == 6 * 7
+    (tmp_path / "other" / "up").symlink_to(tmp_path)
+    (tmp_path / "other" / "here").symlink_to(".")  # without end, in two ways
+    with pytest.raises(ValueError, match="must not be a link to"):
+        load_corpus(tmp_path)
+
+
 def test_what_is_no_text_file_is_left_out_or_named(tmp_path):
     write_files(tmp_path, {f"{i}.txt": b"text %d\n" % i for i in range(5)})
     os.mkfifo(tmp_path / "pipe.txt")  # would be waited for
@@ -185,11 +196,22 @@ def test_what_is_no_text_file_is_left_out_or_named(tmp_path):
         link.unlink()
 
 
-def test_a_file_that_became_shorter_is_named(tmp_path):
-    path = tmp_path / "book.txt"
-    path.write_bytes(b"line\n" * 2000)
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.npy"])
+def test_a_pipe_and_a_device_are_named(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    (tmp_path / f"zero_{name}").symlink_to("/dev/zero")
+    for path in (tmp_path / name, tmp_path / f"zero_{name}"):
+        with pytest.raises(ValueError, match=f"{path} must be.*pipes and dev"):
+            load_corpus(path)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
+def test_a_file_that_became_shorter_is_named(suffix, tmp_path):
+    path = tmp_path / f"book{suffix}"
+    pack = gzip.compress if suffix.endswith(".gz") else bytes
+    path.write_bytes(pack(b"line\n" * 2000))
     corpus = load_corpus(path)
-    path.write_bytes(b"line\n" * 1990)
+    path.write_bytes(pack(b"line\n" * 1990))
     with pytest.raises(ValueError, match="book.* was changed while it was rea"):
         corpus.read("test")
 
@@ -226,6 +248,26 @@ def test_paths_are_absolute_and_names_stay(tmp_path, monkeypatch):
     assert corpus_path("~/books") == "/home/someone/books"
     for name in ("enwik8", "tfds:lm1b", "gs://bucket/books"):
         assert corpus_path(name) == name
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+        ("train/a.txt", "validation/b.txt", "test/c.txt"),
+        ("my_training.txt", "my_validation.txt", "my_testing.txt.gz"),
+    ],
+)
+def test_splits_are_known_by_their_names(names, tmp_path):
+    texts = (b"train\n" * 9, b"valid\n" * 8, b"test\n" * 70)
+    for name, text in zip(names, texts, strict=True):
+        pack = gzip.compress if name.endswith(".gz") else bytes
+        write_files(tmp_path, {name: pack(text)})
+    pattern = "*/*.txt" if "/" in names[0] else ""
+    corpus = load_corpus(tmp_path / pattern)
+    assert tuple(corpus.read(split) for split in SPLITS) == texts
+    _, valid, test = names
+    assert f"valid is {valid}; test is {test} (by name)" in corpus.description
 
 
 def test_shards_of_a_data_set_hub_stay_in_their_splits(tmp_path):

@@ -115,38 +115,51 @@ class Text:
 
     def blocks(self):
         """Yields the text in `Block`s of about `BLOCK_BYTES` bytes."""
-        pieces, continues, filled = [], False, 0
+        pieces, continues, amid_line, filled = [], False, False, 0
         for document in self:
             for i, piece in enumerate(_cut(document)):
                 # Only the first piece of a block may continue a document.
                 if pieces and (i or filled >= BLOCK_BYTES):
-                    yield Block(pieces, continues)
-                    pieces, continues, filled = [], i > 0, 0
+                    yield Block(pieces, continues, amid_line)
+                    continues = i > 0
+                    amid_line = continues and not pieces[-1].endswith(b"\n")
+                    pieces, filled = [], 0
                 pieces.append(piece)
                 filled += len(piece)
         if pieces:
-            yield Block(pieces, continues)
+            yield Block(pieces, continues, amid_line)
 
 
 class Block(NamedTuple):
     """Holds a part of a split's text, which ends at a line end if possible."""
 
-    # Each piece is a document or its beginning; if `continues`, the first one
-    # continues the last document of the previous block.
+    # Each piece is a document or its beginning. If `continues`, the first one
+    # continues the last document of the previous block; if `amid_line`, also
+    # its last line.
 
     pieces: list  # `bytes`, or arrays of token ids, none of them empty
     continues: bool
+    amid_line: bool = False
 
     @property
     def text(self):
         """Returns all pieces as `bytes`."""
         return b"".join(self.pieces)
 
+    @property
+    def num_bytes(self):
+        return sum(memoryview(piece).nbytes for piece in self.pieces)
+
 
 def _cut(document):
     """Cuts a document into pieces of about `BLOCK_BYTES` bytes or less."""
     rest = b""
     for text in [document] if isinstance(document, bytes) else document:
+        if not isinstance(text, bytes):
+            raise ValueError(
+                "Documents must be `bytes`, or iterables of `bytes`. "
+                f"Received: {text!r:.40} of type {type(text).__name__}"
+            )
         for start in range(0, len(text), BLOCK_BYTES):
             rest += text[start : start + BLOCK_BYTES]
             if len(rest) >= BLOCK_BYTES:

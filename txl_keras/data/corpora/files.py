@@ -17,6 +17,7 @@ import tensorflow as tf
 from txl_keras.json_files import open_checked
 
 CHUNK_BYTES = 1 << 20
+MAX_DOCUMENT_BYTES = 1 << 30  # between separators: must fit in memory
 # gzip packs prose 3 to 1, logs 10 to 1 and lines that hardly differ 100 to 1,
 # but a bomb 1000 to 1. So much is allowed to come of the smallest file, too.
 _MAX_RATIO = 200
@@ -182,14 +183,26 @@ def _checked(chunks, path, offset=0):
         offset += len(chunk)
 
 
-def read_between(path, separator, start=0, stop=None):
+def read_between(
+    path, separator, start=0, stop=None, max_bytes=MAX_DOCUMENT_BYTES
+):
     """Yields the texts between separators, as `bytes`."""
-    rest = b""
+    rest = bytearray()
     for chunk in read_text(path, start, stop):
-        *texts, rest = (rest + chunk).split(separator)
-        yield from texts
+        searched = max(0, len(rest) - len(separator) + 1)
+        rest += chunk
+        if rest.find(separator, searched) >= 0:
+            *texts, last = bytes(rest).split(separator)
+            yield from texts
+            rest = bytearray(last)
+        elif len(rest) > max_bytes:
+            raise ValueError(
+                f"{path} must have a separator within every {max_bytes:,} "
+                f"bytes. Received: {separator!r}, which does not occur in so "
+                "many bytes"
+            )
     if rest:
-        yield rest
+        yield bytes(rest)
 
 
 def text_size(path):

@@ -1,5 +1,6 @@
 """Arrays of token ids: `.npy` and `.npz` files, on disk or in a bucket."""
 
+import functools
 import math
 import zipfile
 
@@ -10,6 +11,7 @@ from txl_keras.data.corpora.files import is_remote
 from txl_keras.json_files import open_checked
 
 SUFFIXES = (".npy", ".npz")
+MAX_ID = 2**31 - 2  # so that ids and the size of the vocabulary are int32
 
 
 def is_id_file(path):
@@ -17,20 +19,26 @@ def is_id_file(path):
     return path.lower().endswith(SUFFIXES)
 
 
-def open_ids(path):
+# One, because the file of the next text may take as much memory.
+@functools.lru_cache(maxsize=1)
+def open_ids(path, version=None):
     """Returns the ids of a file, `(n,)`, and where documents begin, `(D,)`."""
-    # A local `.npy` file is mapped into memory, others are read.
+    # A local `.npy` file is mapped into memory, others are read. Ids are
+    # checked block by block. `version` tells apart the files of one path.
     with open_checked(path, math.inf) as file:
         try:
             if path.lower().endswith(".npz"):
                 with zipfile.ZipFile(file) as archive:
-                    size = sum(x.file_size for x in archive.infolist())
-                check_unpacked(path, size, file.size())
+                    sizes = [x.file_size for x in archive.infolist()]
+                check_unpacked(path, sum(sizes), file.size())
                 file.seek(0)
-            found = np.load(file) if is_remote(path) else np.load(path, "r")
-            tokens, starts = found, np.zeros(1, np.int64)
-            if isinstance(found, np.lib.npyio.NpzFile):
-                tokens, starts = found["tokens"], found.get("documents", starts)
+                with np.load(file) as arrays:
+                    tokens = arrays["tokens"]
+                    starts = arrays.get("documents", np.zeros(1, np.int64))
+            else:
+                remote = is_remote(path)
+                tokens = np.load(file) if remote else np.load(path, "r")
+                starts = np.zeros(1, np.int64)
             if tokens.ndim == 2:
                 starts = np.arange(0, tokens.size, tokens.shape[1] or 1)
                 tokens = tokens.reshape(-1)
@@ -44,11 +52,21 @@ def open_ids(path):
                 raise ValueError(f"documents {starts}")
         # Damaged files raise errors of NumPy, zipfile, zlib and tokenize.
         except Exception as error:  # noqa: BLE001
-            raise ValueError(
-                f"{path} must have token ids, integers from 0 on of shape (n,),"
-                " or (d, n) for documents of equal length, as np.save(path, "
-                "ids) or np.savez(path, tokens=ids, documents=starts) write "
-                "them, with `documents` that ascend from 0. Received: "
-                f"{type(error).__name__}: {error}"[:700]
-            ) from error
+            raise _error(path, f"{type(error).__name__}: {error}") from error
     return tokens, ends[:-1]
+
+
+def check_ids(path, ids, start):
+    """Raises ValueError if ids are negative or too large."""
+    wrong = np.flatnonzero((ids < 0) | (ids > MAX_ID))
+    if len(wrong):
+        raise _error(path, f"{ids[wrong[0]]} at {start + wrong[0]}")
+
+
+def _error(path, received):
+    return ValueError(
+        f"{path} must have token ids, integers from 0 to {MAX_ID:,} of shape "
+        "(n,), or (d, n) for documents of equal length, as np.save(path, ids) "
+        "or np.savez(path, tokens=ids, documents=starts) write them, with "
+        f"`documents` that ascend from 0. Received: {received[:300]}"
+    )

@@ -146,11 +146,12 @@ class IdFiles(TextFiles):
 
     def blocks(self):
         for part in self._read_parts():
-            tokens, documents = id_files.open_ids(part.path)
+            tokens, documents = id_files.open_ids(part.path, part.version)
             stop = len(tokens) if part.stop is None else part.stop
             size = max(1, corpus.BLOCK_BYTES // tokens.itemsize)
             for start in range(part.start, stop, size):
                 ids = np.array(tokens[start : min(start + size, stop)])
+                id_files.check_ids(part.path, ids, start)
                 bounds = np.searchsorted(documents, (start, start + len(ids)))
                 inside = documents[slice(*bounds)] - start
                 begins = start == part.start or 0 in inside[:1]
@@ -206,7 +207,7 @@ def _cut(parts, separator):
     splits = {split: [] for split in corpus.SPLITS}
     for part in parts:
         if id_files.is_id_file(part.path):
-            tokens, documents = id_files.open_ids(part.path)
+            tokens, documents = id_files.open_ids(part.path, part.version)
             ends = splitting.held_out_places(len(tokens))
             if len(documents) > 1:
                 bounds = np.append(documents, len(tokens))
@@ -257,14 +258,20 @@ def _find_files(path):
     return sizes
 
 
-def _files_below(folder):
+def _files_below(folder, above=()):
     """Yields the files in a folder and its subfolders, except hidden ones."""
+    place = folder if files.is_remote(folder) else os.path.realpath(folder)
+    if place in above:
+        raise ValueError(
+            f"{folder} must not be a link to a folder that contains it, which "
+            f"is an endless loop: remove it. Received: a link to {place}"
+        )
     for name in tf.io.gfile.listdir(folder):
         path = os.path.join(folder, name.rstrip("/"))
         if name.startswith("."):
             continue
         if tf.io.gfile.isdir(path):
-            yield from _files_below(path)
+            yield from _files_below(path, (*above, place))
         else:
             yield path
 

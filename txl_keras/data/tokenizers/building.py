@@ -10,6 +10,7 @@ from collections.abc import Callable
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.data.corpora.corpus import Corpus
+from txl_keras.data.corpora.id_files import MAX_ID
 from txl_keras.data.parallel import map_blocks
 from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
@@ -24,6 +25,9 @@ from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 
 MAX_STRINGS = 1 << 22  # counted at once: about 600 MB
 SAMPLE_BYTES = 50_000_000  # of a larger text, about so much trains subwords
+# Ids above this need a vocabulary size: one of a typing error would make an
+# embedding that no memory holds.
+_MAX_FOUND_ID = (1 << 24) - 1
 
 
 def build_tokenizer(
@@ -147,7 +151,7 @@ def _build_sentence_piece(
         return SentencePieceTokenizer.from_file(vocabulary)
     _check_train(corpus)
     size = corpus.text("train").num_bytes or sum(
-        len(block.text) for block in corpus.blocks("train")
+        block.num_bytes for block in corpus.blocks("train")
     )
     draw = functools.partial(_sample, SAMPLE_BYTES / size)
     texts = _map(draw, corpus, ("train",), section_map)
@@ -166,8 +170,14 @@ def _build_hugging_face(corpus, section_map, vocabulary=None):
 def _build_ids(corpus, section_map, vocabulary_size=None):
     if vocabulary_size is not None:
         return IdTokenizer(vocabulary_size)
-    found = _map(_largest_id, corpus, corpus.splits, section_map)
-    return IdTokenizer(1 + max(found, default=0))
+    found = _map(_largest_id, corpus, corpus.splits, section_map, threads=True)
+    largest = max(found, default=0)
+    if largest > _MAX_FOUND_ID:
+        raise ValueError(
+            f"`vocabulary_size` must be given for ids above {_MAX_FOUND_ID:,}, "
+            f"up to {MAX_ID + 1:,}. Received: {corpus.name} has {largest:,}"
+        )
+    return IdTokenizer(largest + 1)
 
 
 BUILDERS = {
@@ -189,7 +199,7 @@ def _check_train(corpus):
         )
 
 
-def _map(function, corpus, splits, section_map):
+def _map(function, corpus, splits, section_map, threads=False):
     """Yields `function(blocks)` of each block, or of each section."""
     if section_map is not None:
         texts = map(corpus.text, splits)
@@ -199,7 +209,7 @@ def _map(function, corpus, splits, section_map):
         return
     for split in splits:
         yield from map_blocks(
-            lambda block: function([block]), corpus, split, "Reading"
+            lambda block: function([block]), corpus, split, "Reading", threads
         )
 
 

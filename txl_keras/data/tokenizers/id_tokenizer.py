@@ -30,6 +30,8 @@ class IdTokenizer(Tokenizer):
     '60 64 67'
     """
 
+    releases_gil = True
+
     def __init__(self, vocabulary_size: int):
         check_integer("vocabulary_size", vocabulary_size, 1, 2**31 - 1)
         self.vocabulary_size = vocabulary_size

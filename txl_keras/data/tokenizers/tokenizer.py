@@ -54,10 +54,14 @@ class Tokenizer:
         raise NotImplementedError
 
     def encode_texts(
-        self, texts: Sequence[str | bytes]
+        self, texts: Sequence[str | bytes], begins_line: bool = True
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of texts `(n,)`, joined, and their lengths `(B,)`."""
-        ids = [self.encode(text) for text in texts]
+        """Returns the ids of texts `(n,)`, joined, and their lengths `(B,)`.
+
+        Each text begins a line, and the first only if it `begins_line`.
+        """
+        first, *others = texts
+        ids = [self.encode(first, begins_line), *map(self.encode, others)]
         return np.concatenate(ids), np.array([*map(len, ids)])
 
     def encode_in_graph(self, text: tf.Tensor) -> tf.RaggedTensor:

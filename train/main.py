@@ -193,10 +193,10 @@ def _print_results(workdir, tokenizer):
     results = workdir.read_results()
     for split in ("valid", "test"):
         print(f"{split}: {report.describe(results[split], tokenizer)}")
+    if sample := workdir.read_sample():
+        title = "--- A sample that continues the beginning of the test text"
+        print(title, sample, "---", sep="\n")
     print(
-        "--- A sample that continues the beginning of the test text",
-        workdir.read_sample(),
-        "---",
         training_run.written(workdir),
         "To score it in other ways or to write more text, use `txl evaluate` "
         "and `txl generate`.",

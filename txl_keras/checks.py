@@ -167,7 +167,8 @@ def check_no_pattern(name, path):
 def check_list(name, values):
     """Checks that an argument is a list, a tuple or an array."""
     is_list = isinstance(values, collections.abc.Sized) and np.iterable(values)
-    if not is_list or isinstance(values, (str, bytes, dict)):
+    is_dataset = hasattr(values, "element_spec")  # of TensorFlow
+    if not is_list or is_dataset or isinstance(values, (str, bytes, dict)):
         raise ValueError(
             f"`{name}` must be a list. Received: {name}={shown(values)}"
         )

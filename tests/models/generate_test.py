@@ -423,6 +423,7 @@ def test_several_sequences_and_their_log_probabilities(name):
         ({"prompts": [0.5]}, "float64"),
         *(({"prompts": x}, "prompts") for x in ([[True]], {1: 2})),
         ({"prompts": None}, "`prompts` must be a list. Rec.* prompts=None"),
+        ({"prompts": tf.data.Dataset.range(3)}, "`prompts` must be a list"),
         ({"prompts": ["a", b"b"]}, r"all strings or all.*b'b'"),
         ({"max_length": 3, "max_new_tokens": 3}, "exclude each other"),
         ({"max_length": 1}, "`max_length`.* at least 2.*max_length=1"),

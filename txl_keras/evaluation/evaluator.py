@@ -177,6 +177,13 @@ class Evaluator:
         if steps_per_execution is not None:
             check_integer("steps_per_execution", steps_per_execution, 1)
         if token_nll is not None:
+            if isinstance(
+                self.strategy, tf.distribute.MultiWorkerMirroredStrategy
+            ):
+                raise ValueError(
+                    "`token_nll` must be None on several workers, of which "
+                    "each reads some rows of the text"
+                )
             shape = (segments.num_predictions + 1,)
             check_shape("token_nll", token_nll, shape)
         if not first:

@@ -42,6 +42,11 @@ def keep_length(workdir):
     minutes = "minutes" in FLAGS and FLAGS["minutes"].present
     given = FLAGS.max_steps if FLAGS["max_steps"].present and not minutes else 0
     FLAGS.max_steps = max(kept["max_steps"], given)
+    if 0 < given < FLAGS.max_steps:
+        print(
+            f"--max_steps={given} cannot shorten a run: it keeps its "
+            f"{FLAGS.max_steps:,} steps."
+        )
     if kept.get("minutes") is None:
         return
     for name in ("minutes", "precision", "max_eval_tokens"):

@@ -13,6 +13,13 @@ def layers_of(model):
     return list(model._flatten_layers())
 
 
+def build_and_stay_open(model):
+    """Builds a model in its constructor; a subclass may add layers after it."""
+    model.build((None, None))
+    # Keras takes no more layers once a model is built.
+    model._tracker.unlock()
+
+
 def make_quantized(layer, mode, config):
     """Gives a layer the zeros of a quantized kernel in place of its own."""
     # As `quantize` of the layer does, which computes values: a graph, and a

@@ -497,3 +497,39 @@ def test_a_model_without_trainable_weights_and_one_metric_are_named():
     model.compile("sgd")
     with pytest.raises(ValueError, match="`model` must have trainable weigh"):
         model.fit(SEGMENTS, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "sparse_categorical_crossentropy",
+        keras.losses.SparseCategoricalCrossentropy(),
+    ],
+)
+def test_a_loss_of_probabilities_is_refused(loss):
+    with pytest.raises(ValueError, match=r"`loss` must take logits"):
+        small_model().compile("sgd", loss)
+
+
+def test_a_subclass_adds_layers_after_the_constructor(model):
+    class Counting(TransformerXLCausalLM):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.unigrams = keras.layers.Dense(self.backbone.vocabulary_size)
+
+        def call(self, token_ids, training=None):
+            logits = super().call(token_ids, training=training)
+            return logits + self.unigrams(keras.ops.ones_like(logits))
+
+    extended = Counting(small_model().backbone)
+    extended.compile(keras.optimizers.SGD(0.1))
+    extended.fit(SEGMENTS, verbose=0)
+    assert np.abs(extended.unigrams.bias).max() > 0
+    assert len(extended.weights) == len(model.weights) + 2
+
+
+def test_weights_of_samples_that_are_not_finite_are_named(model):
+    weights = np.ones(len(ARRAYS["x"]))
+    weights[1] = np.nan
+    with pytest.raises(Exception, match="`sample_weight` must be finite"):
+        model.fit(**{**ARRAYS, "sample_weight": weights})

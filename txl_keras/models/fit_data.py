@@ -298,6 +298,11 @@ def complete_batch(batch, vocabulary_size):
     check_shape("x", inputs, (None, None), "Each batch must be (B, T)")
     targets = check_shape_in_graph("y", targets, ops.shape(inputs))
     weights = tf.cast(given.get("weights", 1.0), tf.float32)
+    weights = checked(
+        weights,
+        tf.reduce_all(tf.math.is_finite(weights)),
+        "`sample_weight` must be finite. Received: NaN or infinity",
+    )
     if weights.shape.rank == 1:
         weights = weights[:, None]
     weights = tf.broadcast_to(weights, tf.shape(inputs))

@@ -12,6 +12,7 @@ from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.extending import register
+from txl_keras.keras_internals import build_and_stay_open
 from txl_keras.layers.memory import Memory
 from txl_keras.layers.memory import choose_rows
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
@@ -103,7 +104,7 @@ class LSTMBackbone(RecurrentBackbone):
             )
             for i in range(num_layers)
         ]
-        self.build((None, None))
+        build_and_stay_open(self)
 
     def projection_initializer(self) -> keras.Initializer:
         """Returns the initializer of projections from tables to size D."""

@@ -265,6 +265,28 @@ class BackboneModel(IntegerBatches, PresetModel):
         softmax = getattr(self, "softmax", None)
         return add_arguments(config, BackboneModel, self, softmax)
 
+    def compile(
+        self, optimizer: Any = "adam", loss: Any = None, **kwargs
+    ) -> None:
+        """Compiles like `keras.Model.compile`, with a loss of logits."""
+        crossentropy = keras.losses.SparseCategoricalCrossentropy
+        takes_probabilities = (
+            loss == "sparse_categorical_crossentropy"
+            or loss is keras.losses.sparse_categorical_crossentropy
+            or isinstance(loss, crossentropy)
+            and not loss.from_logits
+        )
+        # A subclass may return probabilities.
+        is_own = type(self).call.__module__.startswith("txl_keras.")
+        if takes_probabilities and is_own:
+            raise ValueError(
+                "`loss` must take logits, which this model returns: pass "
+                "`keras.losses.SparseCategoricalCrossentropy(from_logits=True)"
+                f"`, or leave it out. Received: loss={loss!r}, which takes "
+                "probabilities"
+            )
+        super().compile(optimizer, loss, **kwargs)
+
     def compile_from_config(self, config):
         """Compiles a loaded model as it was compiled when it was saved."""
         # Keras requires this of every model that overrides `compile`.

@@ -18,6 +18,7 @@ from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import shown
 from txl_keras.extending import register
+from txl_keras.keras_internals import build_and_stay_open
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import zero_masked
@@ -229,7 +230,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             self._output_norm = layer_norm(self, "output_norm")
         if stateful:
             self._training_memory, self._inference_memory = self.memory_stacks()
-        self.build((None, None))
+        build_and_stay_open(self)
 
     def projection_initializer(self) -> keras.Initializer:
         """Returns the initializer of projections between tables and size D."""

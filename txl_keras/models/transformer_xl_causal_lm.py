@@ -16,6 +16,7 @@ from txl_keras import samplers
 from txl_keras.checks import check_list
 from txl_keras.data.segments import Segments
 from txl_keras.extending import register
+from txl_keras.keras_internals import build_and_stay_open
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.layers.memory import Memory
 from txl_keras.models.fit_data import EpochStarts
@@ -120,7 +121,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             name="softmax",
         )
         self._training_memory, self._inference_memory = backbone.memory_stacks()
-        self.build((None, None))
+        build_and_stay_open(self)
 
     def build(self, token_ids_shape):
         self.softmax.build()

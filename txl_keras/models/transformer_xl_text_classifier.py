@@ -15,6 +15,7 @@ from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.extending import register
+from txl_keras.keras_internals import build_and_stay_open
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.row_dropout import draw_seeds
 from txl_keras.models.lstm_backbone import LSTMBackbone
@@ -120,7 +121,7 @@ class TransformerXLTextClassifier(BackboneModel):
         # XLA would compile the loop again for every W, which takes longer than
         # it saves, and needs a fixed batch size to compile its gradient.
         self.supports_jit = False
-        self.build((None, None))
+        build_and_stay_open(self)
 
     def build(self, inputs_shape):
         self.logits.build((None, self.backbone.hidden_dim))

@@ -14,6 +14,7 @@ from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.extending import register
+from txl_keras.keras_internals import build_and_stay_open
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.position_encoding import RelativePositionEncoding
 from txl_keras.layers.two_stream import TwoStreamBlock
@@ -130,7 +131,7 @@ class XLNetBackbone(RecurrentBackbone):
             clamp_length, bidirectional=True, name="position_encoding"
         )
         self.blocks = [self.make_block(i) for i in range(num_layers)]
-        self.build((None, None))
+        build_and_stay_open(self)
 
     def build(self, token_ids_shape):
         super().build(token_ids_shape)

@@ -11,6 +11,7 @@ import keras
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.extending import register
+from txl_keras.keras_internals import build_and_stay_open
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.layers.memory import Memory
 from txl_keras.models.preset_model import BackboneModel
@@ -112,7 +113,7 @@ class XLNetPermutationLM(BackboneModel):
             dtype=self.dtype_policy,
             name="softmax",
         )
-        self.build((None, None))
+        build_and_stay_open(self)
 
     def build(self, token_ids_shape):
         self.softmax.build()

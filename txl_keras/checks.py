@@ -11,15 +11,8 @@ import reprlib
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import ops
 from tensorflow.python.ops import control_flow_util
-
-# Here, because all other modules that use Keras import this one.
-if keras.backend.backend() != "tensorflow":
-    raise ImportError(
-        "txl_keras needs the TensorFlow backend of Keras: set KERAS_BACKEND="
-        "tensorflow in the environment, before `import keras`. Received: "
-        f"KERAS_BACKEND={keras.backend.backend()}"
-    )
 
 # Types whose values can be checked at once, not only when a graph runs.
 _CONCRETE = (np.ndarray, tf.__internal__.EagerTensor)
@@ -317,7 +310,8 @@ def _check_range(tensor, first, limit, message, remedy):
                 + (remedy and f". {remedy}")
             )
         return tensor
-    if isinstance(tensor, keras.KerasTensor) or _is_compiled_by_xla():
+    is_symbolic = tf.is_tensor(tensor)  # not one of Keras or another backend
+    if not is_symbolic or _is_compiled_by_xla():
         return tensor
     values = tf.cast(tensor, tf.int64)  # a limit of 256 overflows uint8
     received = [tf.reduce_min(values), "to", tf.reduce_max(values)]
@@ -361,15 +355,15 @@ def check_mask(name, mask, shape):
         raise ValueError(f"{limits} Received: dtype {dtype}. {remedy}")
     if dtype != "bool":
         mask = _check_range(mask, 0, 2, limits, remedy)
-    return check_shape_in_graph(name, tf.cast(mask, tf.bool), shape)
+    return check_shape_in_graph(name, ops.cast(mask, "bool"), shape)
 
 
 def _as_array_or_tensor(name, value):
     """Converts lists and scalars to an array; tensors stay as they are."""
-    if isinstance(value, (keras.KerasTensor, tf.Tensor)):
+    if isinstance(value, keras.KerasTensor) or ops.is_tensor(value):
         return value
     if isinstance(value, (keras.Variable, tf.Variable)):
-        return tf.convert_to_tensor(value)
+        return ops.convert_to_tensor(value)
     try:
         array = np.asarray(value)
     except (ValueError, TypeError):  # rows of different lengths

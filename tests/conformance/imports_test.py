@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PARTS = [
     "lazy",
     "types",
+    "needs_tensorflow",
     "extending",
     "checks",
     "keras_internals",
@@ -90,11 +91,13 @@ def test_scripts_do_not_import_each_other():
                 assert node.module.split(".")[0] not in {*scripts, "train"}
 
 
-def test_another_backend_of_keras_is_refused(monkeypatch):
+@pytest.mark.parametrize("name", ["models", "training", "samplers"])
+def test_another_backend_of_keras_is_refused(name, monkeypatch):
     monkeypatch.setattr("keras.backend.backend", lambda: "jax")
-    message = "set KERAS_BACKEND=tensorflow .* Received: KERAS_BACKEND=jax"
+    message = "Set KERAS_BACKEND=tensorflow .* Received: KERAS_BACKEND=jax"
+    monkeypatch.delitem(sys.modules, "txl_keras.needs_tensorflow")
     with pytest.raises(ImportError, match=message):
-        runpy.run_path(str(ROOT / "txl_keras" / "checks.py"))
+        runpy.run_path(str(ROOT / "txl_keras" / name / "__init__.py"))
 
 
 def test_own_text_needs_no_extra_and_others_name_theirs(tmp_path, monkeypatch):

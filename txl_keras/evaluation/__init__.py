@@ -1,5 +1,7 @@
 """Scores of corpora, losses by context length, and attention maps."""
 
+import txl_keras.needs_tensorflow  # noqa: F401
+
 from txl_keras.evaluation.attention_maps import attention_by_distance
 from txl_keras.evaluation.attention_maps import attention_maps
 from txl_keras.evaluation.context_losses import context_losses

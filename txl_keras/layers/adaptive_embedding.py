@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import keras
-import tensorflow as tf
+from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
@@ -163,9 +163,9 @@ class AdaptiveEmbedding(ClusteredLayer):
         token_ids, known = known_ids("token_ids", token_ids, self.input_dim)
         rows = [self._rows(token_ids, i) for i in range(self.num_clusters)]
         if self.div_val == 1:
-            rows = [tf.add_n(rows)]
-        x = tf.add_n(list(map(self._project, rows, self.projections)))
-        return tf.where(known[..., None], x, tf.constant(float("nan"), x.dtype))
+            rows = [sum(rows)]
+        x = sum(map(self._project, rows, self.projections))
+        return ops.where(known[..., None], x, float("nan"))
 
     def _rows(self, token_ids, cluster):
         """Looks up ids in a cluster's table, with zeros for other clusters."""
@@ -173,17 +173,17 @@ class AdaptiveEmbedding(ClusteredLayer):
         # costs little for the small embeddings of the tails.
         ids = token_ids - self.bounds[cluster]
         inside = (ids >= 0) & (ids < self.cluster_size(cluster))
-        table = tf.convert_to_tensor(self.embeddings[cluster])
-        rows = tf.gather(table, tf.where(inside, ids, tf.zeros_like(ids)))
-        rows = tf.cast(rows, self.compute_dtype)
-        return tf.where(inside[..., None], rows, tf.zeros((), rows.dtype))
+        ids = ops.where(inside, ids, 0)
+        rows = ops.take(self.embeddings[cluster], ids, axis=0)
+        rows = ops.cast(rows, self.compute_dtype)
+        return ops.where(inside[..., None], rows, 0)
 
     def _project(self, rows, projection):
         if projection is None:
             return rows
         # One matmul for all tokens. An einsum with `...` makes one per row,
         # and is wrong in float16 on CPUs with AVX-512 FP16 (TensorFlow 2.21).
-        return tf.tensordot(rows, tf.cast(projection, rows.dtype), axes=1)
+        return ops.tensordot(rows, ops.cast(projection, rows.dtype), axes=1)
 
     def compute_output_shape(self, token_ids_shape):
         return (*token_ids_shape, self.output_dim)
@@ -192,11 +192,12 @@ class AdaptiveEmbedding(ClusteredLayer):
 def known_ids(name, ids, vocabulary_size):
     """Checks ids; returns them as int32, 0 if unknown, and which are known."""
     # XLA cannot raise errors. Callers return NaN for unknown ids.
-    ids = tf.convert_to_tensor(check_token_ids(name, ids, vocabulary_size))
-    if ids.dtype.size < 4:  # 256 of uint8 would be 0
-        ids = tf.cast(ids, tf.int32)
+    ids = ops.convert_to_tensor(check_token_ids(name, ids, vocabulary_size))
+    dtype = keras.backend.standardize_dtype(ids.dtype)
+    if dtype.endswith(("int8", "int16")):  # 256 of uint8 would be 0
+        ids = ops.cast(ids, "int32")
     known = (ids >= 0) & (ids < vocabulary_size)
-    return tf.cast(tf.where(known, ids, tf.zeros_like(ids)), tf.int32), known
+    return ops.cast(ops.where(known, ids, 0), "int32"), known
 
 
 def _checked_cutoffs(cutoffs, vocabulary_size):

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_dropout
@@ -245,7 +244,7 @@ class CausalMultiHeadAttention(HeadsAttention):
         attention_mask = check_mask("attention_mask", attention_mask, pairs)
         # A copy without the Keras mask, which is handled here. The projections
         # would warn that they discard it.
-        query = tf.identity(query)
+        query = ops.copy(query)
         projected, *segment = project_heads(
             finite_masked(query, query_mask),
             self._query_dense,

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
@@ -228,7 +229,7 @@ class DecoderBlock(Block):
             return inputs
         length = inputs.shape[1]
         if length is None:  # known at run time only
-            length = tf.shape(inputs)[1]
+            length = ops.shape(inputs)[1]
             tf.debugging.assert_less_equal(length, self.max_positions)
         elif length > self.max_positions:
             raise ValueError(
@@ -237,7 +238,7 @@ class DecoderBlock(Block):
                 f"inputs.shape={inputs.shape}"
             )
         positions = self.position_embeddings[self.max_positions - length :]
-        return inputs + tf.cast(positions, inputs.dtype)
+        return inputs + ops.cast(positions, inputs.dtype)
 
     def _transform(self, inputs, attended, training=False, dropout_seed=None):
         """Computes the equations above, given what attention returned."""

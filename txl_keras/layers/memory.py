@@ -9,6 +9,7 @@ from typing import Self
 import keras
 import tensorflow as tf
 from keras import ops
+from keras import tree
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
@@ -41,7 +42,7 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
     def mask(self) -> Tensor:
         """Returns a boolean tensor `(B, length)`, true for real entries."""
         return (
-            tf.range(self.length)[None, :]
+            ops.arange(self.length)[None, :]
             >= self.length - self.valid_length[:, None]
         )
 
@@ -56,7 +57,7 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
             `Memory` of the same shapes.
         """
         # Also where a mask hides what is left, so that a row forgets NaN.
-        empty = tf.nest.map_structure(lambda x: tf.zeros((), x.dtype), self)
+        empty = tree.map_structure(lambda x: ops.zeros((), x.dtype), self)
         if cold_start == "zeros":
             empty = empty._replace(valid_length=self.length)
         return choose_rows(reset, empty, self)
@@ -66,7 +67,7 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
     ) -> Self:
         """Appends a segment and keeps the last M entries.
 
-        No gradient flows into memory: with `SG` for `tf.stop_gradient`, it is
+        No gradient flows into memory: with `SG` for `stop_gradient`, it is
         `SG(last M of [memory, hidden states])` (Dai et al., 2019, section 3.2).
 
         Args:
@@ -82,21 +83,29 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
             keep_last(state, hidden, self.length, lengths)
             for state, hidden in zip(self.states, hidden_states, strict=True)
         )
-        added = tf.shape(hidden_states[0])[1] if lengths is None else lengths
-        valid_length = tf.minimum(self.valid_length + added, self.length)
+        added = ops.shape(hidden_states[0])[1] if lengths is None else lengths
+        valid_length = ops.minimum(self.valid_length + added, self.length)
         return Memory(states, valid_length)
 
 
 def keep_last(state, hidden, length, lengths):
     """Returns the last entries of a state `(B, M, D)` and what is appended."""
-    hidden = tf.cast(tf.stop_gradient(hidden), state.dtype)
-    extended = tf.concat([state, hidden], axis=1)  # [B, M + T, D]
+    hidden = ops.stop_gradient(ops.cast(hidden, state.dtype))
+    extended = ops.concatenate([state, hidden], axis=1)  # [B, M + T, D]
     if lengths is None:
-        kept = extended[:, tf.shape(hidden)[1] :]
+        kept = extended[:, ops.shape(hidden)[1] :]
     else:
-        places = lengths[:, None] + tf.range(length)
-        kept = tf.gather(extended, places, axis=1, batch_dims=1)
-    return tf.ensure_shape(kept, state.shape)
+        kept = take_steps(extended, lengths[:, None] + ops.arange(length))
+    # Where T is unknown, so would be the number of steps that are kept.
+    return ops.reshape(kept, ops.shape(state))
+
+
+def take_steps(x, indices):
+    """Takes steps of `(B, T, ...)` by their indices `(B, n)` in each row."""
+    batch_size, num_steps = ops.shape(x)[:2]
+    first = num_steps * ops.arange(batch_size)[:, None]
+    rows = ops.reshape(x, (-1, *x.shape[2:]))
+    return ops.take(rows, first + indices, axis=0)
 
 
 def initial_memory(
@@ -110,9 +119,10 @@ def initial_memory(
     """Returns the `Memory` of a cold start: see `MemoryStack`."""
     if not tf.is_tensor(batch_size):
         check_integer("batch_size", batch_size, 0)
-    zeros = tf.zeros((batch_size, memory_length, hidden_dim), dtype)
+    zeros = ops.zeros((batch_size, memory_length, hidden_dim), dtype)
     valid_length = memory_length if cold_start == "zeros" else 0
-    return Memory((zeros,) * num_layers, tf.fill((batch_size,), valid_length))
+    lengths = ops.full((batch_size,), valid_length, "int32")
+    return Memory((zeros,) * num_layers, lengths)
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -383,9 +393,9 @@ def choose_rows(chosen, new, old):
         if old is None:
             return None
         shape = (-1, *(1 for _ in old.shape[1:]))
-        return tf.where(tf.reshape(chosen, shape), new, old)
+        return ops.where(ops.reshape(chosen, shape), new, old)
 
-    return tf.nest.map_structure(choose, new, old)
+    return tree.map_structure(choose, new, old)
 
 
 class Padding:
@@ -398,16 +408,15 @@ class Padding:
         self.mask, self.lengths = mask, None
         if mask is None:
             return
-        self.lengths = tf.reduce_sum(tf.cast(mask, tf.int32), axis=1)
-        self._order = tf.argsort(tf.cast(~mask, tf.int32), axis=1, stable=True)
+        self.lengths = ops.sum(ops.cast(mask, "int32"), axis=1)
+        self._order = ops.argsort(ops.cast(~mask, "int32"), axis=1)  # stable
 
     def at_the_end(self, x):
         if self.mask is None:
             return x
-        return tf.gather(x, self._order, axis=1, batch_dims=1)
+        return take_steps(x, self._order)
 
     def in_place(self, x):
         if self.mask is None:
             return x
-        inverse = tf.argsort(self._order, axis=1)
-        return tf.gather(x, inverse, axis=1, batch_dims=1)
+        return take_steps(x, ops.argsort(self._order, axis=1))

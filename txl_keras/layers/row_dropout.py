@@ -1,10 +1,13 @@
 """Dropout with one seed per row of the batch."""
 
 import keras
+import numpy as np
 import tensorflow as tf
+from keras import ops
 
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_shape
+from txl_keras.layers.compute.dropout import SEED_DTYPE
 from txl_keras.layers.compute.dropout import keep_mask
 from txl_keras.layers.compute.target import fused
 from txl_keras.layers.config import ConfiguredLayer
@@ -39,12 +42,12 @@ class RowDropout(ConfiguredLayer):
     Example:
 
     ```python
-    import tensorflow as tf
+    import numpy as np
     from txl_keras.layers import RowDropout
 
     layer = RowDropout(0.5)
-    seeds = tf.constant([3, 4], tf.uint32)
-    dropped = layer(tf.ones((2, 8)), training=True, dropout_seed=seeds)
+    seeds = np.array([3, 4], "uint32")
+    dropped = layer(np.ones((2, 8)), training=True, dropout_seed=seeds)
     ```
     """
 
@@ -60,11 +63,13 @@ class RowDropout(ConfiguredLayer):
     def call(self, inputs, training=None, dropout_seed=None):
         if not training or self.rate == 0:
             return inputs
-        seeds = self.row_seeds(tf.shape(inputs)[0], dropout_seed)
+        seeds = self.row_seeds(ops.shape(inputs)[0], dropout_seed)
 
         def drop(x):
             return _drop(x, seeds, self.rate)
 
+        if keras.backend.backend() != "tensorflow":
+            return drop(inputs)
         # The gradient recomputes the mask, so that it need not be stored.
         outputs = tf.custom_gradient(lambda x: (drop(x), drop))(inputs)
         return tf.ensure_shape(outputs, inputs.shape)
@@ -84,7 +89,7 @@ class RowDropout(ConfiguredLayer):
         if dropout_seed is None:
             return draw_seeds(self.seed_generator, batch_size)
         check_shape("dropout_seed", dropout_seed, (batch_size,))
-        return tf.cast(dropout_seed, tf.uint32)
+        return ops.cast(dropout_seed, SEED_DTYPE)
 
     def compute_output_shape(self, input_shape):
         return input_shape
@@ -92,15 +97,18 @@ class RowDropout(ConfiguredLayer):
 
 @fused
 def _drop(inputs, seeds, rate):
-    shape = tf.unstack(tf.shape(inputs))
-    indices = [tf.range(size) for size in shape[1:]]
-    keep = keep_mask(rate, seeds, shape[1:], indices)
-    scale = tf.cast(1 / (1 - rate), inputs.dtype)
-    return tf.where(keep, inputs * scale, tf.zeros((), inputs.dtype))
+    _, *sizes = ops.shape(inputs)
+    keep = keep_mask(rate, seeds, sizes, [*map(ops.arange, sizes)])
+    scale = ops.cast(1 / (1 - rate), inputs.dtype)
+    return ops.where(keep, inputs * scale, 0)
 
 
 def draw_seeds(generator, *shape):
     """Draws uint32 seeds from a `keras.random.SeedGenerator`."""
+    if keras.backend.backend() != "tensorflow":
+        most = np.iinfo(np.int32).max
+        seeds = keras.random.randint(shape, 0, most, seed=generator)
+        return ops.cast(seeds, SEED_DTYPE)
     return tf.random.stateless_uniform(
         shape,
         seed=tf.cast(generator.next(), tf.int32),

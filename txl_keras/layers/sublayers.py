@@ -53,7 +53,7 @@ class HeadsDense(_QuantizedLikeItsBase, keras.layers.EinsumDense):
         may_be_cpu = target.current().device in ("cpu", None)
         if not (may_be_cpu and are_adjacent):
             return super().call(inputs)
-        return tf.tensordot(inputs, self.kernel, len(summed))
+        return ops.tensordot(inputs, self.kernel, len(summed))
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -69,7 +69,7 @@ class Dense(_QuantizedLikeItsBase, keras.layers.Dense):
         is_relu = self.activation is keras.activations.relu
         if is_relu and target.current().in_parts:
             return _biased_relu(outputs, tf.convert_to_tensor(self.bias))
-        return self.activation(tf.add(outputs, self.bias))
+        return self.activation(outputs + ops.convert_to_tensor(self.bias))
 
 
 @tf.custom_gradient
@@ -105,14 +105,14 @@ def project_heads(states, *layers):
     if are_quantized or target.current().device is None:
         # Only the layer knows the scales of a quantized kernel; and it takes
         # one matmul if the device may be a CPU.
-        return [tf.transpose(layer(states), (2, 0, 1, 3)) for layer in layers]
-    kernels = [tf.cast(layer.kernel, states.dtype) for layer in layers]
+        return [ops.transpose(layer(states), (2, 0, 1, 3)) for layer in layers]
+    kernels = [ops.cast(layer.kernel, states.dtype) for layer in layers]
     if target.current().is_cpu:
         # One matmul with the concatenated kernels.
         projected = tf.tensordot(states, tf.concat(kernels, axis=1), 1)
         projected = tf.transpose(projected, (2, 0, 1, 3))
         return tf.split(projected, len(layers), axis=0)
-    return [tf.einsum("bsd,dnh->nbsh", states, kernel) for kernel in kernels]
+    return [ops.einsum("bsd,dnh->nbsh", states, kernel) for kernel in kernels]
 
 
 class Block(ConfiguredLayer):

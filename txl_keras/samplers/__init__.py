@@ -1,6 +1,8 @@
 """Ways to choose the next tokens of a text.
 
 ```python
+import txl_keras.needs_tensorflow  # noqa: F401
+
 from txl_keras import samplers
 from txl_keras.models import TransformerXLCausalLM
 

@@ -1,5 +1,7 @@
 """Training without the scripts: strategy, optimizer, step, checkpoints."""
 
+import txl_keras.needs_tensorflow  # noqa: F401
+
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.optimizers import Lamb

@@ -8,9 +8,10 @@ on, decides which implementation is used:
 - `tiles`: all queries at once, compiled by XLA. Supports every problem.
 - `Target.attention`: a registered one, see docs/extending.md.
 
-They return the same numbers as `definition`, the equation of the paper, which
-is the reference in tests. Layers call `definition` themselves where they return
-probabilities, which `attend` does not.
+The first two are written in TensorFlow. They return the same numbers as
+`definition`, the equation of the paper in `keras.ops`, which is the reference
+in tests and the only one on other backends. Layers call `definition` themselves
+where they return probabilities, which `attend` does not.
 
 Each aligns the scores by distance with the keys (the shift of appendix B) in
 the form that is fastest there: `definition` gathers by index, `tiles` reshapes
@@ -19,7 +20,10 @@ has anyway. `relative_shift` is the trick as the paper prints it, for layers of
 your own.
 """
 
+import keras
+
 from txl_keras.layers.compute import blocks
+from txl_keras.layers.compute import definition
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute import tiles
 
@@ -29,6 +33,8 @@ def attend(problem):
 
     If all keys of a query are masked, its output is some mean of values.
     """
+    if keras.backend.backend() != "tensorflow":
+        return definition.attend(problem)[0]
     for implementation in (target.current().attention, blocks):
         if implementation and implementation.supports(
             problem, target.current()

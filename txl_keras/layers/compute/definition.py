@@ -10,7 +10,6 @@ and attends by `softmax(A / sqrt(H)) V`. This implementation gathers the scores
 of distances by index, and is the only one that returns probabilities.
 """
 
-import tensorflow as tf
 from keras import ops
 
 from txl_keras.layers.compute.dropout import keep_pairs
@@ -34,14 +33,14 @@ def attend(problem):
     if problem.score_bias is not None:
         scores += problem.score_bias
     mask = problem.visible.mask(0, problem.visible.num_keys)  # [B, T, S]
-    scores = tf.where(mask, tf.cast(scores, "float32"), MASKED_SCORE)
-    probabilities = weights = tf.nn.softmax(scores)
+    scores = ops.where(mask, ops.cast(scores, "float32"), MASKED_SCORE)
+    probabilities = weights = ops.softmax(scores)
     if problem.rate:
         heads, _, *lengths = ops.shape(scores)
         sizes, ranges = (heads, *lengths), ([length] for length in lengths)
         keep = keep_pairs(problem.rate, problem.seeds, sizes, *ranges)
-        weights = tf.where(keep, weights / (1 - problem.rate), 0)
-    weights = tf.cast(weights, values.dtype)
+        weights = ops.where(keep, weights / (1 - problem.rate), 0)
+    weights = ops.cast(weights, values.dtype)
     attended = ops.einsum("nbts,nbsh->btnh", weights, values)
     return attended, ops.swapaxes(probabilities, 0, 1)
 
@@ -54,20 +53,19 @@ def _gather_by_key(by_distance, problem):
     # Keys after the last visible one have no row and are masked later. Keys
     # beyond the largest distance use its row.
     row = ops.clip(row, 0, num_rows - 1)  # [T, S]
-    row = tf.broadcast_to(
-        row, tf.concat([tf.shape(by_distance)[:2], tf.shape(row)], axis=0)
-    )
-    return tf.gather(by_distance, row, axis=3, batch_dims=3)
+    sizes = (*ops.shape(by_distance)[:2], *ops.shape(row))
+    row = ops.broadcast_to(row, sizes)
+    return ops.take_along_axis(by_distance, row, axis=3)
 
 
 def _heads_first(problem):
     """Yields all keys, then all values, `(N, B, S, H)` in text order."""
     parts = [list(part) for part in problem.parts]
     if problem.order is not None:
-        slots = tf.argsort(problem.order)
-        parts[0] = [tf.gather(x, slots, axis=2, batch_dims=1) for x in parts[0]]
+        slots = ops.argsort(problem.order)[:, None, :, None]
+        parts[0] = [ops.take_along_axis(x, slots, axis=2) for x in parts[0]]
     for part in zip(*parts, strict=True):
-        yield problem.in_key_layout(tf.concat(part, axis=2))
+        yield problem.in_key_layout(ops.concatenate(part, axis=2))
 
 
 def relative_shift(scores: Tensor) -> Tensor:
@@ -94,9 +92,8 @@ def relative_shift(scores: Tensor) -> Tensor:
 
     Example:
 
-    >>> scores = tf.constant([[[[4, 3, 2, 1, 0]] * 3]])  # (1, 1, 3, 5)
-    >>> shifted = relative_shift(scores)
-    >>> shifted[0, 0, 0, :3].numpy().tolist()
+    >>> scores = ops.convert_to_tensor([[[[4, 3, 2, 1, 0]] * 3]])
+    >>> relative_shift(scores)[0, 0, 0, :3].numpy().tolist()
     [2, 1, 0]
     """
     return shear(ops.pad(scores, [[0, 0], [0, 0], [0, 0], [1, 0]]))

@@ -10,7 +10,6 @@ import functools
 import typing
 
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
 # The score of a masked key. It is finite so that a query whose keys are all
@@ -95,7 +94,7 @@ class Visible(typing.NamedTuple):
         if self.look_ahead is None:
             return -farthest_ahead
         # Python's `min` of integers keeps shapes static.
-        smaller = min if isinstance(farthest_ahead, int) else tf.minimum
+        smaller = min if isinstance(farthest_ahead, int) else ops.minimum
         return -smaller(self.look_ahead, farthest_ahead)
 
     def distances(self, first, end, queries=None):
@@ -123,9 +122,10 @@ class Visible(typing.NamedTuple):
         """Combines `key_mask` and `attention_mask`, shaped like `mask`."""
         mask = ops.ones((1, 1, 1), "bool")
         if self.attention_mask is not None:
-            mask &= self.attention_mask[..., first:end]
+            mask = mask & self.attention_mask[..., first:end]
         if self.key_mask is not None:
-            mask &= self.key_mask[:, None, first:end]
+            # Not in place, where PyTorch does not broadcast.
+            mask = mask & self.key_mask[:, None, first:end]
         return mask
 
     def _is_memory(self, end):
@@ -191,7 +191,7 @@ class Problem:
     def for_output(self, attended):
         """Transposes an output in the layout of the keys to `(B, T, N, H)`."""
         axes = (0, 2, 1, 3) if self.batch_first else (1, 2, 0, 3)
-        return tf.transpose(attended, axes)
+        return ops.transpose(attended, axes)
 
 
 def _with_bias(query, bias):

@@ -1,0 +1,114 @@
+"""Computes layers on the backend of Keras; a helper of the tests here.
+
+    KERAS_BACKEND=jax python tests/conformance/on_backend.py FILE.npz
+
+Writes the outputs and the gradients of some layers, whose weights and inputs
+are the same on every backend.
+"""
+
+import os
+import sys
+
+import keras
+import numpy as np
+from keras import ops
+
+from txl_keras import layers
+
+B, T, M, D = 3, 5, 7, 8
+HEADS = {"num_heads": 2, "key_dim": 4}
+BLOCK = {"num_heads": 2, "head_dim": 4, "intermediate_dim": 12}
+SEEDS = np.array([3, 1, 4], "uint32")
+
+
+def cases():
+    """Layers by name, with their inputs."""
+    rng = np.random.default_rng(0)
+    x, memory = (rng.normal(size=(B, n, D)).astype("float32") for n in (T, M))
+    memory_mask = np.arange(M) >= np.array([[0], [3], [7]])
+    mask = np.arange(T) < np.array([[5], [2], [4]])
+    past = {"memory": memory, "memory_mask": memory_mask}
+    dropped = {"training": True, "dropout_seed": SEEDS}
+    relative = layers.RelativeMultiHeadAttention
+    yield "relative", relative(**HEADS), x, past
+    yield "no memory", relative(**HEADS), x, {"query_mask": mask}
+    yield "clamped", relative(**HEADS, clamp_length=4, look_ahead=2), x, past
+    yield "same length", relative(**HEADS, same_length=True), x, past
+    yield "dropout", relative(**HEADS, dropout=0.4), x, past | dropped
+    shaw = layers.ShawMultiHeadAttention(**HEADS, max_positions=6)
+    yield "shaw", shaw, x, past
+    yield "causal", layers.CausalMultiHeadAttention(**HEADS), x, past
+    for first in (False, True):
+        block = layers.DecoderBlock(**BLOCK, normalize_first=first, dropout=0.3)
+        inputs = {**past, **dropped, "inputs_mask": mask}
+        yield f"block, pre-norm {first}", block, x, inputs
+    ids = rng.integers(0, 30, (B, T))
+    embedding = layers.AdaptiveEmbedding(30, D, cutoffs=(8, 20), div_val=2)
+    yield "embedding", embedding, ids, {}
+
+
+def gradients(layer, x, arguments):
+    """The output, and the gradients of its sum with fixed weights."""
+    names = [weight.path for weight in layer.trainable_variables]
+
+    def loss(output):
+        weights = ops.cos(ops.arange(np.prod(output.shape), dtype="float32"))
+        return ops.sum(output * ops.reshape(weights, output.shape))
+
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            output = layer(x, **arguments)
+            total = loss(output)
+        weights = [w.value for w in layer.trainable_variables]
+        found = [tf.convert_to_tensor(g) for g in tape.gradient(total, weights)]
+    elif backend == "jax":
+        import jax
+
+        fixed = [w.value for w in layer.non_trainable_variables]
+
+        @jax.jit
+        def call(weights):
+            output, _ = layer.stateless_call(weights, fixed, x, **arguments)
+            return loss(output), output
+
+        weights = [w.value for w in layer.trainable_variables]
+        found, output = jax.grad(call, has_aux=True)(weights)
+    else:
+        output = layer(x, **arguments)
+        loss(output).backward()
+        found = [w.value.grad for w in layer.trainable_variables]
+    arrays = map(ops.convert_to_numpy, found)
+    return ops.convert_to_numpy(output), dict(zip(names, arrays, strict=True))
+
+
+def results():
+    """Arrays by name."""
+    found = {}
+    for name, layer, x, arguments in cases():
+        layer(x, **arguments)  # builds it
+        rng = np.random.default_rng(1)
+        for weight in layer.weights:
+            if "seed_generator" not in weight.path:
+                weight.assign(rng.normal(size=weight.shape) / 2)
+        output, of_weights = gradients(layer, x, arguments)
+        found[f"{name}: output"] = output
+        for path, gradient in of_weights.items():
+            found[f"{name}: {path.split('/', 1)[1]}"] = gradient
+    memory = layers.Memory(
+        (ops.zeros((B, M, D)), ops.ones((B, M, D))), ops.array([0, 3, 7])
+    )
+    rng = np.random.default_rng(2)
+    states = [rng.normal(size=(B, T, D)).astype("float32") for _ in range(2)]
+    memory = memory.extend(states, ops.array([5, 0, 2]))
+    memory = memory.reset_rows(ops.array([False, False, True]))
+    for i, state in enumerate(memory.states):
+        found[f"memory: {i}"] = ops.convert_to_numpy(state)
+    found["memory: mask"] = ops.convert_to_numpy(memory.mask())
+    return found
+
+
+if __name__ == "__main__":
+    np.savez(os.fspath(sys.argv[1]), **results())

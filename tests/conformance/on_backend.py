@@ -45,6 +45,10 @@ def cases():
     ids = rng.integers(0, 30, (B, T))
     embedding = layers.AdaptiveEmbedding(30, D, cutoffs=(8, 20), div_val=2)
     yield "embedding", embedding, ids, {}
+    softmax = layers.AdaptiveSoftmax(embedding)
+    yield "softmax", softmax, x, {"targets": ids}
+    stack = layers.MemoryStack(2, B, M, D)
+    yield "stack", stack, x, {"layer": 1, "mask": mask}
 
 
 def gradients(layer, x, arguments):
@@ -52,6 +56,7 @@ def gradients(layer, x, arguments):
     names = [weight.path for weight in layer.trainable_variables]
 
     def loss(output):
+        output = output[0] if isinstance(output, tuple) else output
         weights = ops.cos(ops.arange(np.prod(output.shape), dtype="float32"))
         return ops.sum(output * ops.reshape(weights, output.shape))
 
@@ -78,10 +83,12 @@ def gradients(layer, x, arguments):
         found, output = jax.grad(call, has_aux=True)(weights)
     else:
         output = layer(x, **arguments)
-        loss(output).backward()
+        if names:
+            loss(output).backward()
         found = [w.value.grad for w in layer.trainable_variables]
     arrays = map(ops.convert_to_numpy, found)
-    return ops.convert_to_numpy(output), dict(zip(names, arrays, strict=True))
+    outputs = map(ops.convert_to_numpy, keras.tree.flatten(output))
+    return [*outputs], dict(zip(names, arrays, strict=True))
 
 
 def results():
@@ -90,11 +97,10 @@ def results():
     for name, layer, x, arguments in cases():
         layer(x, **arguments)  # builds it
         rng = np.random.default_rng(1)
-        for weight in layer.weights:
-            if "seed_generator" not in weight.path:
-                weight.assign(rng.normal(size=weight.shape) / 2)
-        output, of_weights = gradients(layer, x, arguments)
-        found[f"{name}: output"] = output
+        for weight in layer.trainable_weights:
+            weight.assign(rng.normal(size=weight.shape) / 2)
+        outputs, of_weights = gradients(layer, x, arguments)
+        found |= {f"{name}: output {i}": x for i, x in enumerate(outputs)}
         for path, gradient in of_weights.items():
             found[f"{name}: {path.split('/', 1)[1]}"] = gradient
     memory = layers.Memory(

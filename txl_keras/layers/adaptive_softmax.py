@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape_in_graph
@@ -141,14 +142,16 @@ class AdaptiveSoftmax(ClusteredLayer):
         targets, known = known_ids("targets", targets, self.embedding.input_dim)
         shape = keras.ops.shape(hidden)[:-1]
         targets = check_shape_in_graph("targets", targets, shape)
-        hidden = tf.cast(hidden, tf.float32)
-        hidden = tf.reshape(hidden, (-1, self.embedding.output_dim))  # [R, D]
-        nll = self._nll(hidden, tf.reshape(targets, (-1,)))
-        nll = tf.reshape(nll, tf.shape(targets))
-        nll = tf.where(known, nll, float("nan"))
-        return tf.ensure_shape(nll, targets.shape)
+        hidden = ops.cast(hidden, "float32")
+        hidden = ops.reshape(hidden, (-1, self.embedding.output_dim))  # [R, D]
+        nll = self._nll(hidden, ops.reshape(targets, (-1,)))
+        nll = ops.reshape(nll, ops.shape(targets))
+        return ops.where(known, nll, float("nan"))
 
     def _nll(self, hidden, targets):
+        if keras.backend.backend() != "tensorflow":
+            log_probs = self.log_probs(hidden)
+            return -ops.take_along_axis(log_probs, targets[:, None], 1)[:, 0]
         # The cluster of a target is the number of cutoffs that it reaches.
         cluster = tf.zeros_like(targets)
         for cutoff in self.embedding.cutoffs:
@@ -169,7 +172,7 @@ class AdaptiveSoftmax(ClusteredLayer):
             nll += _tail_nll(
                 hidden,
                 targets - self.embedding.bounds[i],
-                self._parameters(i),
+                self._tables_of(i),
                 order,
                 start,
                 stop,
@@ -177,33 +180,32 @@ class AdaptiveSoftmax(ClusteredLayer):
             )
         return nll
 
-    def _parameters(self, cluster):
+    def _tables_of(self, cluster):
         """Returns the table, the bias and any projection of a cluster."""
         tables = self.kernels or self.embedding.embeddings
         projection = self.projections[cluster]
         if self.tie_projections[cluster]:
             projection = self.embedding.projection(cluster)
         parameters = tables[cluster], self.biases[cluster], projection
-        return [tf.cast(x, tf.float32) for x in parameters if x is not None]
+        return [ops.cast(x, "float32") for x in parameters if x is not None]
 
     def _head_logit_parts(self, hidden):
         """Returns lists of the head's logits without biases, and of biases."""
         if not self.built:  # a first call of `log_probs`, not of the layer
             self.build()
-        kernel, bias, *projection = self._parameters(0)
+        kernel, bias, *projection = self._tables_of(0)
         hidden = _project(hidden, *projection)
         kernels, biases = [kernel], [bias]
         if self.embedding.cutoffs:
             # Two matmuls, because joining the kernels would copy the first.
-            kernels.append(tf.cast(self.cluster_kernel, tf.float32))
-            biases.append(tf.cast(self.cluster_bias, tf.float32))
-        parts = [tf.matmul(hidden, x, transpose_b=True) for x in kernels]
-        return parts, biases
+            kernels.append(ops.cast(self.cluster_kernel, "float32"))
+            biases.append(ops.cast(self.cluster_bias, "float32"))
+        return [_project(hidden, kernel) for kernel in kernels], biases
 
     def _head_logits(self, hidden):
         parts, biases = self._head_logit_parts(hidden)
         logits = [a + b for a, b in zip(parts, biases, strict=True)]
-        return tf.concat(logits, axis=-1)
+        return ops.concatenate(logits, axis=-1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Computes logits over the vocabulary.
@@ -217,7 +219,7 @@ class AdaptiveSoftmax(ClusteredLayer):
         """
         if self.embedding.cutoffs:
             return self.log_probs(hidden)
-        return self._head_logits(tf.cast(hidden, tf.float32))
+        return self._head_logits(ops.cast(hidden, "float32"))
 
     def log_probs(
         self, hidden: Tensor, needed: Callable | None = None
@@ -235,8 +237,8 @@ class AdaptiveSoftmax(ClusteredLayer):
             Float32 tensor `(..., V)`, negative infinity for words of tails
             that are not computed.
         """
-        hidden = tf.cast(hidden, tf.float32)
-        head = tf.nn.log_softmax(self._head_logits(hidden))
+        hidden = ops.cast(hidden, "float32")
+        head = ops.log_softmax(self._head_logits(hidden))
         first_size = self.embedding.cluster_size(0)
         # Of the first words, and of whole tails.
         words, tails = head[..., :first_size], head[..., first_size:]
@@ -246,8 +248,8 @@ class AdaptiveSoftmax(ClusteredLayer):
             tail = tails[..., i - 1, None]
 
             def compute(i=i, tail=tail):
-                logits = _logits(hidden, *self._parameters(i))
-                return tf.nn.log_softmax(logits) + tail
+                logits = _logits(hidden, *self._tables_of(i))
+                return ops.log_softmax(logits) + tail
 
             def skip(i=i, tail=tail):
                 size = self.embedding.cluster_size(i)
@@ -258,7 +260,7 @@ class AdaptiveSoftmax(ClusteredLayer):
                 if needed
                 else compute()
             )
-        return tf.concat(parts, axis=-1)
+        return ops.concatenate(parts, axis=-1)
 
     def sample(
         self,
@@ -326,7 +328,7 @@ class AdaptiveSoftmax(ClusteredLayer):
             is_drawn = entry == first_tail + i - 1
 
             def draw_inside(i=i, ids=ids, is_drawn=is_drawn):
-                logits = _logits(hidden, *self._parameters(i))
+                logits = _logits(hidden, *self._tables_of(i))
                 words = tf.range(*embedding.bounds[i : i + 2])
                 inside = sampler.draw(logits, seeds, words)
                 return tf.where(is_drawn, inside, ids)
@@ -359,14 +361,16 @@ def _one_per_cluster(tie_projections, num_clusters):
 
 def _logits(hidden, kernel, bias, projection=None):
     """Computes logits `(..., n)` from `(..., D)`, for a table `(n, e)`."""
-    hidden = _project(hidden, projection)
-    return tf.matmul(hidden, kernel, transpose_b=True) + bias
+    return _project(_project(hidden, projection), kernel) + bias
 
 
-def _project(hidden, projection=None):
-    if projection is None:
+def _project(hidden, table=None):
+    """Multiplies `(..., e)` by the rows of a table `(n, e)`, if any."""
+    if table is None:
         return hidden
-    return tf.matmul(hidden, projection, transpose_b=True)
+    if keras.backend.backend() != "tensorflow":
+        return ops.matmul(hidden, ops.transpose(table))
+    return tf.matmul(hidden, table, transpose_b=True)  # copies no table
 
 
 def _nll_of_parts(parts, biases, targets, axis=-1):

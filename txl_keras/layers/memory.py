@@ -213,7 +213,7 @@ class MemoryStack(ConfiguredLayer):
     @property
     def state_variables(self) -> list:
         """Returns all variables, states first, for use in checkpoints."""
-        parts = zip(*map(tf.nest.flatten, self._holder.layers), strict=True)
+        parts = zip(*map(tree.flatten, self._holder.layers), strict=True)
         return [variable for part in parts for variable in part]
 
     def _variables(self):
@@ -221,9 +221,25 @@ class MemoryStack(ConfiguredLayer):
 
         def variable(value):
             shape = (self.batch_size, *value.shape[1:])
-            return replica_variable(shape, value.dtype.name)
+            dtype = keras.backend.standardize_dtype(value.dtype)
+            if _is_tensorflow():
+                return replica_variable(shape, dtype)
+            if self.batch_size is None:
+                raise ValueError(
+                    "`batch_size` must be an integer, because only TensorFlow "
+                    "has variables that grow. Received: batch_size=None"
+                )
+            # State, which a step of JAX takes and returns.
+            return self.add_weight(
+                shape, "zeros", dtype, trainable=False, name="memory"
+            )
 
-        return tf.nest.map_structure(variable, self.initial_memory(1))
+        return tree.map_structure(variable, self.initial_memory(1))
+
+    def save_own_variables(self, store):
+        """Leaves memory out of files."""
+
+    load_own_variables = save_own_variables
 
     def call(self, inputs, layer=None, mask=None):
         layer = self._checked_layer(layer)
@@ -237,9 +253,9 @@ class MemoryStack(ConfiguredLayer):
         inputs = check_shape_in_graph(
             "inputs", inputs, expected, remedy=remedy or ""
         )
-        rows = tf.shape(inputs)[0] if self.batch_size is None else None
+        rows = ops.shape(inputs)[0] if self.batch_size is None else None
         # Memory is read and written only after the check of `inputs`.
-        with tf.control_dependencies([inputs]):
+        with tf.control_dependencies([inputs] if _is_tensorflow() else None):
             before = self._read_layer(layer, rows)
         padding = Padding(check_mask("mask", mask, ops.shape(inputs)[:2]))
         inputs = padding.at_the_end(inputs)
@@ -272,7 +288,7 @@ class MemoryStack(ConfiguredLayer):
             memory: `Memory` of L states `(B, M, D)`. With `batch_size=None`
                 it may have fewer rows; the other rows keep their memory.
         """
-        rows = tf.shape(memory.valid_length)[0]
+        rows = ops.shape(memory.valid_length)[0]
         for layer in range(self.num_layers):
             fields = (
                 (field[layer],) if isinstance(field, tuple | list) else field
@@ -311,8 +327,8 @@ class MemoryStack(ConfiguredLayer):
         memory = read_variables(self._holder.layers[layer], self.compute_dtype)
         if self.batch_size is None and rows is not None:
             missing = tf.maximum(rows - tf.shape(memory.valid_length)[0], 0)
-            memory = tf.nest.map_structure(
-                lambda value, new: tf.concat([value, new], axis=0)[:rows],
+            memory = tree.map_structure(
+                lambda value, new: ops.concatenate([value, new], axis=0)[:rows],
                 memory,
                 self.initial_memory(missing),
             )
@@ -320,12 +336,12 @@ class MemoryStack(ConfiguredLayer):
 
     def _write_layer(self, layer, memory, rows):
         def write(variable, value):
-            value = tf.cast(value, variable.dtype)
+            value = ops.cast(value, variable.dtype)
             if self.batch_size is None:
-                value = tf.concat([value, variable[rows:]], axis=0)
+                value = ops.concatenate([value, variable[rows:]], axis=0)
             variable.assign(value)
 
-        tf.nest.map_structure(write, self._holder.layers[layer], memory)
+        tree.map_structure(write, self._holder.layers[layer], memory)
 
     def compute_mask(self, inputs, previous_mask=None):
         return None  # the second output is the mask of the first
@@ -344,6 +360,10 @@ class MemoryStack(ConfiguredLayer):
 def check_memory_length(memory_length):
     """Checks that a memory length is at least 0 and fits into int32."""
     return check_integer("memory_length", memory_length, 0, 2**31 - 1)
+
+
+def _is_tensorflow():
+    return keras.backend.backend() == "tensorflow"
 
 
 def replica_variable(shape, dtype):
@@ -368,19 +388,20 @@ def read_variables(variables, dtype):
     """Returns the values of a structure of variables, floats as `dtype`."""
 
     def read(variable):
-        value = variable.read_value()
-        return tf.cast(value, dtype) if value.dtype.is_floating else value
+        value = ops.convert_to_tensor(
+            variable.read_value() if _is_tensorflow() else variable
+        )
+        is_float = keras.backend.is_float_dtype(value.dtype)
+        return ops.cast(value, dtype) if is_float else value
 
-    return tf.nest.map_structure(read, variables)
+    return tree.map_structure(read, variables)
 
 
 def assign_variables(variables, values):
     """Assigns a structure of values, cast to the dtypes of the variables."""
-    pairs = zip(
-        tf.nest.flatten(variables), tf.nest.flatten(values), strict=True
-    )
+    pairs = zip(tree.flatten(variables), tree.flatten(values), strict=True)
     for variable, value in pairs:
-        variable.assign(tf.cast(value, variable.dtype))
+        variable.assign(ops.cast(value, variable.dtype))
 
 
 def choose_rows(chosen, new, old):

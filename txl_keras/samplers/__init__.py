@@ -1,8 +1,6 @@
 """Ways to choose the next tokens of a text.
 
 ```python
-import txl_keras.needs_tensorflow  # noqa: F401
-
 from txl_keras import samplers
 from txl_keras.models import TransformerXLCausalLM
 
@@ -11,6 +9,8 @@ model.compile(sampler="top_k")  # by name
 model.compile(sampler=samplers.Sampler(temperature=0.8, top_p=0.95))
 ```
 """
+
+import txl_keras.needs_tensorflow  # noqa: F401
 
 from txl_keras.samplers.sampler import BeamSampler
 from txl_keras.samplers.sampler import Sampler

@@ -82,6 +82,7 @@ def gradients(layer, x, arguments):
         weights = [w.value for w in layer.trainable_variables]
         found, output = jax.grad(call, has_aux=True)(weights)
     else:
+        layer.zero_grad()
         output = layer(x, **arguments)
         if names:
             loss(output).backward()
@@ -91,11 +92,35 @@ def gradients(layer, x, arguments):
     return [*outputs], dict(zip(names, arrays, strict=True))
 
 
+def fitted():
+    """Losses of a model with memory, and what it remembers after them."""
+    stack = layers.MemoryStack(1, B, M, D)
+    segment = keras.Input((T, D), batch_size=B)
+    memory, memory_mask = stack(segment)
+    attended = layers.DecoderBlock(**BLOCK)(
+        segment, memory=memory, memory_mask=memory_mask
+    )
+    model = keras.Model(segment, attended)
+    rng = np.random.default_rng(3)
+    for weight in model.trainable_weights:
+        weight.assign(rng.normal(size=weight.shape) / 4)
+    x, y = rng.normal(size=(2, 4 * B, T, D)).astype("float32")
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    losses = []
+    for _ in range(2):
+        stack.reset_state()
+        history = model.fit(x, y, batch_size=B, shuffle=False, verbose=0)
+        losses += history.history["loss"]
+    stack.reset_state()
+    losses.append(model.evaluate(x, y, batch_size=B, verbose=0))
+    return np.array(losses), ops.convert_to_numpy(stack.read().states[0])
+
+
 def results():
     """Arrays by name."""
     found = {}
     for name, layer, x, arguments in cases():
-        layer(x, **arguments)  # builds it
+        layer(keras.KerasTensor(x.shape, x.dtype), **arguments)  # builds it
         rng = np.random.default_rng(1)
         for weight in layer.trainable_weights:
             weight.assign(rng.normal(size=weight.shape) / 2)
@@ -113,6 +138,7 @@ def results():
     for i, state in enumerate(memory.states):
         found[f"memory: {i}"] = ops.convert_to_numpy(state)
     found["memory: mask"] = ops.convert_to_numpy(memory.mask())
+    found["fit: losses"], found["fit: memory"] = fitted()
     return found
 
 

@@ -141,15 +141,17 @@ class MemoryStack(ConfiguredLayer):
     `callbacks=[txl_keras.callbacks.ResetMemory()]` to `fit`, `evaluate` and
     `predict`, or call `reset_state`.
 
-    The variables are local to a replica and are not weights. They are not in
-    `model.weights` or in the files of `save_weights`, so a model can be trained
-    with one batch size and memory length and served with others.
+    The variables are local to a replica and are not in the files of
+    `save_weights`, so a model can be trained with one batch size and memory
+    length and served with others. On TensorFlow they are not in
+    `model.weights` either; on other backends they are, as state that a step
+    takes and returns.
 
     Args:
         num_layers: Integer `L`.
         batch_size: Integer `B`, the per-replica batch, or `None`. With `None`
             the memory grows to the largest batch, and a smaller batch
-            continues the first rows.
+            continues the first rows; on TensorFlow only.
         memory_length: Integer `M`.
         hidden_dim: Integer `D`.
         cold_start: `"masked"` or `"zeros"`. With `"masked"`, entries not yet
@@ -388,9 +390,9 @@ def read_variables(variables, dtype):
     """Returns the values of a structure of variables, floats as `dtype`."""
 
     def read(variable):
-        value = ops.convert_to_tensor(
-            variable.read_value() if _is_tensorflow() else variable
-        )
+        # PyTorch changes a variable in place, also where it was read before.
+        is_tf = _is_tensorflow()
+        value = variable.read_value() if is_tf else ops.copy(variable)
         is_float = keras.backend.is_float_dtype(value.dtype)
         return ops.cast(value, dtype) if is_float else value
 

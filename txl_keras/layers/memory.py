@@ -238,7 +238,7 @@ class MemoryStack(ConfiguredLayer):
 
         return tree.map_structure(variable, self.initial_memory(1))
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: Any) -> None:
         """Leaves memory out of files."""
 
     load_own_variables = save_own_variables

@@ -42,6 +42,14 @@ def cases():
         block = layers.DecoderBlock(**BLOCK, normalize_first=first, dropout=0.3)
         inputs = {**past, **dropped, "inputs_mask": mask}
         yield f"block, pre-norm {first}", block, x, inputs
+    streams = layers.TwoStreamBlock(**BLOCK)
+    order = rng.random((B, T, T)) < 0.5
+    given = {
+        "query": x[:, ::-1].copy(),
+        "permutation_mask": order,
+        "token_type_ids": rng.integers(0, 2, (B, T)),
+    }
+    yield "two streams", streams, x, past | given
     ids = rng.integers(0, 30, (B, T))
     embedding = layers.AdaptiveEmbedding(30, D, cutoffs=(8, 20), div_val=2)
     yield "embedding", embedding, ids, {}

@@ -112,11 +112,12 @@ def _find_symbols(content):
 
 def _in_order(ids):
     """Returns symbols in the order of their ids, which must be 0 to n - 1."""
-    symbols = {i: symbol for symbol, i in ids.items()}
-    missing = [i for i in range(len(ids)) if i not in symbols]
-    if missing:
-        raise ValueError(
-            f"the ids of {len(ids)} symbols must be 0 to {len(ids) - 1}. "
-            f"Missing: {missing[:5]}"
-        )
-    return [symbols[i] for i in range(len(ids))]
+    # Sorted: a dictionary of ids that all have one hash would take minutes.
+    symbols = sorted(ids, key=ids.get)
+    for number, symbol in enumerate(symbols):
+        if ids[symbol] != number:
+            raise ValueError(
+                f"the ids of {len(ids)} symbols must be 0 to {len(ids) - 1}. "
+                f"Received: {ids[symbol]} in place of {number}"
+            )
+    return symbols

@@ -10,7 +10,7 @@ import on_backend
 import pytest
 
 PROGRAM = pathlib.Path(on_backend.__file__)
-# Compiling takes half the time, and most of it.
+# Compiling well would take half of the time.
 QUICK = {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": "--xla_backend_optimization_level=0 "

@@ -17,6 +17,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.layers.adaptive_embedding import ClusteredLayer
 from txl_keras.layers.adaptive_embedding import known_ids
+from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.layers.compute.target import fused
 from txl_keras.types import Tensor
 
@@ -149,7 +150,7 @@ class AdaptiveSoftmax(ClusteredLayer):
         return ops.where(known, nll, float("nan"))
 
     def _nll(self, hidden, targets):
-        if keras.backend.backend() != "tensorflow":
+        if not ON_TENSORFLOW:
             log_probs = self.log_probs(hidden)
             return -ops.take_along_axis(log_probs, targets[:, None], 1)[:, 0]
         # The cluster of a target is the number of cutoffs that it reaches.
@@ -368,7 +369,7 @@ def _project(hidden, table=None):
     """Multiplies `(..., e)` by the rows of a table `(n, e)`, if any."""
     if table is None:
         return hidden
-    if keras.backend.backend() != "tensorflow":
+    if not ON_TENSORFLOW:
         return ops.matmul(hidden, ops.transpose(table))
     return tf.matmul(hidden, table, transpose_b=True)  # copies no table
 

@@ -16,6 +16,7 @@ from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
+from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.types import Tensor
 
@@ -224,7 +225,7 @@ class MemoryStack(ConfiguredLayer):
         def variable(value):
             shape = (self.batch_size, *value.shape[1:])
             dtype = keras.backend.standardize_dtype(value.dtype)
-            if _is_tensorflow():
+            if ON_TENSORFLOW:
                 return replica_variable(shape, dtype)
             if self.batch_size is None:
                 raise ValueError(
@@ -257,7 +258,7 @@ class MemoryStack(ConfiguredLayer):
         )
         rows = ops.shape(inputs)[0] if self.batch_size is None else None
         # Memory is read and written only after the check of `inputs`.
-        with tf.control_dependencies([inputs] if _is_tensorflow() else None):
+        with tf.control_dependencies([inputs] if ON_TENSORFLOW else None):
             before = self._read_layer(layer, rows)
         padding = Padding(check_mask("mask", mask, ops.shape(inputs)[:2]))
         inputs = padding.at_the_end(inputs)
@@ -364,10 +365,6 @@ def check_memory_length(memory_length):
     return check_integer("memory_length", memory_length, 0, 2**31 - 1)
 
 
-def _is_tensorflow():
-    return keras.backend.backend() == "tensorflow"
-
-
 def replica_variable(shape, dtype):
     """Creates a variable of zeros with a separate value on each replica."""
     strategy = tf.distribute.get_strategy()
@@ -391,8 +388,7 @@ def read_variables(variables, dtype):
 
     def read(variable):
         # PyTorch changes a variable in place, also where it was read before.
-        is_tf = _is_tensorflow()
-        value = variable.read_value() if is_tf else ops.copy(variable)
+        value = variable.read_value() if ON_TENSORFLOW else ops.copy(variable)
         is_float = keras.backend.is_float_dtype(value.dtype)
         return ops.cast(value, dtype) if is_float else value
 

@@ -9,6 +9,7 @@ from txl_keras.checks import check_dropout
 from txl_keras.checks import check_shape
 from txl_keras.layers.compute.dropout import SEED_DTYPE
 from txl_keras.layers.compute.dropout import keep_mask
+from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.layers.compute.target import fused
 from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.types import Tensor
@@ -68,7 +69,7 @@ class RowDropout(ConfiguredLayer):
         def drop(x):
             return _drop(x, seeds, self.rate)
 
-        if keras.backend.backend() != "tensorflow":
+        if not ON_TENSORFLOW:
             return drop(inputs)
         # The gradient recomputes the mask, so that it need not be stored.
         outputs = tf.custom_gradient(lambda x: (drop(x), drop))(inputs)
@@ -105,7 +106,7 @@ def _drop(inputs, seeds, rate):
 
 def draw_seeds(generator, *shape):
     """Draws uint32 seeds from a `keras.random.SeedGenerator`."""
-    if keras.backend.backend() != "tensorflow":
+    if not ON_TENSORFLOW:
         most = np.iinfo(np.int32).max
         seeds = keras.random.randint(shape, 0, most, seed=generator)
         return ops.cast(seeds, SEED_DTYPE)

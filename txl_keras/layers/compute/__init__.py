@@ -20,8 +20,6 @@ has anyway. `relative_shift` is the trick as the paper prints it, for layers of
 your own.
 """
 
-import keras
-
 from txl_keras.layers.compute import blocks
 from txl_keras.layers.compute import definition
 from txl_keras.layers.compute import target
@@ -33,7 +31,7 @@ def attend(problem):
 
     If all keys of a query are masked, its output is some mean of values.
     """
-    if keras.backend.backend() != "tensorflow":
+    if not target.ON_TENSORFLOW:
         return definition.attend(problem)[0]
     for implementation in (target.current().attention, blocks):
         if implementation and implementation.supports(

@@ -8,9 +8,10 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.layers.compute.target import ON_TENSORFLOW
+
 # Tensors of TensorFlow have no operator for it.
-_IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
-_SHIFT_RIGHT = tf.bitwise.right_shift if _IS_TENSORFLOW else operator.rshift
+_SHIFT_RIGHT = tf.bitwise.right_shift if ON_TENSORFLOW else operator.rshift
 # PyTorch does not compute with uint32: there it is the lower half of an int64.
 _IS_HALF = keras.backend.backend() == "torch"
 SEED_DTYPE = "int64" if _IS_HALF else "uint32"

@@ -18,7 +18,12 @@ import functools
 import math
 import pathlib
 
+import keras
 import tensorflow as tf
+
+# On other backends layers use neither a `Target` nor what is written in
+# TensorFlow.
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 # By dtype and training: CPU instructions of which one is required for
 # TensorFlow's matmuls to be the faster ones.

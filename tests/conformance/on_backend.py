@@ -102,12 +102,13 @@ def gradients(layer, x, arguments):
 
 def fitted():
     """Losses of a model with memory, and what it remembers after them."""
-    stack = layers.MemoryStack(1, B, M, D)
-    segment = keras.Input((T, D), batch_size=B)
-    memory, memory_mask = stack(segment)
-    attended = layers.DecoderBlock(**BLOCK)(
-        segment, memory=memory, memory_mask=memory_mask
-    )
+    stack = layers.MemoryStack(2, B, M, D)
+    segment = attended = keras.Input((T, D), batch_size=B)
+    for layer in range(2):
+        memory, memory_mask = stack(attended, layer=layer)
+        attended = layers.DecoderBlock(**BLOCK)(
+            attended, memory=memory, memory_mask=memory_mask
+        )
     model = keras.Model(segment, attended)
     rng = np.random.default_rng(3)
     for weight in model.trainable_weights:

@@ -301,9 +301,11 @@ class MemoryStack(ConfiguredLayer):
 
     def reset_state(self) -> None:
         """Resets all memory to a cold start."""
-        empty = self.initial_memory(self.batch_size or 0)
         for variables in self._holder.layers:
-            assign_variables(variables, empty)
+            # Tensors of its own, as JAX cannot reuse one for two variables.
+            assign_variables(
+                variables, self.initial_memory(self.batch_size or 0)
+            )
 
     def _checked_layer(self, layer):
         if layer is None and self.num_layers > 1:

@@ -3,6 +3,8 @@
 Keras may change any of it: setup.py admits the versions that tests ran with.
 """
 
+import contextlib
+
 import keras
 import tensorflow as tf
 
@@ -20,6 +22,12 @@ def build_and_stay_open(model):
     model._tracker.unlock()
 
 
+def scope_of(model):
+    """Returns the context in which variables of a model are created."""
+    strategy = getattr(model, "distribute_strategy", None)  # of TensorFlow
+    return strategy.scope() if strategy else contextlib.nullcontext()
+
+
 def make_quantized(layer, mode, config):
     """Gives a layer the zeros of a quantized kernel in place of its own."""
     # As `quantize` of the layer does, which computes values: a graph, and a
@@ -34,6 +42,52 @@ def make_quantized(layer, mode, config):
     layer.quantized_build(shape, mode, config)
     layer._tracker.lock()
     layer.dtype_policy = f"{name}_from_{layer.dtype_policy.name}"
+
+
+def shapes_alone(build):
+    """Returns what is built, with weights that have shapes and no values."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        with tf.Graph().as_default():
+            return build()
+    if backend == "torch":
+        with keras.device("meta"):
+            return build()
+    import jax
+
+    built = []
+    jax.eval_shape(lambda: built.append(build()))
+    return built[0]
+
+
+class _AnyRows(tuple):
+    """Compares equal to the shapes of a variable with other rows."""
+
+    # Keras compares those of state and variable at each trace of a step.
+    __slots__ = ()
+    __hash__ = tuple.__hash__
+
+    def __eq__(self, other):
+        return self[1:] == tuple(other)[1:]
+
+    def __ne__(self, other):
+        return not self == other
+
+
+class GrowingVariable(keras.Variable):
+    """Lets a variable of JAX or PyTorch have any number of rows."""
+
+    # Those of TensorFlow can be made so.
+    @property
+    def shape(self):
+        return _AnyRows((None, *self._shape[1:]))
+
+    def _direct_assign(self, value):
+        if keras.backend.backend() == "torch":
+            # In place it would change what was read before.
+            self.value.data = value.detach().clone()
+        else:
+            super()._direct_assign(value)
 
 
 def num_batches(optimizer):
@@ -66,6 +120,12 @@ class IntegerBatches:
     def _symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy Keras builds loss and metrics with the mean of the
         # replicas' batches, and the mean of integers is of floats.
+        if keras.backend.backend() != "tensorflow":
+            if getattr(self, "fit_steps", None) is None:
+                super()._symbolic_build(iterator, data_batch)
+            elif self.optimizer is not None and not self.optimizer.built:
+                self.optimizer.build(self.trainable_variables)
+            return
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data_batch)
         x = _as_integers(x)
         y = _as_integers(y) if self.has_integer_targets() else y

@@ -7,12 +7,22 @@ import re
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import ops
+
+from txl_keras.keras_internals import shapes_alone
+from txl_keras.layers.compute.target import ON_TENSORFLOW
 
 # Of lists of layers, such as blocks.
 _FIRST_LAYER = re.compile(r"^([a-z_]+)_0/")
 _STDDEVS = ("initializer_stddev", "projection_initializer_stddev")
 # Bytes. Kernels of TensorFlow and XLA assume this alignment of buffers.
 _ALIGNMENT = 64
+
+
+def takes_weight_decay(variable):
+    """Returns whether weight decay applies: not to biases and layer norms."""
+    is_norm = variable.name in ("gamma", "beta")
+    return "bias" not in variable.name and not is_norm
 
 
 def normal_initializer(stddev):
@@ -30,10 +40,14 @@ class UntouchedZeros(keras.initializers.Initializer):
     # them.
 
     def __call__(self, shape, dtype=None):
-        dtype = tf.as_dtype(dtype or keras.config.floatx())
+        dtype = keras.backend.standardize_dtype(dtype or keras.config.floatx())
         # A graph cannot hold a tensor of this process.
-        if dtype != tf.float32 or not tf.executing_eagerly():
-            return tf.zeros(shape, dtype)
+        if (
+            not ON_TENSORFLOW
+            or dtype != "float32"
+            or not tf.executing_eagerly()
+        ):
+            return ops.zeros(shape, dtype)
         return _share(_aligned(shape, np.zeros))
 
 
@@ -42,8 +56,7 @@ def build_in_graph(build):
     # Building draws random seeds, which would change later initial weights.
     state = random.getstate()
     try:
-        with tf.Graph().as_default():
-            return build()
+        return shapes_alone(build)
     finally:
         random.setstate(state)
 
@@ -71,6 +84,8 @@ def build_undrawn(build, config):
 
 def to_tensor(array):
     """Copies an array of floats once; `tf.convert_to_tensor` copies twice."""
+    if not ON_TENSORFLOW:
+        return array
     copy = _aligned(array.shape, np.empty)
     np.copyto(copy, array, casting="same_kind")
     return _share(copy)
@@ -93,5 +108,6 @@ def weights_by_name(model):
     # model keeps in a list.
     # A path begins with the model's name, to which Keras appends a number.
     return {
-        weight.path.split("/", 1)[1]: weight.value for weight in model.weights
+        weight.path.split("/", 1)[1]: weight.value if ON_TENSORFLOW else weight
+        for weight in model.weights
     }

@@ -16,6 +16,7 @@ from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
+from txl_keras.keras_internals import GrowingVariable
 from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.types import Tensor
@@ -118,7 +119,8 @@ def initial_memory(
     dtype="float32",
 ):
     """Returns the `Memory` of a cold start: see `MemoryStack`."""
-    if not tf.is_tensor(batch_size):
+    is_symbol = hasattr(batch_size, "__jax_array__")  # a size of JAX
+    if not is_symbol and not ops.is_tensor(batch_size):
         check_integer("batch_size", batch_size, 0)
     zeros = ops.zeros((batch_size, memory_length, hidden_dim), dtype)
     valid_length = memory_length if cold_start == "zeros" else 0
@@ -142,17 +144,16 @@ class MemoryStack(ConfiguredLayer):
     `callbacks=[txl_keras.callbacks.ResetMemory()]` to `fit`, `evaluate` and
     `predict`, or call `reset_state`.
 
-    The variables are local to a replica and are not in the files of
-    `save_weights`, so a model can be trained with one batch size and memory
-    length and served with others. On TensorFlow they are not in
-    `model.weights` either; on other backends they are, as state that a step
-    takes and returns.
+    The variables are local to a replica, and neither in `model.weights` nor in
+    the files of `save_weights`, so a model can be trained with one batch size
+    and memory length and served with others. On backends other than TensorFlow
+    they are in `model.variables`, as state that a step takes and returns.
 
     Args:
         num_layers: Integer `L`.
         batch_size: Integer `B`, the per-replica batch, or `None`. With `None`
             the memory grows to the largest batch, and a smaller batch
-            continues the first rows; on TensorFlow only.
+            continues the first rows.
         memory_length: Integer `M`.
         hidden_dim: Integer `D`.
         cold_start: `"masked"` or `"zeros"`. With `"masked"`, entries not yet
@@ -211,6 +212,9 @@ class MemoryStack(ConfiguredLayer):
         self._holder = types.SimpleNamespace(
             layers=[self._variables() for _ in range(num_layers)]
         )
+        if not ON_TENSORFLOW:
+            # State, which a step of JAX takes and returns.
+            self._states = self.state_variables
         self.reset_state()
 
     @property
@@ -227,17 +231,19 @@ class MemoryStack(ConfiguredLayer):
             dtype = keras.backend.standardize_dtype(value.dtype)
             if ON_TENSORFLOW:
                 return replica_variable(shape, dtype)
-            if self.batch_size is None:
-                raise ValueError(
-                    "`batch_size` must be an integer, because only TensorFlow "
-                    "has variables that grow. Received: batch_size=None"
-                )
-            # State, which a step of JAX takes and returns.
-            return self.add_weight(
-                shape, "zeros", dtype, trainable=False, name="memory"
+            return GrowingVariable(
+                "zeros",
+                (self.batch_size or 0, *shape[1:]),
+                dtype,
+                trainable=False,
+                name="memory",
             )
 
         return tree.map_structure(variable, self.initial_memory(1))
+
+    @property
+    def weights(self):
+        return []  # Memory is in `variables`, as the state of metrics is.
 
     def save_own_variables(self, store: Any) -> None:
         """Leaves memory out of files."""
@@ -331,7 +337,10 @@ class MemoryStack(ConfiguredLayer):
     def _read_layer(self, layer, rows):
         memory = read_variables(self._holder.layers[layer], self.compute_dtype)
         if self.batch_size is None and rows is not None:
-            missing = tf.maximum(rows - tf.shape(memory.valid_length)[0], 0)
+            missing = rows  # on JAX it may be a symbol
+            if ON_TENSORFLOW:
+                held = tf.shape(memory.valid_length)[0]
+                missing = tf.maximum(rows - held, 0)
             memory = tree.map_structure(
                 lambda value, new: ops.concatenate([value, new], axis=0)[:rows],
                 memory,
@@ -343,7 +352,8 @@ class MemoryStack(ConfiguredLayer):
         def write(variable, value):
             value = ops.cast(value, variable.dtype)
             if self.batch_size is None:
-                value = ops.concatenate([value, variable[rows:]], axis=0)
+                kept = ops.convert_to_tensor(variable)[rows:]
+                value = ops.concatenate([value, kept], axis=0)
             variable.assign(value)
 
         tree.map_structure(write, self._holder.layers[layer], memory)

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-import txl_keras.needs_tensorflow  # noqa: F401
-
 from txl_keras.lazy import on_first_use
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 Letters: `B` batch, `T` segment, `M` memory.
 """
 
-import tensorflow as tf
+from keras import ops
 
 from txl_keras.layers.memory import Padding
 
@@ -17,15 +17,16 @@ class Episodes:
     def __init__(self, reset):
         self._numbers = None
         if reset is not None:
-            self._numbers = tf.cumsum(tf.cast(reset, tf.int32), axis=1)
+            self._numbers = ops.cumsum(ops.cast(reset, "int32"), axis=1)
 
     def attention_mask(self, memory_length, padding):
         """Returns a mask `(B, T, M + T)`, true in the query's episode."""
         if self._numbers is None:
             return None
         numbers = padding.at_the_end(self._numbers)
-        in_memory = tf.zeros((tf.shape(numbers)[0], memory_length), tf.int32)
-        keys = tf.concat([in_memory, numbers], axis=1)
+        shape = ops.shape(numbers)[0], memory_length
+        in_memory = ops.zeros(shape, "int32")
+        keys = ops.concatenate([in_memory, numbers], axis=1)
         return numbers[:, :, None] == keys[:, None, :]
 
     def last(self, memory, states, padding):
@@ -36,7 +37,7 @@ class Episodes:
         last = self._numbers[:, -1:]
         is_last = self._numbers == last
         if padding.mask is not None:
-            is_last &= padding.mask
+            is_last = is_last & padding.mask
         others = Padding(padding.at_the_end(is_last))
         states = [others.at_the_end(state) for state in states]
         return memory.reset_rows(last[:, 0] > 0), states, others.lengths

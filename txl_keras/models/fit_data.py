@@ -18,9 +18,10 @@ from txl_keras.checks import checked
 from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
 from txl_keras.data.step_batches import dataset_of
+from txl_keras.layers.compute.target import ON_TENSORFLOW
 
 _BATCH_SIZE = 32  # of texts, by default
-_ARRAYS = (np.ndarray, tf.Tensor)
+ARRAYS = (np.ndarray, tf.Tensor) if ON_TENSORFLOW else np.ndarray
 _KEYS = {"inputs", "targets", "weights", "num_targets", "reset"}
 
 
@@ -33,11 +34,20 @@ class EpochStarts(keras.callbacks.Callback):
     def of_segments(self, segments, num_steps=None):
         """Returns a dataset of one epoch; the next goes on where it ended."""
         self.num_steps = num_steps = num_steps or len(segments)
+        check_integer("steps_per_epoch", num_steps, 1)
+        if not ON_TENSORFLOW:
+            return Repeated(
+                lambda: (
+                    segments.batch(self.first_step + step)
+                    for step in range(num_steps)
+                ),
+                num_steps,
+            )
         spec = tf.nest.map_structure(tf.type_spec_from_value, segments.batch(0))
         return dataset_of(
             lambda step: segments.batch(self.first_step + step),
             spec,
-            end=check_integer("steps_per_epoch", num_steps, 1),
+            end=num_steps,
         )
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -60,12 +70,36 @@ class EpochStarts(keras.callbacks.Callback):
             self.py_dataset.on_epoch_end()
 
 
+class Repeated:
+    """Yields what `read()` yields, `length` batches, each time it is read."""
+
+    def __init__(self, read, length):
+        self._read, self._length = read, length
+
+    def __len__(self):
+        return self._length
+
+    def __iter__(self):
+        return iter(self._read())
+
+
 def of_arrays(x, y, weights, batch_size):
     """Returns a dataset of the batches of arrays."""
     # Keras cuts arrays into batches of unknown size, but graphs for a CPU are
     # faster if the batch size is static.
     batch_size = min(batch_size, len(x))
     parts = keras.utils.pack_x_y_sample_weight(x, y, weights)
+    if not ON_TENSORFLOW:
+        starts = range(0, len(x), batch_size)
+        return Repeated(
+            lambda: (
+                keras.tree.map_structure(
+                    lambda part, i=i: part[i : i + batch_size], parts
+                )
+                for i in starts
+            ),
+            len(starts),
+        )
     return tf.data.Dataset.from_tensor_slices(parts).batch(
         batch_size, drop_remainder=not len(x) % batch_size
     )
@@ -74,9 +108,15 @@ def of_arrays(x, y, weights, batch_size):
 def complete(x, vocabulary_size, steps=None, begins_cold=True):
     """Returns the batches of `x` as a dataset of dicts of static shapes.
 
+    On other backends than TensorFlow it is of triples: see `Batches`.
+
     All rows are reset in its first batch if it `begins_cold`. With `steps` per
     epoch it repeats.
     """
+    if not ON_TENSORFLOW:
+        from txl_keras.models.keras_steps import Batches
+
+        return Batches(x, vocabulary_size, steps, begins_cold)
     first = None
     if not isinstance(x, tf.data.Dataset):
         x, first = _generated(x)
@@ -88,7 +128,7 @@ def complete(x, vocabulary_size, steps=None, begins_cold=True):
     specs = tf.nest.flatten(x.element_spec)
     is_known = all(spec.shape.is_fully_defined() for spec in specs)
     if first is None and (not is_known or x.cardinality() == 0):
-        first = _first_of(x)
+        first = first_of(x)
 
     @tf.autograph.experimental.do_not_convert
     def fill(was_short, step_and_batch):
@@ -126,14 +166,10 @@ def complete(x, vocabulary_size, steps=None, begins_cold=True):
 
 def _generated(batches):
     """Returns a dataset of what an iterable yields, and its first batch."""
-    if isinstance(batches, (list, tuple)) or not hasattr(batches, "__iter__"):
-        raise ValueError(
-            "`x` must be an array, text, `Segments` or a dataset. Convert "
-            f"ids with `np.asarray`. Received: x={shown(batches)}"
-        )
+    check_iterable(batches)
     iterator = iter(batches)
     is_generator = iterator is batches
-    first = _first_of(iterator)
+    first = first_of(iterator)
     if is_generator:
         batches = itertools.chain([first], iterator)
     times = itertools.count()
@@ -161,7 +197,16 @@ def _generated(batches):
     return dataset, first
 
 
-def _first_of(batches):
+def check_iterable(batches):
+    """Raises `ValueError` unless these are batches, and not a list of ids."""
+    if isinstance(batches, (list, tuple)) or not hasattr(batches, "__iter__"):
+        raise ValueError(
+            "`x` must be an array, text, `Segments` or a dataset. Convert "
+            f"ids with `np.asarray`. Received: x={shown(batches)}"
+        )
+
+
+def first_of(batches):
     """Returns the first batch; raises `ValueError` if there is none."""
     first = next(iter(batches), None)
     if first is None:
@@ -177,7 +222,7 @@ def _arrays(batch):
 
 def check_arrays(x, y, batch_size, vocabulary_size):
     """Checks arrays for mistakes that Keras would not report."""
-    if not isinstance(x, _ARRAYS):
+    if not isinstance(x, ARRAYS):
         return
     if batch_size is None:
         raise ValueError(
@@ -215,10 +260,10 @@ def as_data(x):
         return x
     if not is_text(x):
         # Of another library, or a variable.
-        is_array = hasattr(x, "__array__") and not isinstance(x, tf.Tensor)
+        is_array = hasattr(x, "__array__") and not isinstance(x, ARRAYS)
         return np.asarray(x) if is_array else x
-    if isinstance(x, tf.data.Dataset):
-        if x.cardinality() == tf.data.INFINITE_CARDINALITY:
+    if hasattr(x, "as_numpy_iterator"):
+        if x.cardinality() == -1:
             raise ValueError(
                 "A dataset of strings must have an end, because all of them "
                 "are read before the first step. Use its `take`. Received: "
@@ -240,7 +285,8 @@ def is_text(x):
     dtype = getattr(getattr(x, "element_spec", x), "dtype", None)
     # NumPy's arrays of strings, of bytes and of objects.
     is_array = getattr(dtype, "kind", None) in (*"USO",)
-    return isinstance(x, str) or is_array or dtype == tf.string
+    is_tensor = getattr(dtype, "name", None) == "string"
+    return isinstance(x, str) or is_array or is_tensor
 
 
 def check_segment_length(segment_length, *data):
@@ -280,9 +326,8 @@ def _parts(element):
     return {key: value for key, value in named.items() if value is not None}
 
 
-def complete_batch(batch, vocabulary_size):
-    """Returns a batch as a dict with all entries, of ids that are checked."""
-    # Before a step, in which XLA could not raise an error.
+def entries_of(batch):
+    """Returns the entries of a batch by name; raises `ValueError` if unfit."""
     given = _parts(batch)
     if not {"inputs", "targets"} <= set(given) <= _KEYS:
         raise ValueError(
@@ -291,6 +336,13 @@ def complete_batch(batch, vocabulary_size):
             f"with the keys inputs and targets, and others of {sorted(_KEYS)}. "
             f"Received: batches of {sorted(given)}"
         )
+    return given
+
+
+def complete_batch(batch, vocabulary_size):
+    """Returns a batch as a dict with all entries, of ids that are checked."""
+    # Before a step, in which XLA could not raise an error.
+    given = entries_of(batch)
     inputs, targets = (
         tf.cast(check_token_ids(name, ids, vocabulary_size), tf.int32)
         for name, ids in (("x", given["inputs"]), ("y", given["targets"]))

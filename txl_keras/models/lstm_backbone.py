@@ -7,7 +7,6 @@ import collections
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_integer
@@ -15,6 +14,7 @@ from txl_keras.extending import register
 from txl_keras.keras_internals import build_and_stay_open
 from txl_keras.layers.memory import Memory
 from txl_keras.layers.memory import choose_rows
+from txl_keras.layers.memory import take_steps
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.types import Tensor
 
@@ -140,7 +140,7 @@ class LSTMBackbone(RecurrentBackbone):
         seeds = self._row_seeds(dropout_seed, first_row, batch_size)
         x, states = self._all_states(token_ids, memory.states, training, seeds)
         last = tuple(
-            tf.stop_gradient(state[:, -1:]) for state in states
+            ops.stop_gradient(state[:, -1:]) for state in states
         )  # truncated BPTT
         return x, memory._replace(states=last)
 
@@ -185,8 +185,8 @@ class _States(collections.namedtuple("_States", ["states"])):
             return _States(tuple(state[:, -1:] for state in states))
 
         def choose(before, after):
-            after = tf.concat([before, after], axis=1)  # [B, 1 + T, D]
-            return tf.gather(after, lengths[:, None], batch_dims=1)
+            after = ops.concatenate([before, after], axis=1)  # [B, 1 + T, D]
+            return take_steps(after, lengths[:, None])
 
         return _States(tuple(map(choose, self.states, states)))
 

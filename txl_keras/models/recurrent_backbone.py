@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_dropout
@@ -24,6 +23,7 @@ from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.keras_internals import ModelAsLayer
 from txl_keras.keras_internals import layers_of
+from txl_keras.keras_internals import scope_of
 from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.target import Target
@@ -328,7 +328,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
 
     def _row_seeds(self, dropout_seed, first_row, batch_size):
         """Returns the dropout seeds of a call's rows, uint32 `(B,)`."""
-        return fold_in(dropout_seed, first_row + tf.range(batch_size))
+        return fold_in(dropout_seed, first_row + ops.arange(batch_size))
 
     def _drop(self, x, site, training, row_seeds):
         """Drops elements of `x` with a mask of its own for each site."""
@@ -343,7 +343,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
 
     def _check_token_ids(self, token_ids):
         # The embedding checks the values of the ids.
-        token_ids = tf.convert_to_tensor(token_ids)
+        token_ids = ops.convert_to_tensor(token_ids)
         check_shape("token_ids", token_ids, (None, None))
         return token_ids
 
@@ -392,7 +392,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             "memory.valid_length", memory.valid_length, memory.length + 1
         )
         check_shape("memory.valid_length", valid_length, (batch_size,), _REMEDY)
-        return memory._replace(valid_length=tf.cast(valid_length, tf.int32))
+        return memory._replace(valid_length=ops.cast(valid_length, "int32"))
 
     # Low-rank adaptation: Hu et al., 2022, https://arxiv.org/abs/2106.09685,
     # section 4.
@@ -438,7 +438,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
                 f"`target_layer_names` must be names of {names}. "
                 f"Received: target_layer_names={shown(target_layer_names)}"
             )
-        with self.distribute_strategy.scope():  # the variables of all replicas
+        with scope_of(self):  # the variables of all replicas
             for layer in layers:
                 if layer.name in target_layer_names:
                     layer.enable_lora(rank, lora_alpha=lora_alpha)

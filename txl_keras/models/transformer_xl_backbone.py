@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_integer
@@ -416,12 +415,13 @@ class TransformerXLBackbone(RecurrentBackbone):
                     f"Received: token_ids={shown(token_ids)}"
                 )
             return self._check_token_ids(token_ids)
-        embeddings = tf.convert_to_tensor(embeddings)
+        embeddings = ops.convert_to_tensor(embeddings)
         check_shape("embeddings", embeddings, (None, None, self.hidden_dim))
-        if not embeddings.dtype.is_floating:
+        dtype = keras.backend.standardize_dtype(embeddings.dtype)
+        if not keras.backend.is_float_dtype(dtype):
             raise ValueError(
                 "`embeddings` must be floats. Token ids are passed as "
-                f"`token_ids`. Received: dtype {embeddings.dtype.name}"
+                f"`token_ids`. Received: dtype {dtype}"
             )
         return embeddings
 
@@ -430,7 +430,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         if len(inputs.shape) == 2:
             x = self.token_embedding(inputs) * self.hidden_dim**0.5
         else:
-            x = tf.cast(inputs, self.compute_dtype)
+            x = ops.cast(inputs, self.compute_dtype)
         if self.attention_type == "vaswani":
             x = x + ops.cast(self._position_encoding(x), x.dtype)
         return x

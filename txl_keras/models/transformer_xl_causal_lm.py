@@ -18,8 +18,11 @@ from txl_keras.data.segments import Segments
 from txl_keras.extending import register
 from txl_keras.keras_internals import build_and_stay_open
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
+from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.layers.memory import Memory
+from txl_keras.models.fit_data import ARRAYS
 from txl_keras.models.fit_data import EpochStarts
+from txl_keras.models.fit_data import Repeated
 from txl_keras.models.fit_data import as_data
 from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import check_class_weight
@@ -127,12 +130,17 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         self.softmax.build()
 
     def call(self, token_ids, training=None):
+        # A batch of `KerasSteps`, for its losses in place of logits.
+        batch = token_ids if isinstance(token_ids, dict) else {}
+        inputs = batch.get("inputs", token_ids)
         stack = self._training_memory if training else self._inference_memory
-        memory = stack.read(ops.shape(token_ids)[0])
+        memory = stack.read(ops.shape(inputs)[0])
         hidden, memory = self.backbone(
-            token_ids, memory=memory, training=training
+            inputs, memory=memory, reset=batch.get("reset"), training=training
         )
         stack.write(memory)
+        if batch:
+            return self.softmax(hidden, batch["targets"])
         return self.softmax.logits(hidden)
 
     def score(
@@ -229,6 +237,13 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
                 hasattr(m, "update_from_nll") for m in metrics
             ):
                 kwargs["weighted_metrics"] = metrics
+            elif not ON_TENSORFLOW:
+                kwargs.pop("weighted_metrics", None)
+                super().compile(optimizer, loss, **kwargs)
+                from txl_keras.models.keras_steps import KerasSteps
+
+                self.fit_steps = KerasSteps(self, metrics)
+                return
             else:
                 from txl_keras.models.fit_steps import FitSteps
 
@@ -243,7 +258,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
                 # `Trainer` compiles its steps and scales their loss.
                 kwargs.update(jit_compile=False, auto_scale_loss=False)
         super().compile(optimizer, loss, **kwargs)
-        if self.fit_steps and optimizer is not None:
+        if self.fit_steps and self.optimizer is not None:
             from txl_keras.training.updates import check_supported
 
             check_supported(self.optimizer)
@@ -266,16 +281,33 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
     def retrace(self) -> None:
         """Traces `fit` and `evaluate` again after layers have changed."""
         steps = self.fit_steps
-        if steps is not None:
+        if steps is not None and ON_TENSORFLOW:
             self.fit_steps = type(steps)(self, steps.metrics, steps.jit_compile)
 
     @property
     def metrics(self) -> list:
         """Returns the metrics of `fit` and `evaluate`, a list."""
-        steps = self.fit_steps
-        return super().metrics + (steps.metrics if steps else [])
+        metrics, steps = super().metrics, self.fit_steps
+        if steps and not ON_TENSORFLOW:  # Keras's own loss is a mean of means
+            metrics = [steps.loss, *(m for m in metrics if m.name != "loss")]
+        return metrics + (steps.metrics if steps else [])
 
-    def train_step(self, data: dict) -> dict:
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, **kwargs
+    ):
+        """Computes the loss of logits, or the mean of the default loss."""
+        if isinstance(x, dict):
+            return self.fit_steps.compute_loss(y, y_pred, sample_weight)
+        return super().compute_loss(x, y, y_pred, sample_weight, **kwargs)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        """Updates the metrics and returns them by name."""
+        if isinstance(x, dict):
+            self.fit_steps.update_metrics(x, y, y_pred, sample_weight)
+            return self.get_metrics_result()
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    def train_step(self, *data: dict) -> dict:
         """Trains on a batch: see `fit`.
 
         Args:
@@ -287,13 +319,13 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         Returns:
             Dictionary of the metrics by name.
         """
-        step = super() if self.fit_steps is None else self.fit_steps
-        return step.train_step(data)
+        own = ON_TENSORFLOW and self.fit_steps
+        return (own or super()).train_step(*data)
 
-    def test_step(self, data: dict) -> dict:
+    def test_step(self, *data: dict) -> dict:
         """Evaluates a batch like that of `train_step`; returns the metrics."""
-        step = super() if self.fit_steps is None else self.fit_steps
-        return step.test_step(data)
+        own = ON_TENSORFLOW and self.fit_steps
+        return (own or super()).test_step(*data)
 
     def get_compile_config(self):
         """Returns what `compile` was called with, for saving."""
@@ -381,7 +413,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             parts, batch_size, segment_length, steps, starts
         )
         steps = None if starts.num_steps else steps
-        callbacks = tf.nest.flatten(kwargs.pop("callbacks", None) or [])
+        callbacks = keras.tree.flatten(kwargs.pop("callbacks", None) or [])
         backups = [c for c in callbacks if isinstance(c, BackupAndRestore)]
         callbacks = [c for c in callbacks if c not in backups]
         resets = []
@@ -429,9 +461,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             x, y, kwargs["sample_weight"], batch_size = self._data(
                 parts, batch_size, segment_length, kwargs.get("steps")
             )
+        self._inference_memory.reset_state()
         if self.fit_steps is not None:
             self.fit_steps.prepare("test_function", x)
-        self._inference_memory.reset_state()
         return super().evaluate(x, y, batch_size, **kwargs)
 
     def train_on_batch(
@@ -454,6 +486,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             )
         data = self._batch(x, y, sample_weight)
         self.fit_steps.prepare_training(data)
+        if not ON_TENSORFLOW:
+            self.reset_metrics()
+            return super().train_on_batch(*data[0], return_dict=return_dict)
         self.make_train_function()
         self.reset_metrics()
         data = self.distribute_strategy.experimental_distribute_dataset(data)
@@ -480,8 +515,13 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
     def _batch(self, x, y, weights):
         """Returns a dataset of one batch."""
         data = keras.utils.pack_x_y_sample_weight(x, y, weights)
-        batch = complete_batch(data, self.backbone.vocabulary_size)
-        return tf.data.Dataset.from_tensors(batch)
+        vocabulary_size = self.backbone.vocabulary_size
+        if not ON_TENSORFLOW:
+            batches = Repeated(lambda: iter([data]), 1)
+            return complete(batches, vocabulary_size, begins_cold=False)
+        return tf.data.Dataset.from_tensors(
+            complete_batch(data, vocabulary_size)
+        )
 
     def predict(
         self,
@@ -577,7 +617,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         starts = starts or EpochStarts()
         if is_segments:
             x, steps = starts.of_segments(x, steps), None
-        elif isinstance(x, (np.ndarray, tf.Tensor)):
+        elif isinstance(x, ARRAYS):
             x, y, weights = of_arrays(x, y, weights, batch_size), None, None
         elif isinstance(x, keras.utils.PyDataset):
             starts.py_dataset = x

@@ -5,12 +5,7 @@ import tensorflow as tf
 from keras import ops
 
 from txl_keras import keras_internals
-
-
-def takes_weight_decay(variable):
-    """Returns whether weight decay applies: not to biases and layer norms."""
-    is_norm = variable.name in ("gamma", "beta")
-    return "bias" not in variable.name and not is_norm
+from txl_keras.weights import takes_weight_decay
 
 
 def apply_gradients(optimizer, gradients, variables):

@@ -1,9 +1,13 @@
 """Functions of one replica, compiled for the device of a strategy."""
 
 import dataclasses
+import functools
 
+import keras
 import tensorflow as tf
 
+from txl_keras.keras_internals import shapes_alone
+from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.layers.compute.target import compile_for
 from txl_keras.layers.compute.target import current
 
@@ -24,6 +28,48 @@ def device_of(strategy):
         # The CPU may be split even on a machine with GPUs.
         return strategy.extended.worker_devices[0].split(":")[-2].lower()
     return "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
+
+
+def specs_of(function):
+    """Returns what a function of no arguments would return, without values."""
+    if not ON_TENSORFLOW:
+        return shapes_alone(function)
+    function = tf.function(function, autograph=False)
+    return function.get_concrete_function().structured_outputs
+
+
+def compile_model(function, model):
+    """Compiles a function of tensors that reads the weights of a model."""
+    if ON_TENSORFLOW:
+        return tf.function(function, autograph=False, reduce_retracing=True)
+    return compile_stateful(function, model.weights, [])
+
+
+def compile_stateful(function, weights, state):
+    """Compiles a function that reads Keras variables and assigns `state`."""
+    backend = keras.backend.backend()
+    if backend == "torch":
+        import torch
+
+        return torch.no_grad()(function)
+    import jax
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def compiled(values, weight_values, args):
+        pairs = [*zip(state, values), *zip(weights, weight_values)]
+        with keras.StatelessScope(pairs) as scope:
+            result = function(*args)
+        return result, [scope.get_current_value(v) for v in state]
+
+    def call(*args):
+        result, values = compiled(
+            [v.value for v in state], [w.value for w in weights], args
+        )
+        for variable, value in zip(state, values, strict=True):
+            variable.assign(value)
+        return result
+
+    return call
 
 
 def compile_layers(

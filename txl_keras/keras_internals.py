@@ -45,7 +45,7 @@ def make_quantized(layer, mode, config):
 
 
 def shapes_alone(build):
-    """Returns what is built, with weights that have shapes and no values."""
+    """Returns what is built, of tensors that have shapes and no values."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         with tf.Graph().as_default():
@@ -85,9 +85,15 @@ class GrowingVariable(keras.Variable):
     def _direct_assign(self, value):
         if keras.backend.backend() == "torch":
             # In place it would change what was read before.
-            self.value.data = value.detach().clone()
+            self.value.data = value.detach()
         else:
             super()._direct_assign(value)
+
+    def read_value(self):
+        """Returns the value, which later steps neither change nor delete."""
+        if keras.backend.backend() == "torch":
+            return self.value.detach()
+        return keras.ops.copy(self.value)  # a step of JAX takes its argument
 
 
 def num_batches(optimizer):

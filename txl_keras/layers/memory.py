@@ -229,15 +229,7 @@ class MemoryStack(ConfiguredLayer):
         def variable(value):
             shape = (self.batch_size, *value.shape[1:])
             dtype = keras.backend.standardize_dtype(value.dtype)
-            if ON_TENSORFLOW:
-                return replica_variable(shape, dtype)
-            return GrowingVariable(
-                "zeros",
-                (self.batch_size or 0, *shape[1:]),
-                dtype,
-                trainable=False,
-                name="memory",
-            )
+            return replica_variable(shape, dtype)
 
         return tree.map_structure(variable, self.initial_memory(1))
 
@@ -379,13 +371,18 @@ def check_memory_length(memory_length):
 
 def replica_variable(shape, dtype):
     """Creates a variable of zeros with a separate value on each replica."""
+    sizes = [size or 0 for size in shape]
+    if not ON_TENSORFLOW:
+        return GrowingVariable(
+            "zeros", sizes, dtype, trainable=False, name="memory"
+        )
     strategy = tf.distribute.get_strategy()
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         # The initial value is broadcast, which does not support bfloat16. So
         # callers use `read_variables` and `assign_variables`.
         dtype = "float32" if dtype == "bfloat16" else dtype
     return tf.Variable(
-        tf.zeros([size or 0 for size in shape], dtype),
+        tf.zeros(sizes, dtype),
         shape=tf.TensorShape(shape),
         trainable=False,
         # Replicas have different rows. ON_WRITE variables would have to be
@@ -399,8 +396,7 @@ def read_variables(variables, dtype):
     """Returns the values of a structure of variables, floats as `dtype`."""
 
     def read(variable):
-        # PyTorch changes a variable in place, also where it was read before.
-        value = variable.read_value() if ON_TENSORFLOW else ops.copy(variable)
+        value = variable.read_value()
         is_float = keras.backend.is_float_dtype(value.dtype)
         return ops.cast(value, dtype) if is_float else value
 

@@ -13,9 +13,14 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import ops
+from keras import tree
 
 from txl_keras.checks import check_integer
 from txl_keras.compilation import compile_layers
+from txl_keras.compilation import compile_stateful
+from txl_keras.compilation import specs_of
+from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.layers.memory import Memory
 from txl_keras.layers.memory import assign_variables
 from txl_keras.layers.memory import check_memory_length
@@ -90,7 +95,6 @@ class SegmentReader:
         self._memory_length = memory_length
         self._programs = {}  # of `read_texts`, by their functions
 
-        @tf.function(autograph=False)
         def project():
             memory = backbone.initial_memory(batch_size, memory_length)
             return backbone.project_memory(memory), self._project_positions()
@@ -98,10 +102,10 @@ class SegmentReader:
         def variable(spec):
             # With M = 0 the static batch size is lost in Keras operations.
             shape = (spec.shape[0] or batch_size, *spec.shape[1:])
-            return replica_variable(shape, spec.dtype.name)
+            dtype = keras.backend.standardize_dtype(spec.dtype)
+            return replica_variable(shape, dtype)
 
-        specs = project.get_concrete_function().structured_outputs
-        memory, positions = tf.nest.map_structure(variable, specs)
+        memory, positions = tree.map_structure(variable, specs_of(project))
         # Neither Keras nor tf.train.Checkpoint tracks what is in a
         # SimpleNamespace.
         self._holder = types.SimpleNamespace(memory=memory, positions=positions)
@@ -113,8 +117,8 @@ class SegmentReader:
     def num_bytes(self) -> int:
         """Returns the size of memory and positions on one replica."""
         return sum(
-            math.prod(variable.shape) * variable.dtype.size
-            for variable in tf.nest.flatten(vars(self._holder))
+            math.prod(ops.shape(variable)) * variable.dtype.size
+            for variable in self._state()
         )
 
     def begin(self, memory: Memory | None = None) -> None:
@@ -129,8 +133,10 @@ class SegmentReader:
         if memory is not None:
             memory = self._backbone.project_memory(memory)
         else:
-            memory = tf.nest.map_structure(
-                lambda variable, row: tf.broadcast_to(row, variable.shape),
+            memory = tree.map_structure(
+                lambda variable, row: ops.broadcast_to(
+                    row, ops.shape(variable)
+                ),
                 self._holder.memory,
                 self._empty_row(),
             )
@@ -152,7 +158,10 @@ class SegmentReader:
 
         # Conditional, since resets are rare and rewrite the whole memory.
         # Masking the entries is not enough: zero times a NaN is a NaN.
-        tf.cond(tf.reduce_any(reset), forget, lambda: None)
+        if ON_TENSORFLOW:
+            tf.cond(tf.reduce_any(reset), forget, lambda: None)
+        elif ops.any(reset):
+            forget()
 
     def reorder_rows(self, rows: Tensor) -> None:
         """Replaces the memory of each row by that of another, for beam search.
@@ -161,8 +170,8 @@ class SegmentReader:
             rows: int32 tensor `(B,)`. Row r continues from what row `rows[r]`
                 remembers.
         """
-        memory = tf.nest.map_structure(
-            lambda state: tf.gather(state, rows), self.memory()
+        memory = tree.map_structure(
+            lambda state: ops.take(state, rows, axis=0), self.memory()
         )
         assign_variables(self._holder.memory, memory)
 
@@ -246,10 +255,11 @@ class SegmentReader:
         for start in range(0, width, segment_length):
             parts = [x[:, start : start + segment_length] for x in padded]
             counts = np.clip(lengths - start, 0, parts[0].shape[1])
-            results.append(read(*map(tf.constant, (counts, *parts))))
+            results.append(read(*map(ops.convert_to_tensor, (counts, *parts))))
         if function is None:
             return []
-        rows = zip(np.concatenate(results, axis=1), lengths, strict=True)
+        results = np.concatenate([*map(ops.convert_to_numpy, results)], axis=1)
+        rows = zip(results, lengths, strict=True)
         return [x[:n] for x, n in rows][: len(texts[0]) - len(missing)]
 
     def compile_segments(self, function: Callable | None) -> Callable:
@@ -262,6 +272,14 @@ class SegmentReader:
             Function of the `lengths` of `remember`, of token ids and of the
             other arguments of `function`. It returns what `function` returns.
         """
+        if not ON_TENSORFLOW:
+
+            def read_and_remember(lengths, *segment):
+                hidden, entries = self.read(segment[0])
+                self.remember(entries, lengths)
+                return function and function(hidden, *segment[1:])
+
+            return self._compile_stateful(read_and_remember)
         if function is None:
             lengths = tf.TensorSpec((self._batch_size,), tf.int32)
             token_ids = tf.TensorSpec((self._batch_size, None), tf.int32)
@@ -285,6 +303,15 @@ class SegmentReader:
         remember = compile_layers(self.remember, strategy)
         return read
 
+    def _state(self):
+        """Returns the variables of memory and positions."""
+        return tree.flatten((self._holder.memory, self._holder.positions))
+
+    def _compile_stateful(self, function):
+        models = [self._backbone, *self._backbone.owners]
+        weights = {id(w): w for model in models for w in model.weights}
+        return compile_stateful(function, [*weights.values()], self._state())
+
     def compile(self, function: Callable) -> Callable:
         """Compiles a function that reads single tokens, with XLA.
 
@@ -299,6 +326,8 @@ class SegmentReader:
         Returns:
             `tf.function`.
         """
+        if not ON_TENSORFLOW:
+            return self._compile_stateful(function)
         kernels = [w for w in self._backbone.weights if len(w.shape) == 3]
 
         # AutoGraph would spend seconds converting what is called from here.
@@ -327,4 +356,4 @@ class SegmentReader:
 
 def as_float32(hidden):
     """Returns hidden states themselves, for `SegmentReader.read_texts`."""
-    return tf.cast(hidden, tf.float32)
+    return ops.cast(hidden, "float32")

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from keras import ops
 
 from txl_keras import samplers
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_token_ids
+from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.layers.memory import Memory
 
 
@@ -337,7 +339,7 @@ class TextMethods:
         found = {}
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
-            reader.reset_rows(tf.fill((batch_size,), True))
+            reader.reset_rows(ops.ones(batch_size, "bool"))
             parts = ([x[i] for i in rows] for x in texts)
             results = reader.read_texts(function, *parts)
             found |= zip(rows, results, strict=True)
@@ -345,7 +347,9 @@ class TextMethods:
 
     def _keep(self, make, *settings):
         """Returns `make(self, *settings)`, maybe that of a call before."""
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        replicas = 1
+        if ON_TENSORFLOW:
+            replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if replicas > 1:
             raise RuntimeError(
                 "Text is read and written on one device. Call this method "
@@ -357,7 +361,11 @@ class TextMethods:
                 lambda variables, make, *settings: make(self, *settings)
             )
         # A model with other variables, as after `quantize`, needs a new one.
-        variables = tuple(weight.value.ref() for weight in self.weights)
+        # Tensors of TensorFlow have no hash.
+        variables = tuple(
+            weight.value.ref() if ON_TENSORFLOW else weight
+            for weight in self.weights
+        )
         return self._made(variables, make, *settings)
 
 

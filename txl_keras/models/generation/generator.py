@@ -8,11 +8,14 @@ import contextlib
 import itertools
 
 import numpy as np
-import tensorflow as tf
+from keras import ops
+from keras import tree
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
+from txl_keras.compilation import compile_model
 from txl_keras.extending import registered
+from txl_keras.layers.compute.dropout import SEED_DTYPE
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.models.generation.prompts import Continuation
 from txl_keras.models.generation.token_reader import PROMPT_SEGMENT
@@ -56,35 +59,35 @@ class Generator:
             model, num_rows, self._memory_length, **dict(engine_options)
         )
         self._reader = None
-        self._draw = tf.function(
-            self._draw_from, jit_compile=True, autograph=False
-        )
+        self._draw = compile_model(self._draw_from, model)
 
     def __call__(self, rows, seed=0, memory=None):
         """Adds tokens to each `Continuation`, and yields what each returns."""
         prompts = [row.prompt for row in rows]
         seeds, seen = row_seeds(seed, len(rows)), self._seen(prompts)
         # The first step reads the last token of each prompt.
-        token = tf.constant([prompt[-1] for prompt in prompts])
+        token = _integers([prompt[-1] for prompt in prompts])
         with self._reading(prompts, memory) as reader:
             for position in itertools.count():
                 if all(row.is_ended for row in rows):
                     return
-                draw = seeds, tf.constant(position), seen
+                draw = seeds, _integers(position), seen
                 if self._has_engine:
                     token, log_probs = self._draw(reader(token), *draw)
                 else:  # drawn by the program that reads
                     token, log_probs = reader(token, *draw)
                 if seen is not None:
-                    seen |= tf.one_hot(token, seen.shape[1], True, False)
-                found = token.numpy()
+                    seen = seen | ops.one_hot(token, seen.shape[1], dtype="bool")
+                found = ops.convert_to_numpy(token)
                 if found.min() < 0:
                     raise FloatingPointError(
                         f"Token {position} after the prompt of row "
                         f"{found.argmin()} cannot be drawn, because the model "
                         "returned NaN. Check that its weights are finite."
                     )
-                values = log_probs.numpy() if self._with_log_probs else found
+                values = found
+                if self._with_log_probs:
+                    values = ops.convert_to_numpy(log_probs)
                 yield [*map(Continuation.add, rows, found, values)]
 
     def initial_memory(self, memory, num_rows):
@@ -107,12 +110,12 @@ class Generator:
         found = []
         # One by one: they differ in length, and an LSTM takes no padding.
         for i, ids in enumerate(texts):
-            row = tf.nest.map_structure(lambda x, i=i: x[i : i + 1], memory)
+            row = tree.map_structure(lambda x, i=i: x[i : i + 1], memory)
             for start in range(0, len(ids), PROMPT_SEGMENT):
                 part = ids[start : start + PROMPT_SEGMENT]
                 _, row = self._model.backbone(part[None], memory=row)
             found.append(row)
-        return tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), *found)
+        return tree.map_structure(lambda *x: ops.concatenate(x, axis=0), *found)
 
     @contextlib.contextmanager
     def _reading(self, prompts, memory):
@@ -150,7 +153,7 @@ class Generator:
         seen = np.zeros((len(texts), vocabulary_size), bool)
         for row, text in zip(seen, texts, strict=True):
             row[text] = True
-        return tf.constant(seen)
+        return ops.convert_to_tensor(seen)
 
 
 class BeamSearch(Generator):
@@ -160,6 +163,10 @@ class BeamSearch(Generator):
     # splits. See `BeamSampler` for the score. Nothing is drawn.
 
     _answer = None  # its readers return log-probabilities, as engines do
+
+    def __init__(self, model, *args):
+        super().__init__(model, *args)
+        self._rank = compile_model(self._rank_beams, model)
 
     def __call__(self, rows, seed=0, memory=None):
         """Yields once: the best text or ids that were found for each row."""
@@ -179,11 +186,9 @@ class BeamSearch(Generator):
                 # best now remains the best.
                 if ended[:, 0].all():
                     break
-                log_probs = reader(tf.constant(tokens.ravel()))
-                parents, tokens, scores = (
-                    part.numpy()
-                    for part in self._rank(log_probs, scores, ended)
-                )
+                log_probs = reader(_integers(tokens.ravel()))
+                found = self._rank(log_probs, *map(ops.convert_to_tensor, (scores, ended)))
+                parents, tokens, scores = map(ops.convert_to_numpy, found)
                 if not (scores < np.inf).all():
                     raise FloatingPointError(
                         "The text cannot be continued, because the model "
@@ -198,35 +203,40 @@ class BeamSearch(Generator):
         rows[:] = beams[::count]
         yield [row.result() for row in rows]
 
-    @tf.function(reduce_retracing=True, autograph=False)
-    def _rank(self, log_probs, scores, ended):
+    def _rank_beams(self, log_probs, scores, ended):
         """Returns parents, tokens and scores `(B, K)` of the next beams."""
         count = self._sampler.num_beams
         vocabulary_size = log_probs.shape[1]
-        log_probs = tf.reshape(log_probs, (-1, count, vocabulary_size))
+        log_probs = ops.reshape(log_probs, (-1, count, vocabulary_size))
         # An ended text has one continuation, itself; its token is ignored.
-        itself = tf.one_hot(0, vocabulary_size, 0.0, -float("inf"))
-        log_probs = tf.where(ended[..., None], itself, log_probs)
-        sums = tf.reshape(
+        is_first = ops.arange(vocabulary_size) == 0
+        itself = ops.where(is_first, 0.0, -float("inf"))
+        log_probs = ops.where(ended[..., None], itself, log_probs)
+        sums = ops.reshape(
             scores[..., None] + log_probs, (-1, count * vocabulary_size)
         )
         # NaN comes first.
-        sums = tf.where(sums < float("inf"), sums, float("inf"))
-        scores, places = tf.math.top_k(sums, count)
+        sums = ops.where(sums < float("inf"), sums, float("inf"))
+        scores, places = ops.top_k(sums, count)
         return places // vocabulary_size, places % vocabulary_size, scores
+
+
+def _integers(values):
+    return ops.convert_to_tensor(np.asarray(values), "int32")
 
 
 def repeat_rows(memory, count):
     """Returns a memory with each row repeated, or None."""
-    return tf.nest.map_structure(
-        lambda state: None if state is None else tf.repeat(state, count, 0),
+    return tree.map_structure(
+        lambda state: None if state is None else ops.repeat(state, count, 0),
         memory,
     )
 
 
 def _values_at(token, log_probs):
     # -1, for NaN, is checked by the caller.
-    return tf.gather(log_probs, tf.maximum(token, 0), batch_dims=1)
+    token = ops.maximum(token, 0)[:, None]
+    return ops.take_along_axis(log_probs, token, axis=1)[:, 0]
 
 
 def generation_memory_length(backbone, memory_length):
@@ -250,5 +260,5 @@ def generation_memory_length(backbone, memory_length):
 
 def row_seeds(seed, num_rows):
     """Returns one seed per row, uint32 `(B,)`; row r depends on `seed + r`."""
-    rows = tf.cast(seed + tf.range(num_rows), tf.uint32)
+    rows = ops.cast(seed + np.arange(num_rows), SEED_DTYPE)
     return fold_in(rows, 0)

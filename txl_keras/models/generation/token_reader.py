@@ -3,18 +3,18 @@
 Letters: `B` rows, `T` segment, `M` memory, `D` hidden size, `V` vocabulary.
 """
 
-import functools
-
 import tensorflow as tf
+import numpy as np
+from keras import ops
+
+from txl_keras.compilation import compile_model
+from txl_keras.layers.compute.target import ON_TENSORFLOW
 
 from txl_keras.models.segment_reader import SegmentReader
 
 # Prompts are read in segments of this many tokens. The segment boundaries
 # determine how far back each token attends.
 PROMPT_SEGMENT = 128
-# AutoGraph would spend seconds converting every function called from here, and
-# none needs it.
-_function = functools.partial(tf.function, autograph=False)
 
 
 class TokenReader:
@@ -33,8 +33,14 @@ class TokenReader:
         self._cache = SegmentReader(
             model.backbone, num_rows, PROMPT_SEGMENT, memory_length
         )
-        self._read = self._cache.compile(self._read_token)
-        self._remember = _function(self._cache.remember, jit_compile=True)
+        if not ON_TENSORFLOW:
+            self._step = self._cache.compile(self._read_and_remember)
+            return
+        self._read_token = self._cache.compile(self._read_token)
+        self._remember = tf.function(
+            self._remember, jit_compile=True, autograph=False
+        )
+        self._step = tf.function(self._read_and_remember, autograph=False)
 
     def begin(self, prompts, memory=None):
         """Reads the prompts without their last tokens, after a `Memory`."""
@@ -43,13 +49,18 @@ class TokenReader:
 
     def reorder(self, rows):
         """Replaces the memory of each row by that of another."""
-        self._cache.reorder_rows(tf.constant(rows, tf.int32))
+        self._cache.reorder_rows(ops.convert_to_tensor(rows, "int32"))
 
-    @_function
     def __call__(self, token, *args):
-        result, entries = self._read(token, *args)
+        return self._step(token, *args)
+
+    def _read_and_remember(self, token, *args):
+        result, entries = self._read_token(token, *args)
         self._remember(entries)
         return result
+
+    def _remember(self, entries):
+        self._cache.remember(entries)
 
     def _read_token(self, token, *args):
         hidden, entries = self._cache.read(token[:, None])
@@ -63,7 +74,8 @@ class WindowReader:
         self.num_rows = num_rows
         self.length = max(1, memory_length)
         self._backbone = model.backbone
-        self._answer = _function(answer or model.softmax.log_probs)
+        self._answer = compile_model(answer or model.softmax.log_probs, model)
+        self._last = compile_model(self._last_hidden, model)
         self._texts = []
 
     def begin(self, prompts, memory=None):
@@ -75,12 +87,13 @@ class WindowReader:
         self._texts = [[*self._texts[row]] for row in rows]
 
     def __call__(self, token, *args):
-        for text, new in zip(self._texts, token.numpy(), strict=True):
+        tokens = ops.convert_to_numpy(token)
+        for text, new in zip(self._texts, tokens, strict=True):
             text.append(new)
-        windows = (tf.constant([t[-self.length :]]) for t in self._texts)
-        hidden = tf.concat([*map(self._last_hidden, windows)], axis=0)
+        windows = (np.array([t[-self.length :]]) for t in self._texts)
+        windows = map(ops.convert_to_tensor, windows)
+        hidden = ops.concatenate([*map(self._last, windows)], axis=0)
         return self._answer(hidden, *args)
 
-    @_function(reduce_retracing=True)
     def _last_hidden(self, ids):
         return self._backbone(ids)[0][:, -1]

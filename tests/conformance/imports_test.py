@@ -91,7 +91,7 @@ def test_scripts_do_not_import_each_other():
                 assert node.module.split(".")[0] not in {*scripts, "train"}
 
 
-@pytest.mark.parametrize("name", ["models", "training", "samplers"])
+@pytest.mark.parametrize("name", ["models", "training"])
 def test_another_backend_of_keras_is_refused(name, monkeypatch):
     monkeypatch.setattr("keras.backend.backend", lambda: "jax")
     message = "Set KERAS_BACKEND=tensorflow .* Received: KERAS_BACKEND=jax"

@@ -1,9 +1,9 @@
-"""Computes layers on the backend of Keras; a helper of the tests here.
+"""Computes layers and draws tokens on the backend of Keras; a helper.
 
     KERAS_BACKEND=jax python tests/conformance/on_backend.py FILE.npz
 
 Writes the outputs and the gradients of some layers, whose weights and inputs
-are the same on every backend.
+are the same on every backend, and what samplers draw.
 """
 
 import os
@@ -11,14 +11,27 @@ import sys
 
 import keras
 import numpy as np
+import pytest
 from keras import ops
 
 from txl_keras import layers
+from txl_keras import samplers
+from txl_keras.samplers.sampler import NO_EFFECT
+from txl_keras.samplers.sampler import gumbel
 
 B, T, M, D = 3, 5, 7, 8
 HEADS = {"num_heads": 2, "key_dim": 4}
 BLOCK = {"num_heads": 2, "head_dim": 4, "intermediate_dim": 12}
 SEEDS = np.array([3, 1, 4], "uint32")
+SAMPLERS = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"top_k": 3},
+    {"top_p": 0.8},
+    {"repetition_penalty": 1.9},
+    {"temperature": 1.3, "top_k": 9, "top_p": 0.9, "repetition_penalty": 1.2},
+]
 
 
 def cases():
@@ -110,9 +123,8 @@ def fitted():
             attended, memory=memory, memory_mask=memory_mask
         )
     model = keras.Model(segment, attended)
-    rng = np.random.default_rng(3)
-    for weight in model.trainable_weights:
-        weight.assign(rng.normal(size=weight.shape) / 4)
+    randomize(model, 3, 0.25)
+    rng = np.random.default_rng(8)
     x, y = rng.normal(size=(2, 4 * B, T, D)).astype("float32")
     model.compile(keras.optimizers.Adam(0.01), "mse")
     losses = []
@@ -125,14 +137,94 @@ def fitted():
     return np.array(losses), ops.convert_to_numpy(stack.read().states[0])
 
 
+def compiled(function):
+    """The function as a graph, which PyTorch does without."""
+    backend = keras.backend.backend()
+    if backend == "torch":
+        return function
+    if backend == "jax":
+        import jax
+
+        return jax.jit(function)
+    import tensorflow as tf
+
+    return tf.function(function)
+
+
+def drawn():
+    """Gumbel noise, and ids by parameters, numbers and tensors."""
+    rng = np.random.default_rng(4)
+    softmax = layers.AdaptiveSoftmax(
+        layers.AdaptiveEmbedding(30, D, cutoffs=(4, 12), div_val=2)
+    )
+    softmax.build()
+    randomize(softmax, 5)
+    logits = rng.normal(size=(40, 30)).astype("float32")
+    seeds = rng.integers(2**32, size=40, dtype="uint32")
+    seen = rng.random(logits.shape) < 0.3
+    hidden = rng.normal(size=(40, D)).astype("float32")
+
+    def draw(parameters):
+        sampler = samplers.Sampler(**parameters)
+        ids = sampler(ops.log_softmax(logits), seeds, seen)
+        return ids, softmax.sample(hidden, sampler, seeds, seen)
+
+    with pytest.raises(Exception, match="`top_p` must be above 0"):
+        samplers.Sampler(top_p=ops.array(0.0))
+    yield "noise", gumbel(seeds, ops.arange(30))
+    draw_by_tensors = compiled(draw)
+    for numbers in SAMPLERS:
+        tensors = {
+            n: ops.array(numbers.get(n, x)) for n, x in NO_EFFECT.items()
+        }
+        both = *draw(numbers), *draw_by_tensors(tensors)
+        yield from ((f"drawn {i} {numbers}", ids) for i, ids in enumerate(both))
+
+
+def read_cached():
+    """Outputs of a block that reads a ring, and what is in it at last."""
+    block = layers.DecoderBlock(**BLOCK, normalize_first=True)
+    block.build((None, None, D))
+    randomize(block, 6)
+    rng = np.random.default_rng(7)
+    cached = rng.normal(size=(2, B, 2, M, 4)).astype("float32")
+    counts = np.array([[0, 6, 3], [0, 7, 2]], "int32")
+    memory = layers.ProjectedMemory(*[(x,) for x in cached], *counts)
+    memory = keras.tree.map_structure(ops.convert_to_tensor, memory)
+
+    @compiled
+    def read(x, memory, lengths):
+        positions = block.project_positions(M + x.shape[1])
+        (past,) = memory.pasts()
+        output, key, value = block.attend_projected(x, past, positions)
+        return output, memory.append((key,), (value,), lengths)
+
+    for length, lengths in ((5, None), (5, [5, 2, 0]), (9, [9, 3, 8])):
+        x = rng.normal(size=(B, length, D)).astype("float32")
+        real = lengths and ops.array(lengths)
+        output, memory = read(ops.array(x), memory, real)
+        yield f"cached: {length}, {lengths}", output
+    memory = memory.reset_rows(
+        ops.array([False, True, False]),
+        keras.tree.map_structure(ops.zeros_like, memory),
+    )
+    parts = keras.tree.flatten([memory, memory.in_order()[:2]])
+    yield from ((f"cached: {i}", part) for i, part in enumerate(parts))
+
+
+def randomize(layer, seed, scale=0.5):
+    """Sets weights to the same numbers on every backend."""
+    rng = np.random.default_rng(seed)
+    for weight in layer.trainable_weights:
+        weight.assign(rng.normal(size=weight.shape) * scale)
+
+
 def results():
     """Arrays by name."""
     found = {}
     for name, layer, x, arguments in cases():
         layer(keras.KerasTensor(x.shape, x.dtype), **arguments)  # builds it
-        rng = np.random.default_rng(1)
-        for weight in layer.trainable_weights:
-            weight.assign(rng.normal(size=weight.shape) / 2)
+        randomize(layer, 1)
         outputs, of_weights = gradients(layer, x, arguments)
         found |= {f"{name}: output {i}": x for i, x in enumerate(outputs)}
         for path, gradient in of_weights.items():
@@ -148,6 +240,8 @@ def results():
         found[f"memory: {i}"] = ops.convert_to_numpy(state)
     found["memory: mask"] = ops.convert_to_numpy(memory.mask())
     found["fit: losses"], found["fit: memory"] = fitted()
+    for name, x in (*drawn(), *read_cached()):
+        found[name] = ops.convert_to_numpy(x)
     return found
 
 

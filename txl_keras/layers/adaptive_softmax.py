@@ -253,11 +253,11 @@ class AdaptiveSoftmax(ClusteredLayer):
                 return ops.log_softmax(logits) + tail
 
             def skip(i=i, tail=tail):
-                size = self.embedding.cluster_size(i)
-                return tf.zeros_like(tail) + tf.fill((size,), -float("inf"))
+                shape = *ops.shape(tail)[:-1], self.embedding.cluster_size(i)
+                return ops.full(shape, -float("inf"), "float32")
 
             parts.append(
-                tf.cond(is_needed[i - 1], compute, skip)
+                ops.cond(is_needed[i - 1], compute, skip)
                 if needed
                 else compute()
             )
@@ -290,16 +290,16 @@ class AdaptiveSoftmax(ClusteredLayer):
         Example:
 
         ```python
-        import tensorflow as tf
+        import numpy as np
         from txl_keras.layers import AdaptiveEmbedding, AdaptiveSoftmax
         from txl_keras.samplers import Sampler
 
         softmax = AdaptiveSoftmax(AdaptiveEmbedding(1000, 64, cutoffs=(100,)))
-        hidden, seeds = tf.ones((2, 64)), tf.constant([1, 2], tf.uint32)
+        hidden, seeds = np.ones((2, 64)), np.uint32([1, 2])
         ids = softmax.sample(hidden, Sampler(top_k=10), seeds)
         ```
         """
-        hidden = tf.cast(hidden, tf.float32)
+        hidden = ops.cast(hidden, "float32")
 
         def draw_head_first():
             return self._sample_head_first(hidden, sampler, seeds)
@@ -311,8 +311,8 @@ class AdaptiveSoftmax(ClusteredLayer):
             )
             return sampler(log_probs, seeds, seen)
 
-        if tf.is_tensor(sampler.is_plain):
-            return tf.cond(sampler.is_plain, draw_head_first, draw)
+        if ops.is_tensor(sampler.is_plain):
+            return ops.cond(sampler.is_plain, draw_head_first, draw)
         return draw_head_first() if sampler.is_plain else draw()
 
     def _sample_head_first(self, hidden, sampler, seeds):
@@ -320,9 +320,9 @@ class AdaptiveSoftmax(ClusteredLayer):
         # Entries of tails have ids beyond the vocabulary, so that their noise
         # differs from that of all words.
         first_tail = embedding.input_dim
-        words = tf.range(embedding.cluster_size(0))
-        tails = first_tail + tf.range(embedding.num_clusters - 1)
-        entries = tf.concat([words, tails], axis=0)
+        words = ops.arange(embedding.cluster_size(0))
+        tails = first_tail + ops.arange(embedding.num_clusters - 1)
+        entries = ops.concatenate([words, tails])
         entry = sampler.draw(self._head_logits(hidden), seeds, entries)
         ids = entry
         for i in range(1, embedding.num_clusters):
@@ -330,13 +330,11 @@ class AdaptiveSoftmax(ClusteredLayer):
 
             def draw_inside(i=i, ids=ids, is_drawn=is_drawn):
                 logits = _logits(hidden, *self._tables_of(i))
-                words = tf.range(*embedding.bounds[i : i + 2])
+                words = ops.arange(*embedding.bounds[i : i + 2])
                 inside = sampler.draw(logits, seeds, words)
-                return tf.where(is_drawn, inside, ids)
+                return ops.where(is_drawn, inside, ids)
 
-            ids = tf.cond(
-                tf.reduce_any(is_drawn), draw_inside, lambda ids=ids: ids
-            )
+            ids = ops.cond(ops.any(is_drawn), draw_inside, lambda ids=ids: ids)
         return ids
 
     @classmethod

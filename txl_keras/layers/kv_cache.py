@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 from typing import Self
 
-import tensorflow as tf
 from keras import ops
+from keras import tree
 
 from txl_keras.layers.memory import choose_rows
 from txl_keras.types import Tensor
@@ -43,8 +43,8 @@ class ProjectedMemory(
     - Text order, oldest first: `next_slot` is `None`. `append` copies all M
       entries to new tensors.
     - Ring buffer: a new entry replaces the oldest. `append` writes in place if
-      the old tensors are not used afterwards, as in a `tf.while_loop` or when
-      a compiled function assigns a variable.
+      the old tensors are not used afterwards, as in an `ops.while_loop` or
+      when a compiled function assigns a variable.
 
     Attributes:
         keys, values: Tuples of L tensors `(B, N, M, H)`.
@@ -55,16 +55,16 @@ class ProjectedMemory(
     Example:
 
     ```python
-    import tensorflow as tf
+    from keras import ops
     from txl_keras.layers import ProjectedMemory
     from txl_keras.layers import RelativeMultiHeadAttention
 
     attention = RelativeMultiHeadAttention(num_heads=2, key_dim=4)
     attention.build((None, None, 8))
-    empty = tf.zeros((3, 2, 6, 4))  # (B, N, M, H)
-    memory = ProjectedMemory((empty,), (empty,), None, tf.zeros(3, "int32"))
+    empty = ops.zeros((3, 2, 6, 4))  # (B, N, M, H)
+    memory = ProjectedMemory((empty,), (empty,), None, ops.zeros(3, "int32"))
     positions = attention.project_positions(6 + 5)  # M + T
-    for segment in tf.ones((10, 3, 5, 8)):  # (B, T, D)
+    for segment in ops.ones((10, 3, 5, 8)):  # (B, T, D)
         (past,) = memory.pasts()
         output, key, value = attention.attend_projected(
             segment, past, positions
@@ -82,11 +82,11 @@ class ProjectedMemory(
 
     def pasts(self) -> list:
         """Returns a list of L `Past`, one for each attention layer."""
-        mask = tf.range(self.length) >= self.length - self.valid_length[:, None]
+        slots = ops.arange(self.length)
+        mask = slots >= self.length - self.valid_length[:, None]
         order = None
         if self.next_slot is not None:
-            slots = tf.range(self.length) - self.next_slot[:, None]
-            order = tf.math.floormod(slots, max(self.length, 1))
+            order = (slots - self.next_slot[:, None]) % max(self.length, 1)
         return [
             Past(key, value, mask, order)
             for key, value in zip(self.keys, self.values, strict=True)
@@ -96,17 +96,16 @@ class ProjectedMemory(
         """Returns the same entries as a ring buffer."""
         if self.next_slot is not None:
             return self
-        return self._replace(next_slot=tf.zeros_like(self.valid_length))
+        return self._replace(next_slot=ops.zeros_like(self.valid_length))
 
     def in_order(self) -> Self:
         """Returns the same entries in text order."""
         if self.next_slot is None or self.length == 0:
             return self._replace(next_slot=None)
-        slots = tf.range(self.length) + self.next_slot[:, None]
-        slots = tf.math.floormod(slots, self.length)  # the oldest first
-        keys, values = tf.nest.map_structure(
-            lambda state: tf.gather(state, slots, axis=2, batch_dims=1),
-            (self.keys, self.values),
+        slots = ops.arange(self.length) + self.next_slot[:, None]
+        slots = slots % self.length  # the oldest first
+        keys, values = tree.map_structure(
+            lambda state: _take(state, slots), (self.keys, self.values)
         )
         return ProjectedMemory(keys, values, None, self.valid_length)
 
@@ -143,13 +142,13 @@ class ProjectedMemory(
             write: Optional function that writes to a ring buffer. It receives
                 a state `(B, N, M, H)`, a `RingWrite` and entries
                 `(B, N, W, H)`, where W = min(T, M), and returns the new state.
-                By default `tf.tensor_scatter_nd_update` of its `indices`.
+                By default `ops.scatter_update` of its `indices`.
 
         Returns:
             `ProjectedMemory` of the same shapes.
         """
-        num_new = tf.shape(keys[0])[2] if lengths is None else lengths
-        valid_length = tf.minimum(self.valid_length + num_new, self.length)
+        num_new = ops.shape(keys[0])[2] if lengths is None else lengths
+        valid_length = ops.minimum(self.valid_length + num_new, self.length)
         if self.length == 0:
             return self._replace(valid_length=valid_length)
         if self.next_slot is None:
@@ -161,7 +160,7 @@ class ProjectedMemory(
             def update(state, new):
                 return write(state, ring, ring.values(new, state))
 
-            next_slot = tf.math.floormod(self.next_slot + num_new, self.length)
+            next_slot = (self.next_slot + num_new) % self.length
         return ProjectedMemory(
             tuple(map(update, self.keys, keys)),
             tuple(map(update, self.values, values)),
@@ -172,13 +171,23 @@ class ProjectedMemory(
 
 def scatter(state, ring, entries):
     """Returns a copy of a state with new entries."""
-    return tf.tensor_scatter_nd_update(state, ring.indices, entries)
+    entries = ops.reshape(entries, (-1, state.shape[-1]))
+    return ops.scatter_update(state, ring.indices, entries)
 
 
 def _keep_last(state, new):
-    extended = tf.concat([state, new], axis=2)  # [B, N, M + T, H]
-    kept = extended[:, :, tf.shape(new)[2] :]
-    return tf.ensure_shape(kept, state.shape)
+    extended = ops.concatenate([state, new], axis=2)  # [B, N, M + T, H]
+    kept = extended[:, :, ops.shape(new)[2] :]
+    return ops.reshape(kept, ops.shape(state))
+
+
+def _take(x, indices):
+    """Takes entries of `(B, N, S, H)` by their indices `(B, n)` in each row."""
+    batch, num_heads, length = ops.shape(x)[:3]
+    first = length * ops.arange(batch * num_heads)
+    first = ops.reshape(first, (batch, num_heads, 1))
+    rows = ops.reshape(x, (-1, x.shape[-1]))
+    return ops.take(rows, first + indices[:, None], axis=0)
 
 
 class RingWrite:
@@ -196,48 +205,48 @@ class RingWrite:
         first_slot=0,  # of the ring, if it is a part of the state
         num_slots=None,  # of the state
     ):
-        batch = tf.shape(next_slot)[0]
+        batch = ops.shape(next_slot)[0]
         num_heads, num_new = ops.shape(entries)[1:3]
         # Python's `min` of integers keeps shapes static.
-        smaller = min if isinstance(num_new, int) else tf.minimum
+        smaller = min if isinstance(num_new, int) else ops.minimum
         window = smaller(num_new, length)
         self._sizes = num_heads, num_slots or length
         self._all_real = lengths is None
         self._start = num_new - window
         ends = num_new if self._all_real else lengths[:, None]
         # Indices of the entries in the segment, negative if before it.
-        self._entry_indices = tf.broadcast_to(
-            ends - window + tf.range(window), (batch, window)
+        self._entry_indices = ops.broadcast_to(
+            ends - window + ops.arange(window), (batch, window)
         )
         slots = next_slot[:, None] + self._entry_indices
-        slots = first_slot + tf.math.floormod(slots, length)
-        rows = tf.range(batch) if rows is None else rows
-        coordinates = rows[:, None, None], tf.range(num_heads)[:, None]
+        self._slots = first_slot + slots % length
+        rows = ops.arange(batch) if rows is None else rows
+        coordinates = rows[:, None, None], ops.arange(num_heads)[:, None]
         shape = (batch, num_heads, window)
-        # [B, N, W, 3], for `tf.tensor_scatter_nd_update` of [rows, N, M, H].
-        self.indices = tf.stack(
+        indices = ops.stack(
             [
-                tf.broadcast_to(coordinate, shape)
-                for coordinate in (*coordinates, slots[:, None])
+                ops.broadcast_to(coordinate, shape)
+                for coordinate in (*coordinates, self._slots[:, None])
             ],
             axis=-1,
         )
+        # For `ops.scatter_update` of a state `(rows, N, M, H)`.
+        self.indices = ops.reshape(indices, (-1, 3))
 
     @functools.cached_property
     def flat_indices(self):
         """Returns `indices` of a state in the shape `(rows N M, H)`."""
         num_heads, num_slots = self._sizes
-        row, head, slot = tf.unstack(self.indices, axis=-1)
-        return tf.reshape((row * num_heads + head) * num_slots + slot, (-1,))
+        row, head, slot = ops.unstack(self.indices, axis=-1)
+        return (row * num_heads + head) * num_slots + slot
 
     def values(self, entries, state=None):
         """Returns the entries to write, `(B, N, W, H)`."""
         if self._all_real:
             return entries[:, :, self._start :]
         # Rows with fewer than W real tokens write back what the state has.
-        indices = tf.maximum(self._entry_indices, 0)
-        return tf.where(
+        return ops.where(
             self._entry_indices[:, None, :, None] >= 0,
-            tf.gather(entries, indices, axis=2, batch_dims=1),
-            tf.gather_nd(state, self.indices),
+            _take(entries, ops.maximum(self._entry_indices, 0)),
+            _take(state, self._slots),
         )

@@ -10,7 +10,6 @@ model.compile(sampler=samplers.Sampler(temperature=0.8, top_p=0.95))
 ```
 """
 
-
 from txl_keras.samplers.sampler import BeamSampler
 from txl_keras.samplers.sampler import Sampler
 from txl_keras.samplers.sampler import get

@@ -4,17 +4,20 @@ Letters: `B` batch, `V` vocabulary, `N` candidate tokens, `C` tail clusters of
 an adaptive softmax.
 """
 
+import contextlib
 import dataclasses
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
+from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
+from txl_keras.layers.compute.dropout import SEED_DTYPE
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.types import Tensor
 
 # The values at which a parameter has no effect; so has None.
@@ -26,10 +29,11 @@ NO_EFFECT = {
 }
 _INFINITY = float("inf")
 _FLOAT32 = np.finfo(np.float32)
+_INT32 = np.iinfo(np.int32)
 # The limits of each, and whether the least is excluded.
 _LIMITS = {
     "temperature": (0, _FLOAT32.max, False),
-    "top_k": (0, np.iinfo(np.int32).max, False),
+    "top_k": (0, _INT32.max, False),
     "top_p": (0, 1, True),
     "repetition_penalty": (1, _FLOAT32.max, False),
 }
@@ -83,33 +87,30 @@ class Sampler:
     Example:
 
     ```python
-    import tensorflow as tf
+    import numpy as np
     from txl_keras.samplers import Sampler
 
     sampler = Sampler(temperature=0.9, top_p=0.95)
-    seeds = tf.constant([1, 2], tf.uint32)
-    ids = sampler(tf.math.log([[0.1, 0.9], [0.5, 0.5]]), seeds)
+    ids = sampler(np.log([[0.1, 0.9], [0.5, 0.5]]), np.uint32([1, 2]))
     ```
     """
 
-    temperature: float | tf.Tensor = 1.0
-    top_k: int | tf.Tensor | None = None
-    top_p: float | tf.Tensor | None = None
-    repetition_penalty: float | tf.Tensor | None = None
+    temperature: float | Tensor = 1.0
+    top_k: int | Tensor | None = None
+    top_p: float | Tensor | None = None
+    repetition_penalty: float | Tensor | None = None
 
     def __post_init__(self):
         for name, (least, most, is_above) in _LIMITS.items():
             value = getattr(self, name)
-            if tf.is_tensor(value):
+            if ops.is_tensor(value):
                 is_right = value > least if is_above else value >= least
                 than = "above" if is_above else "at least"
-                tf.debugging.Assert(
+                _check_tensor(
                     is_right & (value <= most),
-                    [
-                        f"`{name}` must be {than} {least} and at most {most:g}."
-                        f" Received: {name}=",
-                        value,
-                    ],
+                    f"`{name}` must be {than} {least} and at most {most:g}. "
+                    f"Received: {name}=",
+                    value,
                 )
             elif value is not None or name == "temperature":
                 if name == "top_k":
@@ -118,8 +119,8 @@ class Sampler:
                     check_number(name, value, least, float(most), is_above)
 
     def __call__(self, log_probs, seeds, seen=None):
-        token_ids = tf.range(tf.shape(log_probs)[-1])
-        log_probs = self._penalized(tf.cast(log_probs, tf.float32), seen)
+        token_ids = ops.arange(ops.shape(log_probs)[-1])
+        log_probs = self._penalized(ops.cast(log_probs, "float32"), seen)
         temperature, top_k, top_p = map(
             self._value, ("temperature", "top_k", "top_p")
         )
@@ -131,11 +132,11 @@ class Sampler:
         if temperature is not None:
             logits = _divide(logits, temperature)
         if top_p is not None:
-            probabilities = tf.nn.softmax(logits)
+            probabilities = ops.softmax(logits)
             logits = keep_first(logits, probabilities, top_p, top_p == 1)
         scores = logits + gumbel(seeds, token_ids)
         if temperature is not None:
-            scores = tf.where(temperature == 0, log_probs, scores)
+            scores = ops.where(temperature == 0, log_probs, scores)
         return _best(scores, token_ids)
 
     def __eq__(self, other):
@@ -149,7 +150,7 @@ class Sampler:
         config = {}
         for name in NO_EFFECT:
             value = getattr(self, name)
-            if tf.is_tensor(value):
+            if ops.is_tensor(value):
                 raise ValueError(
                     f"`{name}` must be a number in the sampler of a model. "
                     f"Received: {name}={shown(value)}"
@@ -165,7 +166,7 @@ class Sampler:
     def _key(self):
         """Returns the parameters; a tensor is equal only to itself."""
         values = (getattr(self, name) for name in NO_EFFECT)
-        return tuple(v.ref() if tf.is_tensor(v) else v for v in values)
+        return tuple((id(v),) if ops.is_tensor(v) else v for v in values)
 
     @staticmethod
     def draw(log_probs: Tensor, seeds: Tensor, token_ids: Tensor) -> Tensor:
@@ -178,7 +179,7 @@ class Sampler:
         is_plain = True
         for name, off in NO_EFFECT.items():
             value = self._value(name)
-            if tf.is_tensor(getattr(self, name)):
+            if ops.is_tensor(getattr(self, name)):
                 is_plain &= value == off
             elif value is not None:
                 return False
@@ -193,35 +194,35 @@ class Sampler:
         # none of it is kept if `num_kept` words are more likely than that.
         num_kept = self._num_kept()
         if num_kept is None:
-            return tf.ones(tf.shape(tails)[1], tf.bool)
+            return ops.ones(ops.shape(tails)[1:], "bool")
         if seen is not None:
-            seen = seen[:, : tf.shape(words)[1]]
+            seen = seen[:, : ops.shape(words)[1]]
         words = self._penalized(words, seen)
         # Not `>=`, because ties with the last word kept are kept, too.
         above = words[:, None, :] > tails[..., None]  # [B, C, N]
-        num_above = tf.reduce_sum(tf.cast(above, tf.int32), axis=-1)
+        num_above = ops.sum(above, axis=-1)
         is_needed = (num_kept == 0) | (num_above < num_kept)
-        return tf.reduce_any(is_needed, axis=0)
+        return ops.any(is_needed, axis=0)
 
     def _value(self, name):
         """Returns a scalar tensor, or None for a number without effect."""
         value = getattr(self, name)
-        if not tf.is_tensor(value) and value in (None, NO_EFFECT[name]):
+        if not ops.is_tensor(value) and value in (None, NO_EFFECT[name]):
             return None
-        return tf.cast(value, tf.int32 if name == "top_k" else tf.float32)
+        return ops.cast(value, "int32" if name == "top_k" else "float32")
 
     def _num_kept(self):
         """Returns how many tokens are kept at most; 0 or None if all may be."""
         temperature, top_k = self._value("temperature"), self._value("top_k")
         if temperature is None:
             return top_k
-        return tf.where(temperature == 0, 1, 0 if top_k is None else top_k)
+        return ops.where(temperature == 0, 1, 0 if top_k is None else top_k)
 
     def _penalized(self, log_probs, seen):
         penalty = self._value("repetition_penalty")
         if penalty is None:
             return log_probs
-        return tf.where(seen, log_probs * penalty, log_probs)
+        return ops.where(seen, log_probs * penalty, log_probs)
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -325,13 +326,26 @@ def _from_keras_hub(sampler):
     return sampler
 
 
+def _check_tensor(condition, message, value):
+    """Checks a tensor, in a graph of TensorFlow when it runs."""
+    if ON_TENSORFLOW:
+        import tensorflow as tf
+
+        tf.debugging.Assert(condition, [message, value])
+        return
+    # Raised by JAX for a value that is not known yet.
+    with contextlib.suppress(TypeError):
+        if not condition:
+            raise ValueError(f"{message}{value}")
+
+
 def _divide(logits, temperature):
     # The largest logit becomes 0, so that no temperature makes all of them
     # infinite. The smallest divisor avoids 0 / 0 for temperatures that are 0
     # in float32.
-    largest = tf.reduce_max(logits, axis=-1, keepdims=True)
-    divided = (logits - largest) / tf.maximum(temperature, _FLOAT32.tiny)
-    return tf.where(temperature == 1, logits, divided)
+    largest = ops.max(logits, axis=-1, keepdims=True)
+    divided = (logits - largest) / ops.maximum(temperature, _FLOAT32.tiny)
+    return ops.where(temperature == 1, logits, divided)
 
 
 def keep_first(logits, weights, enough, is_off):
@@ -339,52 +353,51 @@ def keep_first(logits, weights, enough, is_off):
 
     The other logits `(B, N)` become minus infinity unless it `is_off`.
     """
-    keys = _with_order_of_integers(tf.bitcast(logits, tf.int32))
-    enough = tf.cast(enough, tf.float32)
+    # An axis of size 1, because `ops.view` needs to know the size of the last.
+    bits = ops.view(logits[..., None], "int32")[..., 0]
+    keys = _with_order_of_integers(bits)
+    weights, enough = (ops.cast(x, "float32") for x in (weights, enough))
 
     # Finds the largest threshold that keeps enough, bit by bit. For 4 rows of
     # 267,735 logits on a CPU, this takes 6 ms, and sorting by XLA 200 ms.
     def next_bit(i, least):
-        higher = least + tf.bitwise.left_shift(1, 31 - i)
-        weight = tf.reduce_sum(
-            tf.where(keys >= higher, weights, 0.0), axis=-1, keepdims=True
+        higher = least + ops.left_shift(1, 31 - i)
+        weight = ops.sum(
+            ops.where(keys >= higher, weights, 0.0), axis=-1, keepdims=True
         )
-        return i + 1, tf.where(weight >= enough, higher, least)
+        return i + 1, ops.where(weight >= enough, higher, least)
 
-    lowest = tf.fill((tf.shape(logits)[0], 1), tf.int32.min)
-    _, least = tf.while_loop(lambda i, _: i < 32, next_bit, (0, lowest))
+    lowest = ops.full((ops.shape(logits)[0], 1), _INT32.min, "int32")
+    _, least = ops.while_loop(lambda i, _: i < 32, next_bit, (0, lowest))
     # Floats are compared, so that NaN is kept; the lowest key is NaN, too.
-    least = tf.bitcast(_with_order_of_integers(least), tf.float32)
-    is_cut = (logits < least) & tf.logical_not(is_off)
-    return tf.where(is_cut, -_INFINITY, logits)
+    least = ops.view(_with_order_of_integers(least), "float32")
+    is_cut = (logits < least) & ops.logical_not(is_off)
+    return ops.where(is_cut, -_INFINITY, logits)
 
 
 def _with_order_of_integers(bits):
     """Converts the bits of floats to integers of the same order, and back."""
-    return tf.where(bits < 0, bits ^ tf.int32.max, bits)
+    return ops.where(bits < 0, bits ^ _INT32.max, bits)
 
 
 def gumbel(seeds, token_ids):
     """Computes Gumbel noise `(B, N)` by hashing row seeds and token ids."""
     # The argmax of logits plus Gumbel noise is a draw from their softmax.
-    bits = fold_in(
-        tf.cast(seeds, tf.uint32)[:, None],
-        tf.cast(token_ids, tf.uint32)[None],
-    )
+    bits = fold_in(ops.cast(seeds, SEED_DTYPE)[:, None], token_ids[None])
     # In (0, 1). The smallest numbers give the largest noise, and float32
     # represents them with all 32 bits. With 24 bits, one in 60 draws from
     # 2**18 equally likely words would be a tie.
-    uniform = (tf.cast(bits, tf.float32) + 0.5) * 2.0**-32
-    uniform = tf.minimum(uniform, 1 - 2.0**-24)
-    return -tf.math.log(-tf.math.log1p(-uniform))
+    uniform = (ops.cast(bits, "float32") + 0.5) * 2.0**-32
+    uniform = ops.minimum(uniform, 1 - 2.0**-24)
+    return -ops.log(-ops.log1p(-uniform))
 
 
 def _best(scores, token_ids):
     """Returns the id of the largest score, the lowest of ties, or -1."""
-    best = tf.reduce_max(scores, axis=-1, keepdims=True)
-    # `tf.argmax` does not specify which of several ties it returns.
-    ids = tf.where(scores == best, token_ids, tf.int32.max)
-    # False for rows with NaN, for which `tf.reduce_max` is not specified.
-    are_numbers = tf.reduce_all(scores < _INFINITY, axis=-1)
+    best = ops.max(scores, axis=-1, keepdims=True)
+    # `ops.argmax` does not specify which of several ties it returns.
+    ids = ops.where(scores == best, token_ids, _INT32.max)
+    # False for rows with NaN, for which `ops.max` is not specified.
+    are_numbers = ops.all(scores < _INFINITY, axis=-1)
     is_any = are_numbers & (best[:, 0] > -_INFINITY)
-    return tf.where(is_any, tf.reduce_min(ids, axis=-1), -1)
+    return ops.where(is_any, ops.min(ids, axis=-1), -1)

@@ -2,8 +2,7 @@
 
 import dataclasses
 
-import tensorflow as tf
-
+from txl_keras.backend import tf
 from txl_keras.layers.compute.target import compile_for
 from txl_keras.layers.compute.target import current
 

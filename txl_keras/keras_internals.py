@@ -4,7 +4,8 @@ Keras may change any of it: setup.py admits the versions that tests ran with.
 """
 
 import keras
-import tensorflow as tf
+
+from txl_keras.backend import tf
 
 
 def layers_of(model):

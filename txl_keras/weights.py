@@ -6,7 +6,8 @@ import re
 
 import keras
 import numpy as np
-import tensorflow as tf
+
+from txl_keras.backend import tf
 
 # Of lists of layers, such as blocks.
 _FIRST_LAYER = re.compile(r"^([a-z_]+)_0/")

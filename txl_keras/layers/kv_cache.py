@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 from typing import Self
 
-import tensorflow as tf
 from keras import ops
 
+from txl_keras.backend import tf
 from txl_keras.layers.memory import choose_rows
 from txl_keras.types import Tensor
 

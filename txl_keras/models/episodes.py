@@ -3,8 +3,7 @@
 Letters: `B` batch, `T` segment, `M` memory.
 """
 
-import tensorflow as tf
-
+from txl_keras.backend import tf
 from txl_keras.layers.memory import Padding
 
 

@@ -7,9 +7,9 @@ import itertools
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph

@@ -7,9 +7,9 @@ import collections
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import ops
 
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.extending import register
 from txl_keras.keras_internals import build_and_stay_open

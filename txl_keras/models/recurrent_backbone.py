@@ -9,9 +9,9 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
+from txl_keras.backend import tf
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_head_dim
 from txl_keras.checks import check_integer

@@ -12,8 +12,8 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.compilation import compile_layers
 from txl_keras.layers.memory import Memory

@@ -8,11 +8,11 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
 from txl_keras import metrics as token_metrics
 from txl_keras import samplers
+from txl_keras.backend import tf
 from txl_keras.checks import check_list
 from txl_keras.data.segments import Segments
 from txl_keras.extending import register

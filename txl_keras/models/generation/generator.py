@@ -8,8 +8,8 @@ import contextlib
 import itertools
 
 import numpy as np
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.extending import registered

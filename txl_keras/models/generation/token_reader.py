@@ -5,8 +5,7 @@ Letters: `B` rows, `T` segment, `M` memory, `D` hidden size, `V` vocabulary.
 
 import functools
 
-import tensorflow as tf
-
+from txl_keras.backend import tf
 from txl_keras.models.segment_reader import SegmentReader
 
 # Prompts are read in segments of this many tokens. The segment boundaries

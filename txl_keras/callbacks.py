@@ -4,16 +4,14 @@ import itertools
 
 import keras
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from txl_keras import keras_internals
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_path
 from txl_keras.layers.memory import MemoryStack
 from txl_keras.tensor_files import shapes_of
-from txl_keras.training.checkpointing import Checkpoints
-from txl_keras.training.checkpointing import copies
 from txl_keras.types import PathLike
 
 
@@ -138,6 +136,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.set_model(model)
         steps, trainer = model.fit_steps, model.fit_steps.trainer
         tf.io.gfile.makedirs(self.backup_dir)  # fails before any work
+        from txl_keras.training.checkpointing import Checkpoints
+
         self._checkpoints = Checkpoints(self.backup_dir, trainer)
         expected = shapes_of(self._metric_variables())
         try:
@@ -208,6 +208,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._checkpoints = None
 
     def _save(self, epoch, batches):
+        from txl_keras.training.checkpointing import copies
+
         trainer = self.model.fit_steps.trainer
         self._saved = int(trainer.step.numpy())
         position = epoch, batches, trainer.seed, self.model.stop_training

@@ -1,19 +1,14 @@
 """Computes layers on the backend of Keras; a helper of the tests here.
 
-    KERAS_BACKEND=jax python tests/conformance/on_backend.py FILE.npz
-
-Writes the outputs and the gradients of some layers, whose weights and inputs
-are the same on every backend.
+The weights and inputs are the same on every backend.
 """
-
-import os
-import sys
 
 import keras
 import numpy as np
 from keras import ops
 
 from txl_keras import layers
+from txl_keras.callbacks import ResetMemory
 
 B, T, M, D = 3, 5, 7, 8
 HEADS = {"num_heads": 2, "key_dim": 4}
@@ -115,18 +110,14 @@ def fitted():
         weight.assign(rng.normal(size=weight.shape) / 4)
     x, y = rng.normal(size=(2, 4 * B, T, D)).astype("float32")
     model.compile(keras.optimizers.Adam(0.01), "mse")
-    losses = []
-    for _ in range(2):
-        stack.reset_state()
-        history = model.fit(x, y, batch_size=B, shuffle=False, verbose=0)
-        losses += history.history["loss"]
-    stack.reset_state()
-    losses.append(model.evaluate(x, y, batch_size=B, verbose=0))
+    calls = {"batch_size": B, "verbose": 0, "callbacks": [ResetMemory()]}
+    history = model.fit(x, y, shuffle=False, epochs=2, **calls)
+    losses = [*history.history["loss"], model.evaluate(x, y, **calls)]
     return np.array(losses), ops.convert_to_numpy(stack.read().states[0])
 
 
 def results():
-    """Arrays by name."""
+    """Outputs and gradients of some layers by name."""
     found = {}
     for name, layer, x, arguments in cases():
         layer(keras.KerasTensor(x.shape, x.dtype), **arguments)  # builds it
@@ -149,7 +140,3 @@ def results():
     found["memory: mask"] = ops.convert_to_numpy(memory.mask())
     found["fit: losses"], found["fit: memory"] = fitted()
     return found
-
-
-if __name__ == "__main__":
-    np.savez(os.fspath(sys.argv[1]), **results())

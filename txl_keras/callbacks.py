@@ -4,10 +4,10 @@ import itertools
 
 import keras
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from txl_keras import keras_internals
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_path
 from txl_keras.layers.memory import MemoryStack

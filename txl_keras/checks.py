@@ -1,7 +1,6 @@
 """Argument checks shared by all parts of the package."""
 
 import collections.abc
-import importlib
 import math
 import numbers
 import os
@@ -10,17 +9,15 @@ import reprlib
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
-from tensorflow.python.ops import control_flow_util
+
+from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import tf
 
 # Types whose values can be checked at once, not only when a graph runs.
-_CONCRETE = (np.ndarray, tf.__internal__.EagerTensor)
-_SUBWORDS = (
-    "`pip install sentencepiece tensorflow-text`; on Windows, which has no "
-    "TensorFlow Text, use another tokenizer, such as bytes."
-)
-_REMEDIES = {"sentencepiece": _SUBWORDS, "tensorflow_text": _SUBWORDS}
+_CONCRETE = (np.ndarray,)
+if ON_TENSORFLOW:
+    _CONCRETE += (tf.__internal__.EagerTensor,)
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 3
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
@@ -39,19 +36,6 @@ def shown(value):
         return _SHORT.repr(value)
     except (ValueError, RecursionError):
         return f"an object of type {type(value).__name__}"
-
-
-def import_extra(name):
-    """Imports an optional module; names the remedy if it is missing."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.split(".")[0]
-        remedy = _REMEDIES.get(package, f"`pip install {package}`.")
-        raise ImportError(
-            f"{package} is needed, but cannot be imported ({error}). Run "
-            f"{remedy}"
-        ) from error
 
 
 def check_number(name, value, minimum, maximum=math.inf, exclusive=False):
@@ -196,7 +180,7 @@ def check_shape(name, tensor, expected, remedy=""):
             f"`{name}` must be a tensor of shape {expected}. "
             f"Received: {name}={shown(tensor)}"
         )
-    if isinstance(shape, tf.TensorShape) and shape.rank is None:
+    if getattr(shape, "rank", 0) is None:  # one of TensorFlow
         return
     shape = tuple(shape)
     if len(shape) != len(expected) or any(
@@ -216,9 +200,8 @@ def check_shape_in_graph(name, tensor, expected, remedy=""):
     # that check. `expected` holds integers, scalar tensors, or `None` for any
     # size.
     check_shape(name, tensor, expected, remedy)
-    if not isinstance(tensor, tf.Tensor) or tensor.shape.rank is None:
-        return tensor
-    if _is_compiled_by_xla():
+    is_tensor = ON_TENSORFLOW and isinstance(tensor, tf.Tensor)
+    if not is_tensor or tensor.shape.rank is None or _is_compiled_by_xla():
         return tensor
     sizes = _runtime_shape(tensor)
     fits = [
@@ -289,7 +272,7 @@ def check_token_ids(name, token_ids, vocabulary_size, first=0, remedy=""):
     # dependency on the check. `vocabulary_size` may be a scalar tensor.
     token_ids = _as_array_or_tensor(name, token_ids)
     dtype = keras.backend.standardize_dtype(token_ids.dtype)
-    last = "limit" if tf.is_tensor(vocabulary_size) else vocabulary_size
+    last = "limit" if ops.is_tensor(vocabulary_size) else vocabulary_size
     limits = f"`{name}` must hold integers in [{first}, {last})."
     if "int" not in dtype:
         raise ValueError(
@@ -310,7 +293,7 @@ def _check_range(tensor, first, limit, message, remedy):
                 + (remedy and f". {remedy}")
             )
         return tensor
-    is_symbolic = tf.is_tensor(tensor)  # not one of Keras or another backend
+    is_symbolic = ON_TENSORFLOW and ops.is_tensor(tensor)  # not one of Keras
     if not is_symbolic or _is_compiled_by_xla():
         return tensor
     values = tf.cast(tensor, tf.int64)  # a limit of 256 overflows uint8
@@ -330,6 +313,8 @@ def _check_range(tensor, first, limit, message, remedy):
 def _is_compiled_by_xla():
     """Returns whether XLA, which cannot raise errors, compiles this graph."""
     # A private function of TensorFlow: a test fails if it is removed.
+    from tensorflow.python.ops import control_flow_util
+
     return control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )
@@ -362,7 +347,7 @@ def _as_array_or_tensor(name, value):
     """Converts lists and scalars to an array; tensors stay as they are."""
     if isinstance(value, keras.KerasTensor) or ops.is_tensor(value):
         return value
-    if isinstance(value, (keras.Variable, tf.Variable)):
+    if isinstance(value, keras.Variable):
         return ops.convert_to_tensor(value)
     try:
         array = np.asarray(value)

@@ -4,10 +4,10 @@ import dataclasses
 import functools
 
 import keras
-import tensorflow as tf
 
+from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import tf
 from txl_keras.keras_internals import shapes_alone
-from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.layers.compute.target import compile_for
 from txl_keras.layers.compute.target import current
 
@@ -56,7 +56,8 @@ def compile_stateful(function, weights, state):
 
     @functools.partial(jax.jit, donate_argnums=0)
     def compiled(values, weight_values, args):
-        pairs = [*zip(state, values), *zip(weights, weight_values)]
+        variables = [*state, *weights], [*values, *weight_values]
+        pairs = [*zip(*variables, strict=True)]
         with keras.StatelessScope(pairs) as scope:
             result = function(*args)
         return result, [scope.get_current_value(v) for v in state]
@@ -66,7 +67,7 @@ def compile_stateful(function, weights, state):
             [v.value for v in state], [w.value for w in weights], args
         )
         for variable, value in zip(state, values, strict=True):
-            variable.assign(value)
+            variable.take(value)
         return result
 
     return call

@@ -4,8 +4,7 @@ import json
 import math
 import pathlib
 
-import tensorflow as tf
-
+from txl_keras.backend import tf
 from txl_keras.checks import shown
 
 # Parsed JSON takes up to 20 times its file size in memory.

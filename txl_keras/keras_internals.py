@@ -6,7 +6,8 @@ Keras may change any of it: setup.py admits the versions that tests ran with.
 import contextlib
 
 import keras
-import tensorflow as tf
+
+from txl_keras.backend import tf
 
 
 def layers_of(model):
@@ -87,13 +88,18 @@ class GrowingVariable(keras.Variable):
             # In place it would change what was read before.
             self.value.data = value.detach()
         else:
-            super()._direct_assign(value)
+            # The next step of JAX deletes its argument.
+            self.take(keras.ops.copy(value))
+
+    def take(self, value):
+        """Assigns a value of JAX that nothing else refers to."""
+        super()._direct_assign(value)
 
     def read_value(self):
         """Returns the value, which later steps neither change nor delete."""
         if keras.backend.backend() == "torch":
             return self.value.detach()
-        return keras.ops.copy(self.value)  # a step of JAX takes its argument
+        return keras.ops.copy(self.value)
 
 
 def num_batches(optimizer):

@@ -1,9 +1,15 @@
-"""Packages whose modules are imported when their names are first used."""
+"""Imports of what is used: of modules of a package, and of optional ones."""
 
 import ast
 import importlib
 import inspect
 import sys
+
+_SUBWORDS = (
+    "`pip install sentencepiece tensorflow-text`; on Windows, which has no "
+    "TensorFlow Text, use another tokenizer, such as bytes."
+)
+_REMEDIES = {"sentencepiece": _SUBWORDS, "tensorflow_text": _SUBWORDS}
 
 
 def on_first_use(package):
@@ -26,3 +32,16 @@ def on_first_use(package):
         return getattr(importlib.import_module(places[name]), name)
 
     return get, lambda: sorted({*vars(module), *module.__all__})
+
+
+def import_extra(name, purpose=""):
+    """Imports an optional module; names the remedy if it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.split(".")[0]
+        remedy = _REMEDIES.get(package, f"`pip install {package}`.")
+        raise ImportError(
+            f"{package} is needed{purpose}, but cannot be imported ({error}). "
+            f"Run {remedy}"
+        ) from error

@@ -3,8 +3,7 @@
 import contextlib
 import os
 
-import tensorflow as tf
-
+from txl_keras.backend import tf
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.corpora.files import is_remote

@@ -12,8 +12,8 @@ import tempfile
 import ml_dtypes
 import numpy as np
 import safetensors.numpy
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.checks import shown
 from txl_keras.json_files import open_checked
 

@@ -6,11 +6,11 @@ import re
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
+from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import tf
 from txl_keras.keras_internals import shapes_alone
-from txl_keras.layers.compute.target import ON_TENSORFLOW
 
 # Of lists of layers, such as blocks.
 _FIRST_LAYER = re.compile(r"^([a-z_]+)_0/")

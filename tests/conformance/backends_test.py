@@ -9,7 +9,6 @@ import numpy as np
 import on_backend
 import pytest
 
-PROGRAM = pathlib.Path(on_backend.__file__)
 # Compiling well would take half of the time.
 QUICK = {
     "JAX_PLATFORMS": "cpu",
@@ -18,15 +17,45 @@ QUICK = {
 }
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_layers_equal_those_of_tensorflow(backend, tmp_path):
+def run(backend, program, *args):
+    """Runs a program as if TensorFlow were not installed."""
     pytest.importorskip(backend)
-    path = tmp_path / "results.npz"
-    done = subprocess.run(
-        [sys.executable, PROGRAM, path],
+    program = f"import sys; sys.modules['tensorflow'] = None; {program}"
+    return subprocess.run(
+        [sys.executable, "-c", program, *args],
+        cwd=pathlib.Path(__file__).parent,
         env={**os.environ, "KERAS_BACKEND": backend, **QUICK},
         capture_output=True,
         text=True,
+    )
+
+
+def test_tensorflow_is_imported_where_it_is_used():
+    done = run(
+        "jax",
+        "from txl_keras import callbacks, data, layers, metrics;"
+        "[getattr(data, name) for name in data.__all__];"
+        "ids = data.ByteTokenizer().encode('to be or not');"
+        "segments = data.Segments(ids, 2, 4, drop_remainder=True);"
+        "print(segments.batch(0)['inputs'].tolist());"
+        "segments.dataset()",
+    )
+    assert done.stdout == "[[116, 111, 32, 98], [32, 111, 114, 32]]\n"
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: tensorflow is needed for `tf.nest`, but cannot be "
+        "imported (import of tensorflow halted; None in sys.modules). Run "
+        "`pip install tensorflow`."
+    )
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_layers_equal_those_of_tensorflow(backend, tmp_path):
+    path = tmp_path / "results.npz"
+    done = run(
+        backend,
+        "import numpy, on_backend;"
+        "numpy.savez(sys.argv[1], **on_backend.results())",
+        path,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found, expected = np.load(path), on_backend.results()

@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 # The parts from the bottom up. Each may import those above it in this list.
 PARTS = [
     "lazy",
+    "backend",
     "types",
     "needs_tensorflow",
     "extending",

@@ -47,7 +47,7 @@ def test_hosts_without_python_are_sent_their_rows(monkeypatch):
     def no_python(*_):
         raise AssertionError("Python does not run there")
 
-    monkeypatch.setattr(tf, "numpy_function", no_python)
+    monkeypatch.setattr("txl_keras.backend.tf.numpy_function", no_python)
     segments, read = make_segments(), []
     make_batch = segments.batch
 

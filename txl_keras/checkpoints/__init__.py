@@ -1,7 +1,5 @@
 """Loaders of published checkpoints and vocabularies; no code is executed."""
 
-import txl_keras.needs_tensorflow  # noqa: F401
-
 # Import of published weights, and export.
 from txl_keras.checkpoints.hugging_face import load_hugging_face
 from txl_keras.checkpoints.hugging_face import load_with_tokenizer

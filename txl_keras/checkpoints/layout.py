@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checks import shown
 from txl_keras.tensor_files import shapes_of

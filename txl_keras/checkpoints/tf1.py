@@ -3,8 +3,8 @@
 import re
 
 import keras
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.transformer_xl import TF1
 from txl_keras.checkpoints.transformer_xl import load_model

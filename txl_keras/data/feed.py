@@ -2,7 +2,7 @@
 
 from concurrent import futures
 
-import tensorflow as tf
+from txl_keras.backend import tf
 
 
 class Feed:

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.data import token_files
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora.corpus import SPLITS

@@ -3,8 +3,8 @@
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 
 _PREFETCHED_STEPS = 4
@@ -44,7 +44,7 @@ class StepBatches:
         num_steps: int | None = None,
         first_row: int = 0,
         num_rows: int | None = None,
-    ) -> tf.data.Dataset:
+    ) -> "tf.data.Dataset":
         """Makes a dataset of batches that starts directly at a step.
 
         By default it is infinite. Rows are chosen as in `batch`.
@@ -61,7 +61,7 @@ class StepBatches:
 
     def distribute(
         self,
-        strategy: tf.distribute.Strategy,
+        strategy: "tf.distribute.Strategy",
         first_step: int = 0,
         num_steps: int | None = None,
         in_memory: bool = False,

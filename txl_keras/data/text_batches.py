@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import keras
 import numpy as np
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_no_empty_text
@@ -154,7 +154,7 @@ class TextBatches:
     def _rng(self, *key):
         return np.random.default_rng((self._seed, *key))
 
-    def dataset(self, num_steps: int | None = None) -> tf.data.Dataset:
+    def dataset(self, num_steps: int | None = None) -> "tf.data.Dataset":
         """Returns a dataset of the first `num_steps` batches.
 
         Without a number it is infinite, and `fit` needs `steps_per_epoch`.

@@ -8,8 +8,8 @@ import json
 import os
 
 import numpy as np
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import renamed_when_complete

@@ -19,9 +19,9 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
-from txl_keras.checks import import_extra
 from txl_keras.extending import register
 from txl_keras.layers.compute.problem import MASKED_SCORE
+from txl_keras.lazy import import_extra
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models.generation.token_reader import TokenReader
 from txl_keras.scripts import options

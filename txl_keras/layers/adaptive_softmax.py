@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import ops
 
+from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.layers.adaptive_embedding import ClusteredLayer
 from txl_keras.layers.adaptive_embedding import known_ids
-from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.layers.compute.target import fused
 from txl_keras.types import Tensor
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import ops
 
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.layers.causal import CausalMultiHeadAttention

@@ -1,23 +1,24 @@
 """Memory of hidden states, section 3.2 of the paper."""
 
 import collections
+import contextlib
 import types
 from collections.abc import Sequence
 from typing import Any
 from typing import Self
 
 import keras
-import tensorflow as tf
 from keras import ops
 from keras import tree
 
+from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.keras_internals import GrowingVariable
-from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.types import Tensor
 
@@ -124,7 +125,7 @@ def initial_memory(
         check_integer("batch_size", batch_size, 0)
     zeros = ops.zeros((batch_size, memory_length, hidden_dim), dtype)
     valid_length = memory_length if cold_start == "zeros" else 0
-    lengths = ops.full((batch_size,), valid_length, "int32")
+    lengths = ops.zeros((batch_size,), "int32") + valid_length
     return Memory((zeros,) * num_layers, lengths)
 
 
@@ -256,7 +257,10 @@ class MemoryStack(ConfiguredLayer):
         )
         rows = ops.shape(inputs)[0] if self.batch_size is None else None
         # Memory is read and written only after the check of `inputs`.
-        with tf.control_dependencies([inputs] if ON_TENSORFLOW else None):
+        checked = contextlib.nullcontext()
+        if ON_TENSORFLOW:
+            checked = tf.control_dependencies([inputs])
+        with checked:
             before = self._read_layer(layer, rows)
         padding = Padding(check_mask("mask", mask, ops.shape(inputs)[:2]))
         inputs = padding.at_the_end(inputs)

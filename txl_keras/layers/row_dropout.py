@@ -2,14 +2,14 @@
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
+from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import tf
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_shape
 from txl_keras.layers.compute.dropout import SEED_DTYPE
 from txl_keras.layers.compute.dropout import keep_mask
-from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.layers.compute.target import fused
 from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.types import Tensor

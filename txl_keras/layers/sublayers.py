@@ -1,9 +1,9 @@
 """Sublayers that share the dtype policy and initializer of their owner."""
 
 import keras
-import tensorflow as tf
 from keras import ops
 
+from txl_keras.backend import tf
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
@@ -68,13 +68,13 @@ class Dense(_QuantizedLikeItsBase, keras.layers.Dense):
         outputs = ops.matmul(inputs, self.kernel)
         is_relu = self.activation is keras.activations.relu
         if is_relu and target.current().in_parts:
-            return _biased_relu(outputs, tf.convert_to_tensor(self.bias))
+            bias = tf.convert_to_tensor(self.bias)
+            return tf.custom_gradient(_biased_relu)(outputs, bias)
         return self.activation(outputs + ops.convert_to_tensor(self.bias))
 
 
-@tf.custom_gradient
 def _biased_relu(x, bias):
-    """Computes `relu(x + bias)` with fused forward and backward."""
+    """Returns `relu(x + bias)` and its gradient, both of them fused."""
     output = _add_and_rectify(x, bias)
 
     def gradient(output_gradient):

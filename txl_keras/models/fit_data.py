@@ -7,9 +7,10 @@ import itertools
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
+from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
@@ -18,7 +19,6 @@ from txl_keras.checks import checked
 from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
 from txl_keras.data.step_batches import dataset_of
-from txl_keras.layers.compute.target import ON_TENSORFLOW
 
 _BATCH_SIZE = 32  # of texts, by default
 ARRAYS = (np.ndarray, tf.Tensor) if ON_TENSORFLOW else np.ndarray

@@ -3,8 +3,8 @@
 import random
 
 import keras
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.compilation import compile_layers
 
 

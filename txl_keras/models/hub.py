@@ -4,8 +4,8 @@ import os
 import re
 
 from txl_keras.checks import check_path
-from txl_keras.checks import import_extra
 from txl_keras.json_files import read_json
+from txl_keras.lazy import import_extra
 from txl_keras.types import PathLike
 
 # Symbols of a Hugging Face `transfo-xl`, in its order of preference.

@@ -4,8 +4,7 @@ import functools
 import os
 import re
 
-import tensorflow as tf
-
+from txl_keras.backend import tf
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.extending import registered

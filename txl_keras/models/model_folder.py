@@ -18,8 +18,8 @@ import os
 
 import keras
 import numpy as np
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_path
 from txl_keras.checks import shown

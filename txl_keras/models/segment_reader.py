@@ -12,15 +12,15 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
 from keras import tree
 
+from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.compilation import compile_layers
 from txl_keras.compilation import compile_stateful
 from txl_keras.compilation import specs_of
-from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.layers.memory import Memory
 from txl_keras.layers.memory import assign_variables
 from txl_keras.layers.memory import check_memory_length
@@ -135,7 +135,7 @@ class SegmentReader:
         else:
             memory = tree.map_structure(
                 lambda variable, row: ops.broadcast_to(
-                    row, ops.shape(variable)
+                    row, ops.shape(ops.convert_to_tensor(variable))
                 ),
                 self._holder.memory,
                 self._empty_row(),

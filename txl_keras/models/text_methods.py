@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
 from txl_keras import samplers
+from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_token_ids
-from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.layers.memory import Memory
 
 
@@ -361,9 +361,8 @@ class TextMethods:
                 lambda variables, make, *settings: make(self, *settings)
             )
         # A model with other variables, as after `quantize`, needs a new one.
-        # Tensors of TensorFlow have no hash.
         variables = tuple(
-            weight.value.ref() if ON_TENSORFLOW else weight
+            weight.value.ref() if ON_TENSORFLOW else (id(weight), weight.dtype)
             for weight in self.weights
         )
         return self._made(variables, make, *settings)

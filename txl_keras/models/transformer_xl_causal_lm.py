@@ -8,17 +8,17 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
 from txl_keras import metrics as token_metrics
 from txl_keras import samplers
+from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import tf
 from txl_keras.checks import check_list
 from txl_keras.data.segments import Segments
 from txl_keras.extending import register
 from txl_keras.keras_internals import build_and_stay_open
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
-from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.layers.memory import Memory
 from txl_keras.models.fit_data import ARRAYS
 from txl_keras.models.fit_data import EpochStarts

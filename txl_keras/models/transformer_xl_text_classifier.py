@@ -7,9 +7,9 @@ Letters: `B` batch, `W` tokens of the longest text, `T` segment, `M` memory,
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import ops
 
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape

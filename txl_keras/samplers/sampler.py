@@ -12,12 +12,12 @@ import keras
 import numpy as np
 from keras import ops
 
+from txl_keras.backend import ON_TENSORFLOW
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
 from txl_keras.layers.compute.dropout import SEED_DTYPE
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.compute.target import ON_TENSORFLOW
 from txl_keras.types import Tensor
 
 # The values at which a parameter has no effect; so has None.

@@ -11,13 +11,13 @@ from sentence_pieces import TEXT
 from sentence_pieces import build_subwords as build
 from sentence_pieces import train_foreign
 
-from txl_keras.checks import import_extra
 from txl_keras.data import Corpus
 from txl_keras.data import build_tokenizer
 from txl_keras.data.tokenizers import building
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
+from txl_keras.lazy import import_extra
 
 sentencepiece = pytest.importorskip("sentencepiece")
 pytest.importorskip("tensorflow_text")

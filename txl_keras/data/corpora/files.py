@@ -12,8 +12,7 @@ import sys
 import uuid
 import zlib
 
-import tensorflow as tf
-
+from txl_keras.backend import tf
 from txl_keras.json_files import open_checked
 
 CHUNK_BYTES = 1 << 20

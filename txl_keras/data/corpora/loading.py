@@ -2,8 +2,7 @@
 
 import os
 
-import tensorflow as tf
-
+from txl_keras.backend import tf
 from txl_keras.data.corpora import published
 from txl_keras.data.corpora import python_stdlib
 from txl_keras.data.corpora import text_files

@@ -15,8 +15,8 @@ import tempfile
 import urllib.parse
 
 import keras
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus

@@ -9,8 +9,8 @@ import re
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.data.corpora import corpus
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora import id_files

@@ -5,8 +5,7 @@ import difflib
 import os
 import sys
 
-import tensorflow as tf
-
+from txl_keras.backend import tf
 from txl_keras.checks import check_one_of
 from txl_keras.data.corpora import corpus
 from txl_keras.data.corpora.corpus import SPLITS

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.checks import check_one_of
 from txl_keras.data.corpora.corpus import ENCODINGS
 from txl_keras.data.tokenizers.graph_text import check_known

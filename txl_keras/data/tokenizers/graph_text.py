@@ -7,8 +7,8 @@ import functools
 import re
 
 import numpy as np
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.checks import checked
 from txl_keras.data.vocabulary import NUM_CODE_POINTS
 

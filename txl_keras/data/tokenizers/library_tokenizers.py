@@ -8,13 +8,13 @@ from typing import Self
 
 import numpy as np
 
-from txl_keras.checks import import_extra
 from txl_keras.checks import shown
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.tokenizer import as_string
 from txl_keras.data.tokenizers.tokenizer import check_ids
 from txl_keras.data.vocabulary import smallest_dtype
 from txl_keras.json_files import open_checked
+from txl_keras.lazy import import_extra
 from txl_keras.types import PathLike
 
 _MAX_BYTES = 32 << 20  # of a tokenizer.json; the largest have 262,144 tokens

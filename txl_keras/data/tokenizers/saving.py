@@ -3,9 +3,8 @@
 import json
 import os
 
-import tensorflow as tf
-
 from txl_keras import data
+from txl_keras.backend import tf
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import json_digest
 from txl_keras.data.corpora.files import write_text

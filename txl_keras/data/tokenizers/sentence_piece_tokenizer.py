@@ -10,21 +10,21 @@ from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
-import tensorflow as tf
 from google.protobuf import descriptor_pb2
 from google.protobuf import descriptor_pool
 from google.protobuf import message
 from google.protobuf import message_factory
 from google.protobuf import text_format
 
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
-from txl_keras.checks import import_extra
 from txl_keras.data.tokenizers.graph_text import valid_text
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.tokenizer import as_string
 from txl_keras.data.vocabulary import smallest_dtype
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked
+from txl_keras.lazy import import_extra
 from txl_keras.types import PathLike
 
 _SPACE = "\u2581"  # in pieces

@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.data.vocabulary import Vocabulary
@@ -64,7 +64,7 @@ class Tokenizer:
         ids = [self.encode(first, begins_line), *map(self.encode, others)]
         return np.concatenate(ids), np.array([*map(len, ids)])
 
-    def encode_in_graph(self, text: tf.Tensor) -> tf.RaggedTensor:
+    def encode_in_graph(self, text: "tf.Tensor") -> "tf.RaggedTensor":
         """Encodes texts in a graph of TensorFlow, with the ids of `encode`.
 
         Args:

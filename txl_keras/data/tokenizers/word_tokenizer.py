@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-import tensorflow as tf
-
+from txl_keras.backend import tf
 from txl_keras.data.tokenizers.graph_text import check_known
 from txl_keras.data.tokenizers.graph_text import find_words
 from txl_keras.data.tokenizers.graph_text import split_words

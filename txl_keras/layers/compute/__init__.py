@@ -20,6 +20,7 @@ has anyway. `relative_shift` is the trick as the paper prints it, for layers of
 your own.
 """
 
+from txl_keras.backend import ON_TENSORFLOW
 from txl_keras.layers.compute import blocks
 from txl_keras.layers.compute import definition
 from txl_keras.layers.compute import target
@@ -31,7 +32,7 @@ def attend(problem):
 
     If all keys of a query are masked, its output is some mean of values.
     """
-    if not target.ON_TENSORFLOW:
+    if not ON_TENSORFLOW:
         return definition.attend(problem)[0]
     for implementation in (target.current().attention, blocks):
         if implementation and implementation.supports(

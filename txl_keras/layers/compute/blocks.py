@@ -11,8 +11,7 @@ distances.
 import dataclasses
 import typing
 
-import tensorflow as tf
-
+from txl_keras.backend import tf
 from txl_keras.layers.compute.definition import shear
 from txl_keras.layers.compute.dropout import keep_pairs
 from txl_keras.layers.compute.problem import MASKED_SCORE

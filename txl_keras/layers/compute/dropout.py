@@ -5,10 +5,10 @@ import operator
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
-from txl_keras.layers.compute.target import ON_TENSORFLOW
+from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import tf
 
 # Tensors of TensorFlow have no operator for it.
 _SHIFT_RIGHT = tf.bitwise.right_shift if ON_TENSORFLOW else operator.rshift

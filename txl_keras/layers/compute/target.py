@@ -18,12 +18,7 @@ import functools
 import math
 import pathlib
 
-import keras
-import tensorflow as tf
-
-# On other backends layers use neither a `Target` nor what is written in
-# TensorFlow.
-ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+from txl_keras.backend import tf
 
 # By dtype and training: CPU instructions of which one is required for
 # TensorFlow's matmuls to be the faster ones.
@@ -113,12 +108,14 @@ def fused(function):
     """Compiles the decorated function with XLA in graphs of several parts."""
     # It must receive all tensors as arguments and use no closures, because it
     # is traced once for all layers that call it with the same shapes.
-    compiled = tf.function(function, jit_compile=True, autograph=False)
+    compiled = functools.cache(
+        lambda: tf.function(function, jit_compile=True, autograph=False)
+    )
 
     @functools.wraps(function)
     def call(*args):
         if _target.in_parts and not tf.executing_eagerly():
-            return compiled(*args)
+            return compiled()(*args)
         return function(*args)
 
     return call

@@ -8,9 +8,9 @@ segment each, which makes the relative shift cheaper: see `_tiles_by_key`.
 import functools
 import itertools
 
-import tensorflow as tf
 from keras import ops
 
+from txl_keras.backend import tf
 from txl_keras.layers.compute.definition import shear
 from txl_keras.layers.compute.dropout import keep_pairs
 from txl_keras.layers.compute.problem import MASKED_SCORE
@@ -169,17 +169,17 @@ def _tiles_by_key(query, rows, lengths):
         )
         for start in range(0, length * len(lengths), length)
     ]
-    parts = _join(*tiles)
+    parts = tf.custom_gradient(_join)(*tiles)
     parts[0] = parts[0][..., length - lengths[0] :]
     return parts
 
 
-@tf.custom_gradient
 def _join(*tiles):
     """Joins tiles `(N, B, T + 1, T)`, the farthest first, to scores by key.
 
-    The gradient is written by hand: one selection per tile. Autodiff would sum
-    up two parts, and select, pad and write each of them.
+    Returns them and their gradient. It is written by hand: one selection per
+    tile. Autodiff would sum up two parts, and select, pad and write each of
+    them.
     """
     *lefts, nearest = tiles
     length = nearest.shape[-1]

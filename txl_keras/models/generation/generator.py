@@ -77,7 +77,8 @@ class Generator:
                 else:  # drawn by the program that reads
                     token, log_probs = reader(token, *draw)
                 if seen is not None:
-                    seen = seen | ops.one_hot(token, seen.shape[1], dtype="bool")
+                    size = seen.shape[1]
+                    seen = seen | ops.one_hot(token, size, dtype="bool")
                 found = ops.convert_to_numpy(token)
                 if found.min() < 0:
                     raise FloatingPointError(
@@ -187,7 +188,8 @@ class BeamSearch(Generator):
                 if ended[:, 0].all():
                     break
                 log_probs = reader(_integers(tokens.ravel()))
-                found = self._rank(log_probs, *map(ops.convert_to_tensor, (scores, ended)))
+                before = map(ops.convert_to_tensor, (scores, ended))
+                found = self._rank(log_probs, *before)
                 parents, tokens, scores = map(ops.convert_to_numpy, found)
                 if not (scores < np.inf).all():
                     raise FloatingPointError(

@@ -3,13 +3,12 @@
 Letters: `B` rows, `T` segment, `M` memory, `D` hidden size, `V` vocabulary.
 """
 
-import tensorflow as tf
 import numpy as np
 from keras import ops
 
+from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import tf
 from txl_keras.compilation import compile_model
-from txl_keras.layers.compute.target import ON_TENSORFLOW
-
 from txl_keras.models.segment_reader import SegmentReader
 
 # Prompts are read in segments of this many tokens. The segment boundaries

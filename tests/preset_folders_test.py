@@ -25,6 +25,7 @@ from factories import small_model
 from safetensors.numpy import load_file
 from safetensors.numpy import save_file
 
+from txl_keras import gfile
 from txl_keras.checkpoints import load_hugging_face
 from txl_keras.checkpoints import load_hugging_face_xlnet
 from txl_keras.checkpoints import save_hugging_face
@@ -483,16 +484,16 @@ def test_an_interrupted_save_leaves_no_folder_that_loads_wrongly(
 ):
     """After the `last` rename of the new files no other happens."""
     model, _ = saved["causal_lm"]
-    rename, renamed = tf.io.gfile.rename, []
+    rename, renamed = gfile.rename, []
 
-    def rename_some(source, target, overwrite=False):
+    def rename_some(source, target, **options):
         if not target.endswith(".tmp"):
             if len(renamed) == last:
                 raise KeyboardInterrupt
             renamed.append(target)
-        rename(source, target, overwrite)
+        rename(source, target, **options)
 
-    monkeypatch.setattr(tf.io.gfile, "rename", rename_some)
+    monkeypatch.setattr(gfile, "rename", rename_some)
     with contextlib.suppress(KeyboardInterrupt):
         other.save_to_preset(folder)
     monkeypatch.undo()

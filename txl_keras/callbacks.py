@@ -6,8 +6,8 @@ import keras
 import numpy as np
 from absl import logging
 
+from txl_keras import gfile
 from txl_keras import keras_internals
-from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_path
 from txl_keras.layers.memory import MemoryStack
@@ -135,7 +135,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         self.set_model(model)
         steps, trainer = model.fit_steps, model.fit_steps.trainer
-        tf.io.gfile.makedirs(self.backup_dir)  # fails before any work
+        gfile.makedirs(self.backup_dir)  # fails before any work
         from txl_keras.training.checkpointing import Checkpoints
 
         self._checkpoints = Checkpoints(self.backup_dir, trainer)

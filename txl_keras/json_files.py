@@ -4,7 +4,7 @@ import json
 import math
 import pathlib
 
-from txl_keras.backend import tf
+from txl_keras import gfile
 from txl_keras.checks import shown
 
 # Parsed JSON takes up to 20 times its file size in memory.
@@ -34,22 +34,22 @@ def read_json(path, kind=dict, max_bytes=MAX_BYTES):
 def open_checked(path, max_bytes):
     """Opens a file for reading bytes, unless it is missing or too large."""
     path = str(path)
-    if not tf.io.gfile.exists(path):
+    if not gfile.exists(path):
         raise FileNotFoundError(f"There is no file {path}.")
-    if tf.io.gfile.isdir(path):
+    if gfile.isdir(path):
         raise FileNotFoundError(f"{path} must be a file. Received: a folder")
     # Opening a named pipe would block. Only local paths can be one.
     if "://" not in path and not pathlib.Path(path).is_file():
         raise ValueError(
             f"{path} must be a file. Received: a pipe, socket or device"
         )
-    size = tf.io.gfile.stat(path).length
+    size = gfile.stat(path).length
     if size > max_bytes:
         raise ValueError(
             f"{path} must have at most {max_bytes:,} bytes to be read. "
             f"Received: a file of {size:,} bytes"
         )
-    return tf.io.gfile.GFile(path, "rb")
+    return gfile.GFile(path, "rb")
 
 
 def parse_json(text, source, kind=dict):

@@ -3,7 +3,7 @@
 import contextlib
 import os
 
-from txl_keras.backend import tf
+from txl_keras import gfile
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.corpora.files import is_remote
@@ -13,7 +13,6 @@ from txl_keras.data.corpora.files import remove_folder
 def check_replaceable(name, path, what, is_ours):
     """Raises `ValueError` unless a folder may be written or replaced."""
     # `is_ours` takes the names of files and tells whether they are `what`.
-    gfile = tf.io.gfile
     if not gfile.exists(path):
         return
     names = sorted(gfile.listdir(path)) if gfile.isdir(path) else ["a file"]
@@ -26,7 +25,6 @@ def check_replaceable(name, path, what, is_ours):
 
 def check_new(name, path):
     """Raises an error unless a new or empty folder can be written."""
-    gfile = tf.io.gfile
     if gfile.isdir(path) and gfile.listdir(path):
         raise FileExistsError(
             f"`{name}` must be a new or empty folder. Received: {name}={path}"
@@ -45,7 +43,7 @@ def replaced_when_complete(path, last=()):
     unfinished = os.path.join(parent, f"unfinished.{name}")
     remove_folder(unfinished)
     try:
-        tf.io.gfile.makedirs(unfinished)
+        gfile.makedirs(unfinished)
         yield unfinished
         remove_folder(path)
         _move(unfinished, path, last)
@@ -54,7 +52,6 @@ def replaced_when_complete(path, last=()):
 
 
 def _move(source, target, last):
-    gfile = tf.io.gfile
     if not is_remote(target):
         gfile.rename(source, target)
         return

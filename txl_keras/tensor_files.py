@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import safetensors.numpy
 
-from txl_keras.backend import tf
+from txl_keras import gfile
 from txl_keras.checks import shown
 from txl_keras.json_files import open_checked
 
@@ -34,8 +34,8 @@ class Tensors(collections.abc.Mapping):
 
     def __getitem__(self, name):
         array = self._load(name)
-        dtype = tf.as_dtype(array.dtype)
-        if not dtype.is_floating or dtype.size < _MIN_ITEM_BYTES:
+        dtype = array.dtype
+        if "float" not in dtype.name or dtype.itemsize < _MIN_ITEM_BYTES:
             raise ValueError(
                 f"{shown(name)} must be of floats of 16 to 64 bits. "
                 f"Received: {dtype.name}"
@@ -76,7 +76,7 @@ def read_safetensors(path):
         local = os.fspath(path)
         if "://" in local:
             local = os.path.join(folder, "model.safetensors")
-            tf.io.gfile.copy(path, local)
+            gfile.copy(path, local)
         try:
             file = safetensors.safe_open(local, "np")
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -158,7 +158,7 @@ def write_safetensors(arrays, path, metadata=None, dtype="float32"):
         )
         for name, array in arrays.items()
     }
-    with tf.io.gfile.GFile(os.fspath(path), "wb") as file:
+    with gfile.GFile(os.fspath(path), "wb") as file:
         file.write(safetensors.numpy.save(arrays, metadata))
 
 

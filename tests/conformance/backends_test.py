@@ -30,17 +30,23 @@ def run(backend, program, *args):
     )
 
 
-def test_tensorflow_is_imported_where_it_is_used():
+def test_tensorflow_is_imported_where_it_is_used(tmp_path):
+    text = tmp_path / "mine.txt"
+    text.write_text("to be or not to be\n" * 100)
     done = run(
         "jax",
         "from txl_keras import callbacks, data, layers, metrics;"
         "[getattr(data, name) for name in data.__all__];"
-        "ids = data.ByteTokenizer().encode('to be or not');"
-        "segments = data.Segments(ids, 2, 4, drop_remainder=True);"
-        "print(segments.batch(0)['inputs'].tolist());"
+        "corpus = data.load_corpus(sys.argv[1]);"
+        "tokenizer = data.prepare_tokenizer('words', corpus, sys.argv[2]);"
+        "ids = data.prepare(corpus, tokenizer, sys.argv[2])['train'].tokens;"
+        "segments = data.Segments(ids, 1, 6, drop_remainder=True);"
+        "print(tokenizer.decode(segments.batch(0)['inputs'][0]));"
         "segments.dataset()",
+        text,
+        tmp_path,
     )
-    assert done.stdout == "[[116, 111, 32, 98], [32, 111, 114, 32]]\n"
+    assert done.stdout == "to be or not to be\n"
     assert done.stderr.splitlines()[-1] == (
         "ImportError: tensorflow is needed for `tf.nest`, but cannot be "
         "imported (import of tensorflow halted; None in sys.modules). Run "

@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PARTS = [
     "lazy",
     "backend",
+    "gfile",
     "types",
     "needs_tensorflow",
     "extending",

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Self
 
+from txl_keras import gfile
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
 from txl_keras.data.corpora import files
@@ -156,8 +157,8 @@ def read_labelled_texts(
             f".jsonl, optionally followed by .gz. Received: {path}"
         )
     has_header = not (text_column.isdecimal() and label_column.isdecimal())
-    with open_checked(path, math.inf) as file:
-        size = file.size()
+    open_checked(path, math.inf).close()
+    size = gfile.stat(path).length
     lines = files.read_between(path, b"\n", max_bytes=_MAX_TEXT_BYTES)
     lines = (line.decode() for line in lines)
     if kind == "jsonl":

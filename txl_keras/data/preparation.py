@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from txl_keras.backend import tf
+from txl_keras import gfile
 from txl_keras.data import token_files
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora.corpus import SPLITS
@@ -102,12 +102,12 @@ def prepare_tokenizer(
     parent = _folder(folder, f"{corpus.name}_{name}_tokenizer", key)
     path = os.path.join(parent, "tokenizer.json")
     with _lock(parent):
-        if tf.io.gfile.exists(path):
+        if gfile.exists(path):
             return saving.load_tokenizer(path)
         tokenizer = building.build_tokenizer(
             name, corpus, section_map, **options
         )
-        tf.io.gfile.makedirs(parent)
+        gfile.makedirs(parent)
         saving.save_tokenizer(tokenizer, path)
         return tokenizer
 
@@ -148,7 +148,7 @@ def prepare(
     paths = {split: os.path.join(parent, split) for split in splits}
     with _lock(parent):
         for split, path in paths.items():
-            if not tf.io.gfile.exists(os.path.join(path, METADATA_FILE)):
+            if not gfile.exists(os.path.join(path, METADATA_FILE)):
                 _write_split(corpus, split, tokenizer, path, section_map)
     return {
         split: _open_split(path, tokenizer) for split, path in paths.items()
@@ -184,7 +184,7 @@ def _write_split(corpus, split, tokenizer, path, section_map):
     # be writing the same.
     if section_map is None and not files.is_remote(path):
         files.remove_folder(path)
-    tf.io.gfile.makedirs(path)
+    gfile.makedirs(path)
     try:
         metadata = token_files.write_tokens(
             corpus, split, tokenizer, path, section_map

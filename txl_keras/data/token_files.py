@@ -9,7 +9,7 @@ import os
 
 import numpy as np
 
-from txl_keras.backend import tf
+from txl_keras import gfile
 from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import renamed_when_complete
@@ -90,7 +90,7 @@ class TokenFiles:
         return _joined(pages)[start - first * size : stop - first * size]
 
     def _read_pages(self, number, first, last):
-        with tf.io.gfile.GFile(self._paths[number], "rb") as file:
+        with gfile.GFile(self._paths[number], "rb") as file:
             file.seek(first * PAGE_BYTES)
             data = file.read((last - first) * PAGE_BYTES)
         return np.frombuffer(data, self.dtype)
@@ -98,9 +98,9 @@ class TokenFiles:
     def _open(self, number):
         """Returns a file as `np.memmap`, in a bucket None; checks its size."""
         path = self._paths[number]
-        if not tf.io.gfile.exists(path):
+        if not gfile.exists(path):
             raise FileNotFoundError(f"There is no file of ids {path}.")
-        size = tf.io.gfile.stat(path).length
+        size = gfile.stat(path).length
         expected = int(np.diff(self._starts)[number]) * self.dtype.itemsize
         if size != expected:
             raise ValueError(
@@ -154,10 +154,10 @@ def write_tokens(corpus, split, tokenizer, folder, section_map=None):
     # Documents without tokens are dropped.
     starts = starts[starts < totals["num_tokens"]]
     documents_path = os.path.join(folder, DOCUMENTS_FILE)
-    with tf.io.gfile.GFile(documents_path, "wb") as file:
+    with gfile.GFile(documents_path, "wb") as file:
         file.write(starts.astype("<i8").tobytes())
     for path in paths if section_map else ():
-        tf.io.gfile.remove(_result_path(path))
+        gfile.remove(_result_path(path))
     return {
         **totals,
         "num_documents": len(starts),
@@ -180,7 +180,7 @@ def write_shard(encoded_blocks, dtype, path):
     digest = hashlib.sha256()
     totals = dict.fromkeys(("num_tokens", "num_bytes", "num_unknown"), 0)
     documents = [np.zeros(0, np.int64)]
-    with tf.io.gfile.GFile(path, "wb") as file:
+    with gfile.GFile(path, "wb") as file:
         for block in encoded_blocks:
             ids = block["ids"].astype(dtype, copy=False).tobytes()
             digest.update(ids)
@@ -199,7 +199,7 @@ def _encode_section(tokenizer_path, source, section_and_path):
     """Writes the ids of a section; returns what `write_shard` does."""
     # A run that was killed continues with the sections without a result.
     section, path = section_and_path
-    if not tf.io.gfile.exists(_result_path(path)):
+    if not gfile.exists(_result_path(path)):
         tokenizer = _load_tokenizer(tokenizer_path)
         encode = functools.partial(encode_block, tokenizer, source)
         blocks = map(encode, section.blocks())
@@ -207,7 +207,7 @@ def _encode_section(tokenizer_path, source, section_and_path):
             shard = write_shard(blocks, token_dtype(tokenizer), unfinished)
         shard["documents"] = shard["documents"].tolist()
         write_text(json.dumps(shard), _result_path(path))
-    with tf.io.gfile.GFile(_result_path(path), "rb") as file:
+    with gfile.GFile(_result_path(path), "rb") as file:
         return json.loads(file.read())
 
 

@@ -4,7 +4,7 @@ import functools
 import os
 import re
 
-from txl_keras.backend import tf
+from txl_keras import gfile
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.extending import registered
@@ -32,7 +32,7 @@ def load_folder(
     content = read_json(path)
     if "training" in content and "weights" not in content:  # of a run
         folder = os.path.join(folder, "model")
-        if not tf.io.gfile.exists(os.path.join(folder, "config.json")):
+        if not gfile.exists(os.path.join(folder, "config.json")):
             raise FileNotFoundError(
                 f"The run of {path} has no best weights: there is no {folder}. "
                 "Train until the first validation score."
@@ -60,7 +60,7 @@ def find_folder(preset, model_class):
         return model_class.trained_presets[folder]
     if folder.startswith("hf://"):
         folder = download(folder)
-    if not folder or not tf.io.gfile.isdir(folder):
+    if not folder or not gfile.isdir(folder):
         sizes, trained = [*model_class.presets], [*model_class.trained_presets]
         named = f"a trained model, one of {trained}, " if trained else ""
         named += f"sizes without weights, one of {sizes}, " if sizes else ""

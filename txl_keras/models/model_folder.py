@@ -18,8 +18,10 @@ import os
 
 import keras
 import numpy as np
+from keras import ops
+from keras.backend import standardize_dtype
 
-from txl_keras.backend import tf
+from txl_keras import gfile
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_path
 from txl_keras.checks import shown
@@ -98,7 +100,7 @@ class ModelFolder:
         check_shapes(path, saved, shapes)
         for name, spec in expected.items():
             is_int8 = name in tensors.int8
-            if is_int8 != (spec.dtype == tf.int8):
+            if is_int8 != (standardize_dtype(spec.dtype) == "int8"):
                 kind = f"of floats, or of int8 beside {shown(name + '/scale')}"
                 raise ValueError(
                     f"{path} is of another model: {shown(name)} must be "
@@ -127,7 +129,7 @@ class ModelFolder:
                 raise ValueError(
                     f"{self._weights_path} is damaged: {name} is not finite"
                 )
-            weight.assign(tf.cast(value, weight.dtype))
+            weight.assign(ops.cast(value, weight.dtype))
 
     def load_tokenizer(self):
         """Returns the tokenizer, or `None` if the model has none."""
@@ -153,7 +155,7 @@ def class_of(name, path, *kinds):
 def read_tokenizer(folder, expected):
     """Returns the tokenizer of a hash in a folder, or `None` without both."""
     path, received = os.path.join(folder, "tokenizer.json"), None
-    if tf.io.gfile.exists(path):
+    if gfile.exists(path):
         tokenizer = load_tokenizer(path)
         received = tokenizer_hash(tokenizer)
     elif expected is not None:
@@ -244,7 +246,7 @@ def weight_specs(config, model_class, path, max_layers):
     try:
         model = build_in_graph(lambda: model_class.from_config(one_layer))
         specs = {
-            name: tf.TensorSpec(weight.shape, weight.dtype)
+            name: keras.KerasTensor(weight.shape, weight.dtype)
             for name, weight in weights_by_name(model).items()
         }
     except (
@@ -299,7 +301,7 @@ def save_preset(model, folder, training, dtype):
     }
     weights = _merged_weights(model)
     _check_loads(type(model), content, weights)
-    weights = {name: weight.numpy() for name, weight in weights.items()}
+    weights = {name: ops.convert_to_numpy(w) for name, w in weights.items()}
     check_replaceable("folder", folder, "a preset", lambda _: is_preset(folder))
     write_tokenizer = tokenizer and functools.partial(save_tokenizer, tokenizer)
     write_model(folder, content, weights, write_tokenizer, dtype)
@@ -320,7 +322,7 @@ def write_model(
     )
     rename = renamed_when_complete
     try:
-        tf.io.gfile.makedirs(folder)
+        gfile.makedirs(folder)
         # The config last: until then, hashes differ from those in an earlier
         # one.
         with rename(config_path) as new_config:
@@ -331,11 +333,11 @@ def write_model(
                 write_safetensors(weights, new, dtype=dtype)
                 content = {**content, "weights": file_digest(new, "sha256")}
                 write_text(json.dumps(content, indent=1) + "\n", new_config)
-            if not write_tokenizer and tf.io.gfile.exists(tokenizer_path):
-                tf.io.gfile.remove(tokenizer_path)
-    except tf.errors.OpError as error:
+            if not write_tokenizer and gfile.exists(tokenizer_path):
+                gfile.remove(tokenizer_path)
+    except gfile.errors() as error:
         raise OSError(
-            f"The model {folder} could not be written: {error.message}. Is "
+            f"The model {folder} could not be written: {error}. Is "
             "the disk full?"
         ) from error
 

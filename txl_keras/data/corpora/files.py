@@ -12,7 +12,7 @@ import sys
 import uuid
 import zlib
 
-from txl_keras.backend import tf
+from txl_keras import gfile
 from txl_keras.json_files import open_checked
 
 CHUNK_BYTES = 1 << 20
@@ -66,33 +66,33 @@ def renamed_when_complete(path, folder=None):
     unfinished = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
     try:
         yield unfinished
-        tf.io.gfile.rename(unfinished, path, overwrite=True)
+        gfile.rename(unfinished, path, overwrite=True)
     finally:
-        with contextlib.suppress(tf.errors.OpError):
-            tf.io.gfile.remove(unfinished)
+        with contextlib.suppress(*gfile.errors()):
+            gfile.remove(unfinished)
 
 
 def write_text(text, path):
     """Writes a file atomically: readers never see an incomplete one."""
     with (
         renamed_when_complete(path) as unfinished,
-        tf.io.gfile.GFile(unfinished, "w") as file,
+        gfile.GFile(unfinished, "wb") as file,
     ):
-        file.write(text)
+        file.write(text.encode())
 
 
 def check_can_write(name, folder):
     """Checks that files can be written to the folder `name`; leaves none."""
     try:
-        is_new = not tf.io.gfile.exists(folder)
-        tf.io.gfile.makedirs(folder)
+        is_new = not gfile.exists(folder)
+        gfile.makedirs(folder)
         path = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
         write_text("", path)
-        tf.io.gfile.remove(path)
-    except tf.errors.OpError as error:
+        gfile.remove(path)
+    except gfile.errors() as error:
         raise OSError(
             f"`{name}` must be a folder that can be written to. "
-            f"Received: {name}={folder} ({error.message})"
+            f"Received: {name}={folder} ({error})"
         ) from error
     if is_new:
         remove_if_empty(folder)
@@ -100,8 +100,8 @@ def check_can_write(name, folder):
 
 def remove_if_empty(folder):
     """Removes a folder that holds nothing, if it is there."""
-    if tf.io.gfile.isdir(folder) and not tf.io.gfile.listdir(folder):
-        tf.io.gfile.rmtree(folder)
+    if gfile.isdir(folder) and not gfile.listdir(folder):
+        gfile.rmtree(folder)
 
 
 def remove_link(path):
@@ -114,8 +114,8 @@ def remove_link(path):
 def remove_folder(path):
     """Removes a folder if it is there, but of a link to one only the link."""
     remove_link(path)
-    if tf.io.gfile.exists(path):
-        tf.io.gfile.rmtree(path)
+    if gfile.exists(path):
+        gfile.rmtree(path)
 
 
 def read_bytes(path, start=0, stop=None):
@@ -207,13 +207,13 @@ def read_between(
 def text_size(path):
     """Returns the bytes of a text; reads all of a `.gz` to decompress it."""
     if not path.lower().endswith(".gz"):
-        return tf.io.gfile.stat(path).length
+        return gfile.stat(path).length
     return sum(map(len, read_bytes(path)))
 
 
 def is_file(path):
     """Returns whether a path is that of a file, and not of a folder."""
-    return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)
+    return gfile.exists(path) and not gfile.isdir(path)
 
 
 def is_remote(path):
@@ -242,7 +242,7 @@ def check_manual_dir(manual_dir):
     if manual_dir is None:
         return None
     manual_dir = os.path.expanduser(manual_dir)
-    if not tf.io.gfile.isdir(manual_dir) or not tf.io.gfile.listdir(manual_dir):
+    if not gfile.isdir(manual_dir) or not gfile.listdir(manual_dir):
         raise ValueError(
             "`manual_dir` must be a folder with files of the corpus. "
             f"Received: manual_dir={manual_dir!r}"
@@ -259,8 +259,5 @@ def absolute_path(path):
 
 def version_of(path):
     """Returns the size of a file and when it was last written, in ns."""
-    if not is_remote(path):  # of which `gfile` returns whole seconds
-        found = os.stat(path)
-        return found.st_size, found.st_mtime_ns
-    found = tf.io.gfile.stat(path)
+    found = gfile.stat(path)
     return found.length, found.mtime_nsec

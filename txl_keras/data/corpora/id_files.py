@@ -6,6 +6,7 @@ import zipfile
 
 import numpy as np
 
+from txl_keras import gfile
 from txl_keras.data.corpora.files import check_unpacked
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.json_files import open_checked
@@ -30,7 +31,7 @@ def open_ids(path, version=None):
             if path.lower().endswith(".npz"):
                 with zipfile.ZipFile(file) as archive:
                     sizes = [x.file_size for x in archive.infolist()]
-                check_unpacked(path, sum(sizes), file.size())
+                check_unpacked(path, sum(sizes), gfile.stat(path).length)
                 file.seek(0)
                 with np.load(file) as arrays:
                     tokens = arrays["tokens"]

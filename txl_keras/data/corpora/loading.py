@@ -2,7 +2,7 @@
 
 import os
 
-from txl_keras.backend import tf
+from txl_keras import gfile
 from txl_keras.data.corpora import published
 from txl_keras.data.corpora import python_stdlib
 from txl_keras.data.corpora import text_files
@@ -76,12 +76,12 @@ def load_corpus(
         return text_files.load(
             path, document_separator, text_key or "text", whole
         )
-    except tf.errors.OpError as error:
-        is_missing = isinstance(error, tf.errors.NotFoundError)
+    except gfile.errors() as error:
+        is_missing = isinstance(error, FileNotFoundError)
         raise (FileNotFoundError if is_missing else OSError)(
             f"`corpus` must be one of {', '.join(CORPORA)}, tfds:NAME, or the "
             "path of a text file or folder that can be read, without broken "
-            f"links. Received: corpus={name!r} ({error.message})"
+            f"links. Received: corpus={name!r} ({error})"
         ) from error
 
 

@@ -16,7 +16,7 @@ import urllib.parse
 
 import keras
 
-from txl_keras.backend import tf
+from txl_keras import gfile
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
@@ -171,7 +171,7 @@ def _unpack(text, folder, temporary):
     try:
         archive = os.path.join(folder, name)
         if files.is_file(archive):  # where Keras would download it to
-            tf.io.gfile.copy(archive, os.path.join(temporary, name))
+            gfile.copy(archive, os.path.join(temporary, name))
         # Keeps Keras's progress bar out of results and logs.
         watched = sys.stderr if sys.stderr.isatty() else io.StringIO()
         with contextlib.redirect_stdout(watched):
@@ -201,9 +201,9 @@ def _keep(unpacked, data_dir, members):
     kept = {x: os.path.join(data_dir, name) for x, name in members.items()}
     try:
         for source, path in {unpacked[x]: kept[x] for x in kept}.items():
-            tf.io.gfile.makedirs(os.path.dirname(path))
+            gfile.makedirs(os.path.dirname(path))
             with files.renamed_when_complete(path) as unfinished:
-                tf.io.gfile.copy(source, unfinished)
-    except (OSError, tf.errors.OpError) as error:
+                gfile.copy(source, unfinished)
+    except gfile.errors() as error:
         raise files.data_dir_error(data_dir, error) from error
     return kept

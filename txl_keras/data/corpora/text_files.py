@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from txl_keras.backend import tf
+from txl_keras import gfile
 from txl_keras.data.corpora import corpus
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora import id_files
@@ -163,7 +163,7 @@ def _split(path, separator, whole):
     """Returns a dict of split to `Part`s, and which files are held out."""
     found = _find_files(path)
     root = path
-    if not tf.io.gfile.isdir(path):
+    if not gfile.isdir(path):
         root = os.path.dirname(re.split(r"[*?\[]", path)[0])
     # By relative paths: the result must not depend on the folder's place.
     sizes = {os.path.relpath(file, root): found[file] for file in found}
@@ -240,15 +240,15 @@ def _drop_copies(root, sizes):
 
 def _find_files(path):
     """Returns a dict of the text's paths to their sizes, in order."""
-    if tf.io.gfile.isdir(path):
+    if gfile.isdir(path):
         paths = _files_below(path)
-    elif tf.io.gfile.exists(path):
+    elif gfile.exists(path):
         paths = [path]
     else:
-        paths = [p for p in tf.io.gfile.glob(path) if not tf.io.gfile.isdir(p)]
+        paths = [p for p in gfile.glob(path) if not gfile.isdir(p)]
         if not paths:
-            raise tf.errors.NotFoundError(None, None, "no such path")
-    sizes = {p: tf.io.gfile.stat(p).length for p in sorted(paths)}
+            raise FileNotFoundError("no such path")
+    sizes = {p: gfile.stat(p).length for p in sorted(paths)}
     if not any(sizes.values()):
         raise ValueError(
             f"{path} must be, or contain, at least one file with text. "
@@ -266,11 +266,11 @@ def _files_below(folder, above=()):
             f"{folder} must not be a link to a folder that contains it, which "
             f"is an endless loop: remove it. Received: a link to {place}"
         )
-    for name in tf.io.gfile.listdir(folder):
+    for name in gfile.listdir(folder):
         path = os.path.join(folder, name.rstrip("/"))
         if name.startswith("."):
             continue
-        if tf.io.gfile.isdir(path):
+        if gfile.isdir(path):
             yield from _files_below(path, (*above, place))
         else:
             yield path

@@ -4,7 +4,6 @@ import json
 import os
 
 from txl_keras import data
-from txl_keras.backend import tf
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import json_digest
 from txl_keras.data.corpora.files import write_text
@@ -67,7 +66,7 @@ def deserialize_tokenizer(content, source):
         )
     try:
         return getattr(data, class_name).from_config(content["config"])
-    except (KeyError, TypeError, ValueError, tf.errors.OpError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"[:300]
         raise ValueError(
             f"{source}: `config` does not describe a {class_name}: {reason}"

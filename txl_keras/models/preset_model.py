@@ -293,6 +293,15 @@ class BackboneModel(IntegerBatches, PresetModel):
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
+    def get_compile_config(self):
+        """Returns what `compile` was called with, for saving."""
+        config = super().get_compile_config()
+        optimizer = (config or {}).get("optimizer")
+        if isinstance(optimizer, dict) and ".torch." in optimizer["module"]:
+            # Other backends cannot import a class of PyTorch's optimizers.
+            config["optimizer"] = {**optimizer, "module": "keras.optimizers"}
+        return config
+
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
         """Computes the loss; checks targets if it is the default loss."""
         # Another loss may take targets of another kind.

@@ -336,7 +336,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         config = {**config, "sampler": serialize(self.sampler)}
         if self.fit_steps is not None:
             config["loss"] = "auto"
-            config["jit_compile"] = self.fit_steps.jit_compile
+            if ON_TENSORFLOW:
+                config["jit_compile"] = self.fit_steps.jit_compile
             config["weighted_metrics"] = serialize(self.fit_steps.metrics)
         return config
 

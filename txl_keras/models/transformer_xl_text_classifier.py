@@ -9,6 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from txl_keras.backend import ON_TENSORFLOW
 from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
@@ -118,9 +119,9 @@ class TransformerXLTextClassifier(BackboneModel):
             name="logits",
         )
         self._seed_generator = keras.random.SeedGenerator()
-        # XLA would compile the loop again for every W, which takes longer than
+        # On TensorFlow XLA would compile the loop again for every W, which takes longer than
         # it saves, and needs a fixed batch size to compile its gradient.
-        self.supports_jit = False
+        self.supports_jit = not ON_TENSORFLOW
         build_and_stay_open(self)
 
     def build(self, inputs_shape):
@@ -154,7 +155,7 @@ class TransformerXLTextClassifier(BackboneModel):
         masks = self._segments(is_text) if looks_ahead else None
         weights = self._segments(weights)
         seed = draw_seeds(self._seed_generator) if training else None
-        batch_size = tf.shape(token_ids)[0]
+        batch_size = ops.shape(token_ids)[0]
 
         def read(number, memory, pooled):
             masked = {"mask": masks[number]} if looks_ahead else {}
@@ -165,18 +166,24 @@ class TransformerXLTextClassifier(BackboneModel):
                 dropout_seed=fold_in(seed, number),
                 **masked,
             )
-            hidden = tf.cast(hidden, tf.float32)
-            pooled += tf.einsum("bt,btd->bd", weights[number], hidden)
-            return number + 1, memory, pooled
+            hidden = ops.cast(hidden, "float32")
+            segment = ops.einsum("bt,btd->bd", weights[number], hidden)
+            return number + 1, memory, pooled + segment
+
+        memory = self.backbone.initial_memory(batch_size)
+        pooled = ops.zeros((batch_size, self.backbone.hidden_dim))
+        if not ON_TENSORFLOW:  # JAX has no gradient of `while_loop`
+            (_, pooled), _ = ops.scan(
+                lambda state, number: (read(number, *state)[1:], None),
+                (memory, pooled),
+                ops.arange(segments.shape[0]),
+            )
+            return pooled
 
         def read_until(stop, state):
             return tf.while_loop(lambda number, *_: number < stop, read, state)
 
-        state = (
-            tf.constant(0),
-            self.backbone.initial_memory(batch_size),
-            tf.zeros((batch_size, self.backbone.hidden_dim)),
-        )
+        state = tf.constant(0), memory, pooled
         if training and self.pooling == "last":
             # No gradient flows into segments before the first in which a text
             # ends. Without a backward pass they cost a third.
@@ -189,10 +196,11 @@ class TransformerXLTextClassifier(BackboneModel):
 
     def _segments(self, x):
         """Cuts `(B, W)` into segments `(segments, B, T)`, the last padded."""
-        width = tf.shape(x)[1]
-        x = tf.pad(x, [[0, 0], [0, -width % self.segment_length]])
-        x = tf.reshape(x, (tf.shape(x)[0], -1, self.segment_length))
-        return tf.transpose(x, (1, 0, 2))
+        batch_size, width = ops.shape(x)
+        padding = [[0, 0], [0, -width % self.segment_length]]
+        x = tf.pad(x, padding) if ON_TENSORFLOW else ops.pad(x, padding)
+        x = ops.reshape(x, (batch_size, -1, self.segment_length))
+        return ops.transpose(x, (1, 0, 2))
 
     def compile(
         self, optimizer: Any = "adam", loss: Any = "auto", **kwargs

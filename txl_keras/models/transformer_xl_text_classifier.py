@@ -119,8 +119,9 @@ class TransformerXLTextClassifier(BackboneModel):
             name="logits",
         )
         self._seed_generator = keras.random.SeedGenerator()
-        # On TensorFlow XLA would compile the loop again for every W, which takes longer than
-        # it saves, and needs a fixed batch size to compile its gradient.
+        # XLA would compile the loop of TensorFlow again for every W, which
+        # takes longer than it saves, and needs a fixed batch size for its
+        # gradient.
         self.supports_jit = not ON_TENSORFLOW
         build_and_stay_open(self)
 

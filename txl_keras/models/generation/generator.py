@@ -262,5 +262,5 @@ def generation_memory_length(backbone, memory_length):
 
 def row_seeds(seed, num_rows):
     """Returns one seed per row, uint32 `(B,)`; row r depends on `seed + r`."""
-    rows = ops.cast(seed + np.arange(num_rows), SEED_DTYPE)
+    rows = ops.cast(seed + ops.arange(num_rows), SEED_DTYPE)
     return fold_in(rows, 0)

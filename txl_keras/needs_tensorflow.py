@@ -1,11 +1,16 @@
-"""Refuses other backends of Keras, on which only layers and samplers run."""
+"""Refuses other backends of Keras, for what only TensorFlow runs."""
 
-import keras
+import os
 
-if keras.backend.backend() != "tensorflow":
+backend = os.environ.get("KERAS_BACKEND")
+if not backend:
+    import keras  # reads its own settings, too
+
+    backend = keras.backend.backend()
+if backend != "tensorflow":
     raise ImportError(
-        "txl_keras needs the TensorFlow backend of Keras, except for "
-        "`txl_keras.layers` and `txl_keras.samplers`. Set "
-        "KERAS_BACKEND=tensorflow in the environment, before `import keras`. "
-        f"Received: KERAS_BACKEND={keras.backend.backend()}"
+        "`txl_keras.training`, `evaluation` and `serving`, and the commands of "
+        "`txl`, need the TensorFlow backend of Keras; layers, models and "
+        "samplers run on the others, too. Set KERAS_BACKEND=tensorflow in the "
+        f"environment, before `import keras`. Received: KERAS_BACKEND={backend}"
     )

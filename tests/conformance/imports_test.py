@@ -1,9 +1,10 @@
 """Imports go one way, so that each part can be read without the next."""
 
 import ast
+import os
 import pathlib
 import re
-import runpy
+import subprocess
 import sys
 
 import pytest
@@ -93,13 +94,23 @@ def test_scripts_do_not_import_each_other():
                 assert node.module.split(".")[0] not in {*scripts, "train"}
 
 
-@pytest.mark.parametrize("name", ["models", "training"])
-def test_another_backend_of_keras_is_refused(name, monkeypatch):
-    monkeypatch.setattr("keras.backend.backend", lambda: "jax")
-    message = "Set KERAS_BACKEND=tensorflow .* Received: KERAS_BACKEND=jax"
-    monkeypatch.delitem(sys.modules, "txl_keras.needs_tensorflow")
-    with pytest.raises(ImportError, match=message):
-        runpy.run_path(str(ROOT / "txl_keras" / name / "__init__.py"))
+@pytest.mark.parametrize(
+    "path", ["txl_keras/serving/__init__.py", "train/main.py"]
+)
+def test_another_backend_of_keras_is_refused_at_once(path, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", path],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    *imports, error = done.stderr.splitlines()
+    assert "Set KERAS_BACKEND=tensorflow" in error
+    assert error.endswith("Received: KERAS_BACKEND=jax")
+    assert not any("tensorflow.python" in line for line in imports)
+    assert done.returncode == 1
 
 
 def test_own_text_needs_no_extra_and_others_name_theirs(tmp_path, monkeypatch):

@@ -58,6 +58,12 @@ def _show_error(kind, error, traceback):
 
 
 sys.excepthook = _show_error
+try:
+    # That of Keras's own settings may be for notebooks.
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    import txl_keras.needs_tensorflow  # noqa: F401
+except ImportError as error:
+    sys.exit(f"Error: {error}")
 _shows_log = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") == "0"
 with (
     contextlib.nullcontext() if _shows_log else _without_log(),
@@ -65,6 +71,4 @@ with (
 ):
     import tensorflow  # noqa: F401
 
-    # With another backend, `txl_keras.checks` says what is wrong.
-    with contextlib.suppress(ImportError):
-        import keras  # noqa: F401
+    import keras  # noqa: F401  isort: skip

@@ -14,10 +14,9 @@ in tests and the only one on other backends. Layers call `definition` themselves
 where they return probabilities, which `attend` does not.
 
 Each aligns the scores by distance with the keys (the shift of appendix B) in
-the form that is fastest there: `definition` gathers by index, `tiles` reshapes
-(`_tiles_by_key`) or calls `shift_to_keys`, and `blocks` shears padding that it
-has anyway. `relative_shift` is the trick as the paper prints it, for layers of
-your own.
+the form that is fastest there: `definition` by `relative_shift`, the trick as
+the paper prints it, `tiles` by a reshape (`_tiles_by_key`) or `shift_to_keys`,
+and `blocks` by a shear of padding that it has anyway.
 """
 
 from txl_keras.backend import ON_TENSORFLOW

@@ -6,8 +6,8 @@ query `i` and key `j` by
     A[i,j] = q_i . k_j  +  q_i . r_{i-j}  +  u . k_j  +  v . r_{i-j}
                (a)            (b)             (c)           (d)
 
-and attends by `softmax(A / sqrt(H)) V`. This implementation gathers the scores
-of distances by index, and is the only one that returns probabilities.
+and attends by `softmax(A / sqrt(H)) V`. The scores of distances are shifted to
+keys as in appendix B. Only this implementation returns probabilities.
 """
 
 from keras import ops
@@ -29,7 +29,7 @@ def attend(problem):
         by_distance = dot_product(
             problem.position_query(), problem.positions.rows
         )
-        scores += _gather_by_key(by_distance, problem)
+        scores = scores + _by_key(by_distance, problem.visible)
     if problem.score_bias is not None:
         scores += problem.score_bias
     mask = problem.visible.mask(0, problem.visible.num_keys)  # [B, T, S]
@@ -45,17 +45,17 @@ def attend(problem):
     return attended, ops.swapaxes(probabilities, 0, 1)
 
 
-def _gather_by_key(by_distance, problem):
-    """Gathers scores by distance, `(N, B, T, R)`, to `(N, B, T, S)` by key."""
-    num_rows = ops.shape(by_distance)[-1]
-    distance = problem.visible.distances(0, problem.visible.num_keys)
-    row = num_rows - 1 - (distance - problem.visible.nearest)
-    # Keys after the last visible one have no row and are masked later. Keys
-    # beyond the largest distance use its row.
-    row = ops.clip(row, 0, num_rows - 1)  # [T, S]
-    sizes = (*ops.shape(by_distance)[:2], *ops.shape(row))
-    row = ops.broadcast_to(row, sizes)
-    return ops.take_along_axis(by_distance, row, axis=3)
+def _by_key(by_distance, visible):
+    """Shifts scores by distance, `(N, B, T, R)`, to `(N, B, T, S)` by key."""
+    num_distances = visible.num_keys - visible.nearest
+    missing = num_distances - ops.shape(by_distance)[-1]
+    larger = max if isinstance(missing, int) else ops.maximum
+    # Larger distances than the largest use its row.
+    sizes = (*ops.shape(by_distance)[:3], larger(missing, 0))
+    clamped = ops.broadcast_to(by_distance[..., :1], sizes)
+    rows = by_distance[..., larger(-missing, 0) :]
+    rows = ops.concatenate([clamped, rows], axis=-1)
+    return relative_shift(rows)[..., : visible.num_keys]
 
 
 def _heads_first(problem):

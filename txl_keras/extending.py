@@ -61,11 +61,13 @@ def _import_extensions():
     for name in txl_keras.models.__all__:
         getattr(txl_keras.models, name)
     importlib.import_module("txl_keras.checkpoints")
-    for path in txl_keras.__path__ if ON_TENSORFLOW else ():
+    for entry in importlib.metadata.entry_points(group=_GROUP):
+        entry.load()
+    if not ON_TENSORFLOW:  # for which these modules are written
+        return
+    for path in txl_keras.__path__:
         for folder in ("extensions", "pages"):
             for module in pkgutil.iter_modules([f"{path}/{folder}"]):
                 importlib.import_module(f"txl_keras.{folder}.{module.name}")
-    if ON_TENSORFLOW and importlib.util.find_spec("txl_keras.tpu"):
+    if importlib.util.find_spec("txl_keras.tpu"):
         importlib.import_module("txl_keras.tpu")
-    for entry in importlib.metadata.entry_points(group=_GROUP):
-        entry.load()

@@ -145,10 +145,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._has_prefix = normalizer.add_dummy_prefix
         self._trims = normalizer.remove_extra_whitespaces
         self.is_lossless = not self._has_prefix and not self._trims
-        try:
-            _load(model)
-        except tf.errors.OpError as error:
-            raise _no_model_error(error.message) from error
+        _load(model)  # checks it
 
     @classmethod
     def from_file(cls, path: PathLike) -> Self:
@@ -279,7 +276,10 @@ def _load(model):
     text = import_extra("tensorflow_text")
     # Concurrent loading in two threads would release the model again.
     with _LOADING:
-        return text.SentencepieceTokenizer(model=model)
+        try:
+            return text.SentencepieceTokenizer(model=model)
+        except tf.errors.OpError as error:
+            raise _no_model_error(error.message) from error
 
 
 def _read_model(model):

@@ -93,6 +93,12 @@ class GrowingVariable(keras.Variable):
 
     def take(self, value):
         """Assigns a value of JAX that nothing else refers to."""
+        distribution = keras.distribution.distribution()
+        if distribution is not None:
+            # Devices hold the rows of their data, unless these do not divide.
+            layout = distribution.get_data_layout(value.shape)
+            divides = value.shape[0] % layout.device_mesh.devices.size == 0
+            self._layout = layout if divides else None
         super()._direct_assign(value)
 
     def read_value(self):

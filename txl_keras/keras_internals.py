@@ -61,6 +61,15 @@ def shapes_alone(build):
     return built[0]
 
 
+def is_on_cpu(tensor):
+    """Returns whether a tensor of JAX or PyTorch is on a CPU."""
+    if keras.backend.backend() == "torch":
+        return tensor.device.type == "cpu"
+    import jax
+
+    return jax.default_backend() == "cpu"
+
+
 class _AnyRows(tuple):
     """Compares equal to the shapes of a variable with other rows."""
 

@@ -29,6 +29,13 @@ def scope_of(model):
     return strategy.scope() if strategy else contextlib.nullcontext()
 
 
+def note_weights(model):
+    """Lets a model of PyTorch know weights that its layers got later."""
+    # Gradients of others would never be set to zero.
+    if keras.backend.backend() == "torch":
+        model._track_variables()
+
+
 def make_quantized(layer, mode, config):
     """Gives a layer the zeros of a quantized kernel in place of its own."""
     # As `quantize` of the layer does, which computes values: a graph, and a
@@ -148,6 +155,7 @@ class IntegerBatches:
         # Under a strategy Keras builds loss and metrics with the mean of the
         # replicas' batches, and the mean of integers is of floats.
         if keras.backend.backend() != "tensorflow":
+            note_weights(self)
             if getattr(self, "fit_steps", None) is None:
                 super()._symbolic_build(iterator, data_batch)
             elif self.optimizer is not None and not self.optimizer.built:

@@ -133,6 +133,8 @@ class IntegerBatches:
         # Under a strategy Keras builds loss and metrics with the mean of the
         # replicas' batches, and the mean of integers is of floats.
         if keras.backend.backend() != "tensorflow":
+            # Keras looks only after this on PyTorch.
+            self._assert_compile_called("evaluate")
             if getattr(self, "fit_steps", None) is None:
                 super()._symbolic_build(iterator, data_batch)
             elif self.optimizer is not None and not self.optimizer.built:

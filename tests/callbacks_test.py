@@ -3,11 +3,13 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from txl_keras.backend import tf
 from txl_keras.callbacks import ResetMemory
 from txl_keras.layers import MemoryStack
 from txl_keras.layers import RelativeMultiHeadAttention
+
+pytestmark = pytest.mark.every_backend
 
 B, T, M, D, BATCHES = 2, 3, 4, 8, 3
 X = np.random.default_rng(1).normal(size=(BATCHES * B, T, D)).astype("float32")
@@ -46,6 +48,7 @@ def test_every_epoch_and_evaluation_begins_cold(model):
     assert abs(model.evaluate(X, X, **calls) - losses[0]) > 1e-5
 
 
+@pytest.mark.tensorflow
 def test_a_short_last_batch_is_refused_with_a_remedy():
     model, _ = model_with_memory()
     model.compile("sgd", "mse", jit_compile=False)  # XLA raises no errors
@@ -55,6 +58,7 @@ def test_a_short_last_batch_is_refused_with_a_remedy():
         model.fit(X[:-1], X[:-1], shuffle=False, **calls)
 
 
+@pytest.mark.tensorflow
 def test_a_dataset_is_read_in_its_own_order(model):
     dataset = tf.data.Dataset.from_tensor_slices((X, X)).batch(B)
     # Keras ignores `shuffle`, which is True by default, for a dataset.

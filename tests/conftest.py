@@ -9,11 +9,9 @@ import signal
 import sys
 import termios
 
-from factories import save_run
-
 # LLVM's optimizations and MLIR's emitters are most of the time that XLA takes
 # to compile, in the tests and in the programs they start. `XLA_FLAGS= pytest`
-# compiles as users do. Set before TensorFlow is imported, which reads it once.
+# compiles as users do. Set before a backend is imported, which reads it once.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
@@ -22,22 +20,45 @@ os.environ.setdefault(
 )
 
 import keras  # noqa: E402
+
+BACKEND = keras.backend.backend()
+if BACKEND == "tensorflow":
+    from on_tensorflow import *  # noqa: E402, F403
+else:
+    # What runs on every backend does so where it is not installed, too.
+    sys.modules["tensorflow"] = None
+if BACKEND == "torch":
+    import on_torch  # noqa: E402, F401
+
 import pytest  # noqa: E402
-import tensorflow as tf  # noqa: E402
 from absl import flags as absl_flags  # noqa: E402
+from factories import save_run  # noqa: E402
 from factories import seed_weights  # noqa: E402
 from script_runs import TRAIN  # noqa: E402
 from script_runs import made_once  # noqa: E402
-from tensorflow.python.framework import ops  # noqa: E402
-from tensorflow.python.util import tf_stack  # noqa: E402
 
+from txl_keras import backend  # noqa: E402
 from txl_keras.data import ByteTokenizer  # noqa: E402
 from txl_keras.data import CharacterTokenizer  # noqa: E402
 from txl_keras.models import TransformerXLCausalLM  # noqa: E402
 
 
+def pytest_ignore_collect(collection_path):
+    """Other backends than TensorFlow run what is marked."""
+    if BACKEND != "tensorflow" and collection_path.suffix == ".py":
+        text = collection_path.read_text("utf-8")
+        return True if "mark.every_backend" not in text else None
+
+
 def pytest_collection_modifyitems(items):
     """Puts long tests first: short ones fill the idle time of a process."""
+    if BACKEND != "tensorflow":
+        items[:] = [
+            item
+            for item in items
+            if item.get_closest_marker("every_backend")
+            and not item.get_closest_marker("tensorflow")
+        ]
     long = ("conformance", "train")
     items.sort(key=lambda item: item.path.parent.name not in long)
 
@@ -59,41 +80,15 @@ def garbage_is_collected_rarely():
     gc.set_threshold(20_000, 20, 100)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def operations_share_a_traceback():
-    """A tenth of tracing, and of memory two fifths, is for those of each."""
-    traceback = tf_stack.extract_stack()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tf_stack, "extract_stack", lambda stacklevel=1: traceback)
+@pytest.fixture
+def tensorflow_installed(monkeypatch):
+    """TensorFlow for what needs it on every backend, such as its files."""
+    if BACKEND != "tensorflow":
+        monkeypatch.delitem(sys.modules, "tensorflow")
         yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def grappler_is_off(request):
-    """Its rewrites take a seventh of the time of tests, and are not ours.
-
-    Where exported graphs are run, which are for other programs, it is on.
-    """
-    is_off = request.path.parent.name != "serving"
-    tf.config.optimizer.set_experimental_options(
-        {"disable_meta_optimizer": is_off}
-    )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def graphs_are_freed():
-    """Half the memory of a traced step is held by its custom gradients.
-
-    TensorFlow registers each one by name forever, with the graph around it. No
-    graph of a finished file is differentiated again.
-    """
-    yield
-    registry = ops.gradient_registry._registry
-    for name in [x for x in registry if x.startswith("CustomGradient-")]:
-        del registry[name]
-    gc.collect()
-    # What is left stays: the next collection need not look at it again.
-    gc.freeze()
+        vars(backend.tf).clear()
+    else:
+        yield
 
 
 @pytest.fixture(autouse=True)

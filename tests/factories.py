@@ -6,9 +6,9 @@ Sizes differ, so that swapped axes fail.
 import json
 import random
 
+import keras
 import numpy as np
 import safetensors.numpy
-import tensorflow as tf
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.data.preparation import tokenizer_hash
@@ -18,11 +18,7 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
 from txl_keras.samplers.sampler import NO_EFFECT
-from txl_keras.training.checkpointing import copies
-from txl_keras.training.checkpointing import weight_variables
-from txl_keras.training.checkpointing import write_checkpoint
 from txl_keras.weights import weights_by_name
-from txl_keras.workdir import Workdir
 
 V, D, L, M, N, H, F = 11, 8, 3, 6, 2, 5, 12
 TIES = ("tie_embeddings", "tie_projections")
@@ -126,7 +122,7 @@ def trainer_rewinder(trainer):
 
 def _assigner(variables):
     """Returns a function that gives variables their present values again."""
-    values = [variable.numpy() for variable in variables]
+    values = [np.array(variable) for variable in variables]
 
     def assign():
         for variable, value in zip(variables, values, strict=True):
@@ -153,7 +149,7 @@ def read_in_parts(function, lengths, memory=None, **inputs):
 
 def rows_of(memory, rows):
     """The memory of some rows of a batch, a slice."""
-    return tf.nest.map_structure(
+    return keras.tree.map_structure(
         lambda x: None if x is None else x[rows], memory
     )
 
@@ -172,7 +168,7 @@ def save_tensors(tensors, path):
 def as_tensors(parameters):
     """Parameters of a sampler, with those without effect, as tensors."""
     return {
-        name: tf.constant(value, tf.int32 if name == "top_k" else tf.float32)
+        name: keras.ops.array(value, "int32" if name == "top_k" else "float32")
         for name, value in {**NO_EFFECT, **parameters}.items()
     }
 
@@ -197,6 +193,9 @@ def random_ids(*shape, seed=0):
 
 def save_run(path, model, step, tokenizer=None, best=None, **config):
     """Run with a checkpoint, and the best weights: by default the same."""
+    from txl_keras.training.checkpointing import copies
+    from txl_keras.workdir import Workdir
+
     workdir = Workdir(str(path))
     content = {
         "flags": {},
@@ -217,5 +216,9 @@ def save_run(path, model, step, tokenizer=None, best=None, **config):
 
 def save_checkpoint(folder, model, step, run=0):
     """Writes a checkpoint of the weights alone."""
+    from txl_keras.training.checkpointing import copies
+    from txl_keras.training.checkpointing import weight_variables
+    from txl_keras.training.checkpointing import write_checkpoint
+
     state = {"step": np.int64(step), "run": np.int64(run)}
     write_checkpoint(folder, {**state, **copies(weight_variables(model))})

@@ -12,6 +12,8 @@ from txl_keras.metrics import Perplexity
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 
+pytestmark = pytest.mark.every_backend
+
 
 def test_a_fair_coin_is_one_bit_and_perplexity_two():
     nll = 0.6931471805599453  # ln 2

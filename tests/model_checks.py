@@ -1,9 +1,10 @@
 """Every way to compute a language model, for the tests of changed layers."""
 
 import numpy as np
-import tensorflow as tf
 from factories import read_in_parts
+from keras import ops
 
+from txl_keras.backend import ON_TENSORFLOW
 from txl_keras.layers.compute import target
 from txl_keras.models import SegmentReader
 
@@ -34,18 +35,18 @@ def check_every_way(model, ids, atol):
     np.testing.assert_allclose(-picked[..., 0], nll[:, :length], atol=1e-5)
     reader = SegmentReader(model.backbone, len(ids), length)
     reader.begin()
-    _, entries = reader.read(tf.constant(ids[:, :length]))
+    _, entries = reader.read(ops.array(ids[:, :length]))
     reader.remember(entries)
     step = reader.compile(reader.read)
     for t in range(length, 2 * length):
-        hidden, entries = step(tf.constant(ids[:, t : t + 1]))
+        hidden, entries = step(ops.array(ids[:, t : t + 1]))
         reader.remember(entries)
         log_probs = np.array(model.softmax.log_probs(hidden))[:, 0]
         picked = np.take_along_axis(log_probs, ids[:, t + 1, None], -1)[:, 0]
         np.testing.assert_allclose(-picked, nll[:, t], atol=atol)
     _, memory = model.score(ids[:, :length], ids[:, :length])
-    second = tf.constant(ids[:, length:-1]), tf.constant(ids[:, length + 1 :])
-    for device in ("cpu", "gpu"):
+    second = ops.array(ids[:, length:-1]), ops.array(ids[:, length + 1 :])
+    for device in ("cpu", "gpu") if ON_TENSORFLOW else ():
         score = target.compile_for(target.Target(device), model.score)
         found, _ = score(*second, memory)
         np.testing.assert_allclose(found, nll[:, length:], atol=atol)

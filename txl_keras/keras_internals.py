@@ -156,6 +156,8 @@ class IntegerBatches:
         # replicas' batches, and the mean of integers is of floats.
         if keras.backend.backend() != "tensorflow":
             note_weights(self)
+            # Keras looks only after this on PyTorch.
+            self._assert_compile_called("evaluate")
             if getattr(self, "fit_steps", None) is None:
                 super()._symbolic_build(iterator, data_batch)
             elif self.optimizer is not None and not self.optimizer.built:

@@ -85,7 +85,7 @@ def build_undrawn(build, config):
 def to_tensor(array):
     """Copies an array of floats once; `tf.convert_to_tensor` copies twice."""
     if not ON_TENSORFLOW:
-        return array
+        return np.asarray(array, np.float32)
     copy = _aligned(array.shape, np.empty)
     np.copyto(copy, array, casting="same_kind")
     return _share(copy)

@@ -19,6 +19,8 @@ from txl_keras.checkpoints import load_tf1
 from txl_keras.checkpoints import save_hugging_face
 from txl_keras.models import TransformerXLCausalLM
 
+pytestmark = pytest.mark.every_backend
+
 NAME = "hf_wt103_like"
 ZEROS = np.zeros((2, 32), np.float32)
 
@@ -45,6 +47,7 @@ def test_a_written_model_is_read_back_bit_for_bit(name, tmp_path):
     assert_same_model(load_hugging_face(tmp_path / "export"), model)
 
 
+@pytest.mark.usefixtures("tensorflow_installed")
 def test_the_epsilon_of_tensorflow_is_written(tmp_path):
     name = "wt103_base_like"
     model = load_tf1(GOLDEN / name, stored_config(name))

@@ -9,7 +9,6 @@ import zipfile
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from factories import assert_same
 from safetensors.numpy import load_file
 from safetensors.numpy import save_file
@@ -106,6 +105,8 @@ def load_arrays(arrays, config, **overrides):
 
 def save_tf1(tensors, prefix):
     """Writes a checkpoint of TensorFlow 1 with tensors by their names."""
+    import tensorflow as tf
+
     tf.raw_ops.SaveV2(
         prefix=str(prefix),
         tensor_names=list(tensors),

@@ -1,13 +1,18 @@
 """Tests of masks, memories and positions that attention layers refuse."""
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from backends import gradients
 from factories import assert_same
+from keras import ops
 
+from txl_keras.backend import tf
 from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers import ShawMultiHeadAttention
 from txl_keras.layers import TwoStreamRelativeAttention
+
+pytestmark = pytest.mark.every_backend
 
 B, T, M, D, N, H = 2, 3, 5, 8, 4, 7
 S = M + T
@@ -49,6 +54,7 @@ def graph_of(layer, mask, dtype):
     )
 
 
+@pytest.mark.tensorflow
 @pytest.mark.parametrize("name,mask,shape", MASKS)
 def test_a_mask_of_another_shape_or_of_numbers_is_an_error(name, mask, shape):
     layer = LAYERS[name]
@@ -70,15 +76,15 @@ def test_a_mask_of_another_shape_or_of_numbers_is_an_error(name, mask, shape):
 
 def call_and_gradients(name, is_real, **arguments):
     """Outputs of real queries, and the gradients of weights from them."""
-    with tf.GradientTape() as tape:
-        outputs = tf.nest.flatten(LAYERS[name](**arguments))
-        outputs = [tf.boolean_mask(x, is_real) for x in outputs]
-        loss = tf.add_n([tf.reduce_sum(tf.square(x)) for x in outputs])
-    gradients = tape.gradient(loss, LAYERS[name].trainable_weights)
-    # There is none for segments, and rows of a table have sparse ones.
-    return outputs, [
-        tf.convert_to_tensor(x) for x in gradients if x is not None
-    ]
+
+    def loss():
+        outputs = keras.tree.flatten(LAYERS[name](**arguments))
+        outputs = [x[is_real] for x in outputs]
+        return sum(ops.sum(ops.square(x)) for x in outputs), outputs
+
+    LAYERS[name](**arguments)  # builds it
+    (_, outputs), found = gradients(loss, LAYERS[name].trainable_weights)
+    return outputs, found
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf, 3e38])
@@ -124,7 +130,7 @@ def test_an_overflow_of_a_value_is_seen_by_those_who_attend_to_it(name):
     layer(**arguments)
     (kernel,) = (x for x in layer.weights if x.path.endswith("value/kernel"))
     kernel.assign(np.sign(kernel) * 3e38)
-    for output in tf.nest.flatten(layer(**arguments)):
+    for output in keras.tree.flatten(layer(**arguments)):
         assert np.isnan(output).all()
 
 

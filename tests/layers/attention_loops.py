@@ -3,7 +3,8 @@
 import math
 
 import numpy as np
-import tensorflow as tf
+from backends import gradients
+from keras import ops
 
 
 def random(*shape, seed=0):
@@ -118,23 +119,23 @@ def assert_equals_loops(layer, query, memory, allowed, score, **call):
 
 def output_and_gradients(layer, query, memory, watched=(), **arguments):
     """Output in training, and gradients of all that it depends on."""
-    with tf.GradientTape() as tape:
-        tape.watch([query, memory, *watched])
+
+    def call(query, memory, *watched):
         output = layer(query, memory=memory, training=True, **arguments)
         upstream = random(*query.shape, seed=3)
-        total = tf.reduce_sum(tf.cast(output, tf.float32) * upstream)
-    weights = [weight.value for weight in layer.trainable_variables]
-    sources = [query, memory, *watched, *weights]
-    return [output, *tape.gradient(total, sources)]
+        return ops.sum(
+            ops.multiply(upstream, ops.cast(output, "float32"))
+        ), output
+
+    inputs = query, memory, *watched
+    (_, output), found = gradients(call, layer.trainable_variables, *inputs)
+    return [output, *found]
 
 
 def assert_alike(found, expected, atol=1e-5):
     """Compares lists of tensors, to a tolerance relative to the largest."""
     for one, other in zip(found, expected, strict=True):
-        one, other = (
-            tf.cast(tf.convert_to_tensor(x), tf.float32).numpy()
-            for x in (one, other)
-        )
+        one, other = (np.array(ops.cast(x, "float32")) for x in (one, other))
         assert np.abs(other).max() > 0.01
         np.testing.assert_allclose(
             one, other, rtol=0, atol=atol * max(1, np.abs(other).max())

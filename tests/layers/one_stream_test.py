@@ -21,6 +21,8 @@ from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers import RelativePositionEncoding
 from txl_keras.layers import ShawMultiHeadAttention
 
+pytestmark = pytest.mark.every_backend
+
 # P, rows of Shaw's tables: more than the M + T = 8 distances.
 B, T, M, D, N, H, P = 2, 3, 5, 8, 4, 7, 11
 LAYERS = {

@@ -7,6 +7,8 @@ from layer_checks import check_layer
 
 from txl_keras.layers import RelativePositionEncoding
 
+pytestmark = pytest.mark.every_backend
+
 
 @pytest.mark.parametrize(
     "clamp_length, bidirectional, look_ahead",

@@ -4,17 +4,19 @@ import math
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from attention_loops import attend
 from attention_loops import by_name
 from attention_loops import random
 from attention_loops import sinusoid
 from attention_loops import two_stream_inputs
 from attention_loops import with_random_weights
+from keras import ops
 from layer_checks import check_layer
 
 from txl_keras.layers import TwoStreamBlock
 from txl_keras.layers import TwoStreamRelativeAttention
+
+pytestmark = pytest.mark.every_backend
 
 B, T, D, N, H, F = 2, 4, 6, 7, 8, 9
 
@@ -131,7 +133,7 @@ def test_the_streams_drop_other_keys():
         ]
 
     np.testing.assert_allclose(*directions(), atol=1e-5)
-    seeds = tf.constant([4, 6], tf.uint32)
+    seeds = ops.array([4, 6], "uint32")
     one, other = directions(training=True, dropout_seed=seeds)
     assert np.abs(one - other).max() > 1e-2
 
@@ -203,7 +205,7 @@ def test_the_streams_of_a_block_drop_other_units():
     # Without attention, both do the same.
     block.attention._output_dense.kernel.assign(np.zeros((D, N, H)))
     x = random(B, T, D)
-    seeds = tf.constant([4, 6], tf.uint32)
+    seeds = ops.array([4, 6], "uint32")
     np.testing.assert_array_equal(*block(x, x))
     one, other = block(x, x, training=True, dropout_seed=seeds)
     assert np.abs(one - other).max() > 1e-2

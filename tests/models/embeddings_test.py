@@ -11,6 +11,8 @@ from factories import small_backbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 
+pytestmark = pytest.mark.every_backend
+
 B, T = 2, 5
 
 

@@ -8,6 +8,8 @@ from factories import assert_same
 from factories import feature_backbone
 from factories import read_in_parts
 
+pytestmark = pytest.mark.every_backend
+
 B, T, M, F, D = 3, 11, 6, 5, 16
 # First steps of episodes: none; inside; at the start, twice in a row and last.
 RESET = np.zeros((B, T), bool)
@@ -30,7 +32,7 @@ def test_acting_step_by_step_equals_learning_on_segments(attention_type):
         found, other = read_in_parts(backbone, lengths, before, **text)
         np.testing.assert_allclose(found, expected, atol=1e-5)
         np.testing.assert_array_equal(other.valid_length, [M, M, 1])
-        mask = memory.mask().numpy()[..., None]
+        mask = np.array(memory.mask())[..., None]
         for a, b in zip(memory.states, other.states, strict=True):
             np.testing.assert_allclose(a * mask, b * mask, atol=1e-5)
 

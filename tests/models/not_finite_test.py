@@ -1,14 +1,18 @@
 """NaN and infinity where nothing may be read: masks, resets and episodes."""
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from backends import gradients
 from factories import assert_same
 from factories import feature_backbone
 from factories import small_backbone
+from keras import ops
 
 from txl_keras.models import SegmentReader
 from txl_keras.models import XLNetBackbone
+
+pytestmark = pytest.mark.every_backend
 
 B, T, M, D = 3, 5, 6, 16
 BROKEN = np.float32([np.nan, -3e38])
@@ -29,7 +33,7 @@ def features(length, seed=0):
 
 
 def bits_of(*tensors):
-    return [np.asarray(x).tobytes() for x in tf.nest.flatten(tensors)]
+    return [np.asarray(x).tobytes() for x in keras.tree.flatten(tensors)]
 
 
 @EVERY
@@ -43,7 +47,7 @@ def test_a_reset_equals_a_cold_start_in_every_bit(options):
     expected = backbone(embeddings=features(T, 1))
     found = backbone(embeddings=features(T, 1), memory=memory, reset=reset)
     for of_all, cold in zip(
-        tf.nest.flatten(found), tf.nest.flatten(expected), strict=True
+        keras.tree.flatten(found), keras.tree.flatten(expected), strict=True
     ):
         assert bits_of(of_all[1:]) == bits_of(cold[1:])
     assert np.isfinite(found[0]).all()
@@ -70,18 +74,18 @@ def test_padding_has_no_influence(options):
     paddings = np.zeros(D), np.resize(BROKEN, D), np.full(D, BROKEN[1])
     for padding in paddings:
         x = np.where(mask[..., None], features(T), padding)
-        with tf.GradientTape() as tape:
+
+        def loss(x=x):
             hidden, memory = backbone(
                 embeddings=x.astype("float32"), mask=mask, training=True
             )
             later, _ = backbone(embeddings=features(T, 1), memory=memory)
-            outputs = [tf.boolean_mask(hidden, mask), later]
-            loss = tf.add_n([tf.reduce_sum(y**2) for y in outputs])
-            loss += tf.add_n([0.0, *backbone.losses])
-        gradients = tape.gradient(loss, backbone.trainable_weights)
-        # There may be weights that this loss does not train.
-        outputs += [tf.convert_to_tensor(x) for x in gradients if x is not None]
-        results.append(outputs)
+            outputs = [hidden[mask], later]
+            total = sum(ops.sum(y**2) for y in outputs)
+            return sum(backbone.losses, total), *outputs
+
+        (_, *outputs), found = gradients(loss, backbone.trainable_weights)
+        results.append([*outputs, *found])
     for expected, *found in zip(*results, strict=True):
         for other in found:
             np.testing.assert_allclose(other, expected, rtol=1e-5, atol=1e-5)
@@ -121,10 +125,10 @@ def test_a_reader_of_segments_leaves_out_padding():
         reader.begin()
         is_real = np.arange(T) < lengths[:, None]
         x = np.where(is_real[..., None], features(T), padding)
-        hidden, entries = reader.read(tf.constant(x, "float32"))
-        reader.remember(entries, tf.constant(lengths))
-        later, _ = reader.read(tf.constant(features(T, 1)))
-        results.append([tf.boolean_mask(hidden, is_real), later])
+        hidden, entries = reader.read(ops.array(x, "float32"))
+        reader.remember(entries, ops.array(lengths))
+        later, _ = reader.read(ops.array(features(T, 1)))
+        results.append([hidden[is_real], later])
     assert_same(results[1], results[0], atol=1e-5)
     assert_same(results[2], results[0], atol=1e-5)
 
@@ -136,7 +140,7 @@ def test_entries_that_are_not_valid_may_be_anything(options):
     _, memory = backbone(embeddings=features(2))
     is_valid = memory.mask()[..., None]
     spoiled = memory._replace(
-        states=tuple(tf.where(is_valid, x, np.nan) for x in memory.states)
+        states=tuple(ops.where(is_valid, x, np.nan) for x in memory.states)
     )
     x = features(T, 1)
     expected, _ = backbone(embeddings=x, memory=memory)
@@ -145,7 +149,7 @@ def test_entries_that_are_not_valid_may_be_anything(options):
     if not backbone.look_ahead:
         positions = backbone.project_positions(backbone.past_length() + T)
         found, *_ = backbone.call_projected(
-            tf.constant(x), backbone.project_memory(spoiled), positions
+            ops.array(x), backbone.project_memory(spoiled), positions
         )
         np.testing.assert_allclose(found, expected, atol=1e-5)
 

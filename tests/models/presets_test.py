@@ -14,6 +14,8 @@ from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models.model_folder import weight_specs
 from txl_keras.models.presets import PRESETS
 
+pytestmark = pytest.mark.every_backend
+
 _NUM_WEIGHTS = {
     "enwik8_base": 41_055_436,
     "enwik8_large": 277_231_820,

@@ -23,7 +23,10 @@ from txl_keras.weights import weights_by_name
 
 B, T = 3, 5
 # Keras warns of each kind of layer that stays float.
-pytestmark = pytest.mark.filterwarnings("ignore:Layer .* `quantize` method")
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.filterwarnings("ignore:Layer .* `quantize` method"),
+]
 
 
 def quantized(**config):

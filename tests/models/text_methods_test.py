@@ -6,6 +6,8 @@ from model_checks import segment_nll
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
 
+pytestmark = pytest.mark.every_backend
+
 TOKENIZER = CharacterTokenizer("abcdefg\n ")
 # One token, less than a segment, one and its target, several; two batches.
 TEXTS = [
@@ -27,7 +29,7 @@ def model():
 def score_alone(model, text):
     """All of a text in one segment."""
     ids = TOKENIZER.encode(text)[None]
-    return model.score(ids[:, :-1], ids[:, 1:])[0][0].numpy()
+    return np.array(model.score(ids[:, :-1], ids[:, 1:])[0][0])
 
 
 def test_every_text_is_scored_as_if_it_were_alone(model):

@@ -19,6 +19,8 @@ from txl_keras.models import XLNetBackbone
 from txl_keras.models import extend_vocabulary
 from txl_keras.weights import weights_by_name
 
+pytestmark = pytest.mark.every_backend
+
 B, T, MORE = 3, 5, 4
 MODELS = {
     "plain": {},

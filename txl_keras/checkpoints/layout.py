@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from keras import ops
 
-from txl_keras.backend import tf
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checks import shown
 from txl_keras.tensor_files import shapes_of
@@ -105,7 +105,7 @@ def read(build, arguments, make_layout, tensors, source):
         shapes = [tuple(weight.shape) for weight in targets]
         parts = entry.split(array, shapes)
         for weight, part in zip(targets, parts, strict=True):
-            weight.assign(tf.cast(to_tensor(part), weight.dtype))
+            weight.assign(ops.cast(to_tensor(part), weight.dtype))
         del array, parts, part  # one tensor is in memory at a time
     _refuse(source, problems)
     _check_all_used(weights)

@@ -370,3 +370,13 @@ def complete_batch(batch, vocabulary_size):
         "num_targets": tf.fill(rows, given.get("num_targets", num_targets)),
         "reset": tf.cast(given.get("reset", tf.zeros(rows)), tf.bool),
     }
+
+
+def check_trainable(model):
+    """Raises `ValueError` for a model that `fit` cannot change."""
+    if not model.trainable_variables:
+        raise ValueError(
+            "`model` must have trainable weights. Set `trainable` of the "
+            "model or of a layer to True, and compile again. Received: "
+            f"model={model.name!r}, all weights frozen"
+        )

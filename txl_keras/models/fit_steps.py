@@ -6,6 +6,7 @@ import keras
 
 from txl_keras.backend import tf
 from txl_keras.compilation import compile_layers
+from txl_keras.models.fit_data import check_trainable
 
 
 class FitSteps:
@@ -37,12 +38,7 @@ class FitSteps:
         from txl_keras.training.trainer import Trainer
 
         model, trainer = self.model, self.trainer
-        if not model.trainable_variables:
-            raise ValueError(
-                "`model` must have trainable weights. Set `trainable` of the "
-                "model or of a layer to True, and compile again. Received: "
-                f"model={model.name!r}, all weights frozen"
-            )
+        check_trainable(model)
         batch_size = self.prepare("train_function", dataset)
         if trainer and batch_size == trainer.batch_size:
             return

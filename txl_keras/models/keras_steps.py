@@ -12,6 +12,7 @@ from keras import ops
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.models.fit_data import check_iterable
+from txl_keras.models.fit_data import check_trainable
 from txl_keras.models.fit_data import entries_of
 from txl_keras.models.fit_data import first_of
 from txl_keras.weights import takes_weight_decay
@@ -36,6 +37,7 @@ class KerasSteps:
 
     def prepare_training(self, batches):
         """Gives memory the rows of the data, lest a step compiles twice."""
+        check_trainable(self.model)
         _grow(self.model._training_memory, batches.batch_size)
 
     def prepare(self, function, batches):

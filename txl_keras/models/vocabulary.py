@@ -2,8 +2,8 @@
 
 import keras
 import numpy as np
+from keras import ops
 
-from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
@@ -83,7 +83,9 @@ def extend_vocabulary(
         value = old[name]
         if weight.shape != value.shape:
             rows = _new_rows(value.numpy(), weight.shape[0], rng)
-            value = tf.concat([value, tf.cast(rows, value.dtype)], axis=0)
+            value = ops.concatenate(
+                [value, ops.cast(rows, value.dtype)], axis=0
+            )
         weight.assign(value)
     return larger
 

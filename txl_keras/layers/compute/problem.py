@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import typing
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -94,8 +95,13 @@ class Visible(typing.NamedTuple):
         if self.look_ahead is None:
             return -farthest_ahead
         # Python's `min` of integers keeps shapes static.
-        smaller = min if isinstance(farthest_ahead, int) else ops.minimum
-        return -smaller(self.look_ahead, farthest_ahead)
+        if isinstance(farthest_ahead, int):
+            return -min(self.look_ahead, farthest_ahead)
+        if keras.backend.backend() == "jax":  # an unknown size of a symbol
+            import jax
+
+            return -jax.core.min_dim(self.look_ahead, farthest_ahead)
+        return -ops.minimum(self.look_ahead, farthest_ahead)
 
     def distances(self, first, end, queries=None):
         """Returns the distances of keys `first` to `end - 1`, `(T, keys)`."""

@@ -300,7 +300,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             return self.fit_steps.compute_loss(y, y_pred, sample_weight)
         return super().compute_loss(x, y, y_pred, sample_weight, **kwargs)
 
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+    def compute_metrics(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+    ) -> dict:
         """Updates the metrics and returns them by name."""
         if isinstance(x, dict):
             self.fit_steps.update_metrics(x, y, y_pred, sample_weight)

@@ -130,6 +130,9 @@ setup(
             "nbclient",
         ],
         "gpu": [f"tensorflow[and-cuda]{TENSORFLOW}"],
+        # Other backends of Keras: see docs/backends.md.
+        "jax": ["jax"],
+        "torch": ["torch"],
         # For `from_preset("hf://...")`.
         "hub": ["huggingface_hub"],
         # For engine="openvino", which generates faster on CPUs.

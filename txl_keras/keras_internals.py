@@ -29,6 +29,13 @@ def scope_of(model):
     return strategy.scope() if strategy else contextlib.nullcontext()
 
 
+def note_weights(model):
+    """Lets a model of PyTorch know weights that its layers got later."""
+    # Gradients of others would never be set to zero.
+    if keras.backend.backend() == "torch":
+        model._track_variables()
+
+
 def make_quantized(layer, mode, config):
     """Gives a layer the zeros of a quantized kernel in place of its own."""
     # As `quantize` of the layer does, which computes values: a graph, and a
@@ -59,6 +66,15 @@ def shapes_alone(build):
     built = []
     jax.eval_shape(lambda: built.append(build()))
     return built[0]
+
+
+def is_on_cpu(tensor):
+    """Returns whether a tensor of JAX or PyTorch is on a CPU."""
+    if keras.backend.backend() == "torch":
+        return tensor.device.type == "cpu"
+    import jax
+
+    return jax.default_backend() == "cpu"
 
 
 class _AnyRows(tuple):
@@ -93,6 +109,12 @@ class GrowingVariable(keras.Variable):
 
     def take(self, value):
         """Assigns a value of JAX that nothing else refers to."""
+        distribution = keras.distribution.distribution()
+        if distribution is not None:
+            # Devices hold the rows of their data, unless these do not divide.
+            layout = distribution.get_data_layout(value.shape)
+            divides = value.shape[0] % layout.device_mesh.devices.size == 0
+            self._layout = layout if divides else None
         super()._direct_assign(value)
 
     def read_value(self):
@@ -133,6 +155,7 @@ class IntegerBatches:
         # Under a strategy Keras builds loss and metrics with the mean of the
         # replicas' batches, and the mean of integers is of floats.
         if keras.backend.backend() != "tensorflow":
+            note_weights(self)
             # Keras looks only after this on PyTorch.
             self._assert_compile_called("evaluate")
             if getattr(self, "fit_steps", None) is None:

@@ -204,8 +204,8 @@ class MemoryStack(ConfiguredLayer):
         self.memory_length = check_memory_length(memory_length)
         self.hidden_dim = check_integer("hidden_dim", hidden_dim, 1)
         self.cold_start = check_one_of("cold_start", cold_start, COLD_STARTS)
-        # In XLA a variable cannot change its shape.
-        self.supports_jit = batch_size is not None
+        # In XLA of TensorFlow a variable cannot change its shape.
+        self.supports_jit = batch_size is not None or not ON_TENSORFLOW
         self.built = True
         # Keras and tf.train.Checkpoint do not track a `SimpleNamespace`. They
         # would save the memory of the first replica only. Each block has its
@@ -301,12 +301,17 @@ class MemoryStack(ConfiguredLayer):
             )
             self._write_layer(layer, type(memory)(*fields), rows)
 
-    def reset_state(self) -> None:
-        """Resets all memory to a cold start."""
+    def reset_state(self, rows: int = 0) -> None:
+        """Resets all memory to a cold start.
+
+        Args:
+            rows: Integer, how many rows to begin with if `batch_size` is None.
+                JAX compiles a step again when they become more.
+        """
         for variables in self._holder.layers:
             # Tensors of its own, as JAX cannot reuse one for two variables.
             assign_variables(
-                variables, self.initial_memory(self.batch_size or 0)
+                variables, self.initial_memory(self.batch_size or rows)
             )
 
     def _checked_layer(self, layer):

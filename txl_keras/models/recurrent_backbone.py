@@ -23,6 +23,7 @@ from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.keras_internals import ModelAsLayer
 from txl_keras.keras_internals import layers_of
+from txl_keras.keras_internals import note_weights
 from txl_keras.keras_internals import scope_of
 from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.compute.dropout import fold_in
@@ -521,6 +522,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             model.train_function = None
             model.test_function = None
             model.predict_function = None
+            note_weights(model)
             if hasattr(model, "retrace"):
                 model.retrace()
 

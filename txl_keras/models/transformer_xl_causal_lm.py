@@ -419,7 +419,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         callbacks = [c for c in callbacks if c not in backups]
         resets = []
         if self.fit_steps is None:
-            self._training_memory.reset_state()
+            self._training_memory.reset_state(batch_size or 0)
             resets = [ResetMemory()] * (steps is None)
         else:
             self.fit_steps.prepare_training(x)
@@ -550,7 +550,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         x, _ = self._segments(x, None, batch_size, segment_length)
         if isinstance(x, Segments):
             (x, _), batch_size = x.arrays(), x.batch_size
-        self._inference_memory.reset_state()
+        self._inference_memory.reset_state(
+            min(batch_size or 32, len(x)) if isinstance(x, np.ndarray) else 0
+        )
         return super().predict(x, batch_size, **kwargs)
 
     def _predict_texts(self, texts, segment_length, options):

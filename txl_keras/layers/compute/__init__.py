@@ -19,6 +19,8 @@ the paper prints it, `tiles` by a reshape (`_tiles_by_key`) or `shift_to_keys`,
 and `blocks` by a shear of padding that it has anyway.
 """
 
+from keras import ops
+
 from txl_keras.backend import ON_TENSORFLOW
 from txl_keras.layers.compute import blocks
 from txl_keras.layers.compute import definition
@@ -32,7 +34,8 @@ def attend(problem):
     If all keys of a query are masked, its output is some mean of values.
     """
     if not ON_TENSORFLOW:
-        return definition.attend(problem)[0]
+        parts = [definition.attend(x)[0] for x in blocks.split(problem)]
+        return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=1)
     for implementation in (target.current().attention, blocks):
         if implementation and implementation.supports(
             problem, target.current()

@@ -12,6 +12,7 @@ import dataclasses
 import typing
 
 from txl_keras.backend import tf
+from txl_keras.keras_internals import is_on_cpu
 from txl_keras.layers.compute.definition import shear
 from txl_keras.layers.compute.dropout import keep_pairs
 from txl_keras.layers.compute.problem import MASKED_SCORE
@@ -112,6 +113,35 @@ def split_queries(problem):
         Block(first, end, *of_all_blocks)
         for first, end in zip(ends[:-1], ends[1:], strict=True)
     ]
+
+
+def split(problem):
+    """Yields the attention of each block of queries, if they need few keys."""
+    visible = problem.visible
+    # A smaller problem has other masks of dropout.
+    is_plain = problem.score_bias is None and not problem.rate
+    is_causal = visible.look_ahead == 0 and problem.has_static_sizes
+    if not (is_plain and is_causal and is_on_cpu(problem.query)):
+        yield problem
+        return
+    for block in split_queries(problem):
+        queries = slice(block.first, block.end)
+        *memory, segment = problem.parts
+        num_keys = block.num_keys - sum(problem.lengths[:-1])
+        key_mask, mask = visible.key_mask, visible.attention_mask
+        yield dataclasses.replace(
+            problem,
+            query=problem.query[:, :, queries],
+            parts=[*memory, [x[:, :, :num_keys] for x in segment]],
+            visible=visible._replace(
+                num_memory=visible.num_memory + block.first,
+                length=block.end - block.first,
+                key_mask=None if key_mask is None
+                else key_mask[:, : block.num_keys],
+                attention_mask=None if mask is None
+                else mask[:, queries, : block.num_keys],
+            ),
+        )  # fmt: skip
 
 
 @fused

@@ -26,9 +26,8 @@ def attend(problem):
     scores = ops.einsum("nbth,nbsh->nbts", query, keys)
     if problem.positions is not None:
         # (b) and (d): (q_i + v) . r_{i-j}
-        by_distance = dot_product(
-            problem.position_query(), problem.positions.rows
-        )
+        rows = _needed_rows(problem)
+        by_distance = dot_product(problem.position_query(), rows)
         scores = scores + _by_key(by_distance, problem.visible)
     if problem.score_bias is not None:
         scores += problem.score_bias
@@ -45,17 +44,26 @@ def attend(problem):
     return attended, ops.swapaxes(probabilities, 0, 1)
 
 
+def _needed_rows(problem):
+    """Returns the rows `(N, R, H)` of at most as many distances as needed."""
+    rows, visible = problem.positions.rows, problem.visible
+    spare = ops.shape(rows)[1] - (visible.num_keys - visible.nearest)
+    return rows[:, _larger(spare, 0) :]
+
+
 def _by_key(by_distance, visible):
     """Shifts scores by distance, `(N, B, T, R)`, to `(N, B, T, S)` by key."""
-    num_distances = visible.num_keys - visible.nearest
-    missing = num_distances - ops.shape(by_distance)[-1]
-    larger = max if isinstance(missing, int) else ops.maximum
+    sizes = ops.shape(by_distance)
+    missing = visible.num_keys - visible.nearest - sizes[3]
     # Larger distances than the largest use its row.
-    sizes = (*ops.shape(by_distance)[:3], larger(missing, 0))
-    clamped = ops.broadcast_to(by_distance[..., :1], sizes)
-    rows = by_distance[..., larger(-missing, 0) :]
-    rows = ops.concatenate([clamped, rows], axis=-1)
+    clamped = ops.broadcast_to(by_distance[..., :1], (*sizes[:3], missing))
+    rows = ops.concatenate([clamped, by_distance], axis=-1)
     return relative_shift(rows)[..., : visible.num_keys]
+
+
+def _larger(size, other):
+    # Python's `max` of integers keeps shapes static.
+    return (max if isinstance(size, int) else ops.maximum)(size, other)
 
 
 def _heads_first(problem):

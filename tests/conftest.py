@@ -44,10 +44,14 @@ from txl_keras.models import TransformerXLCausalLM  # noqa: E402
 
 
 def pytest_ignore_collect(collection_path):
-    """Other backends than TensorFlow run what is marked."""
-    if BACKEND != "tensorflow" and collection_path.suffix == ".py":
-        text = collection_path.read_text("utf-8")
-        return True if "mark.every_backend" not in text else None
+    """Other backends than TensorFlow import no file without a marked test."""
+    if BACKEND == "tensorflow":
+        return None
+    files = [collection_path]
+    if collection_path.is_dir():
+        files = collection_path.rglob("*_test.py")
+    is_marked = any("mark.every_backend" in x.read_text("utf-8") for x in files)
+    return None if is_marked else True
 
 
 def pytest_collection_modifyitems(items):

@@ -27,8 +27,6 @@ NUMBERS = [
         for name in (
             "evaluate_reads_the_text_in_order_with_memory",
             "sample_weights_weight_the_loss",
-            "predict_gives_logits_with_memory",
-            "validation_does_not_disturb_training",
             "a_saved_model_goes_on_training_as_it_would_have",
         )
     ),
@@ -40,7 +38,6 @@ NUMBERS = [
             "a_penalty_spares_what_was_read_and_written",
         )
     ),
-    "samplers/sampler_test.py",
 ]
 OPTIONS = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore"]
 

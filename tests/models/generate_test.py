@@ -279,8 +279,9 @@ def test_a_second_call_traces_nothing_and_reads_new_weights(model, monkeypatch):
         other = varied_model(memory_length=20)
         model.set_weights(other.get_weights())
         after = model.generate([[1, 2, 3], [4]], **options)
+        assert not traces or BACKEND == "torch"  # which has no graphs
         model.generate([[5] * 300, [6, 7]], max_length=310, sampler=sampler)
-        assert not traces or BACKEND == "torch"
+        assert not traces or BACKEND != "tensorflow"  # of unknown lengths
         (text,) = greedy_text(other, [[1, 2, 3]], 12).tolist()
         assert after[0].tolist() == text != before[0].tolist()
         traces.clear()

@@ -8,6 +8,7 @@ from txl_keras.lazy import import_extra
 
 # On other backends layers compute with `keras.ops` alone.
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+ON_TORCH = keras.backend.backend() == "torch"
 
 
 class _TensorFlow:

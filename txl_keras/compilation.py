@@ -6,6 +6,7 @@ import functools
 import keras
 
 from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import ON_TORCH
 from txl_keras.backend import tf
 from txl_keras.keras_internals import shapes_alone
 from txl_keras.layers.compute.target import compile_for
@@ -34,21 +35,23 @@ def specs_of(function):
     """Returns what a function of no arguments would return, without values."""
     if not ON_TENSORFLOW:
         return shapes_alone(function)
-    function = tf.function(function, autograph=False)
+    function = compile_function(function)
     return function.get_concrete_function().structured_outputs
 
 
-def compile_model(function, model):
-    """Compiles a function of tensors that reads the weights of a model."""
+def compile_function(function, weights=(), **options):
+    """Compiles a function of tensors that reads weights.
+
+    `options` are those of `tf.function`.
+    """
     if ON_TENSORFLOW:
-        return tf.function(function, autograph=False, reduce_retracing=True)
-    return compile_stateful(function, model.weights, [])
+        return tf.function(function, autograph=False, **options)
+    return compile_stateful(function, weights, [])
 
 
 def compile_stateful(function, weights, state):
     """Compiles a function that reads Keras variables and assigns `state`."""
-    backend = keras.backend.backend()
-    if backend == "torch":
+    if ON_TORCH:
         import torch
 
         return torch.no_grad()(function)

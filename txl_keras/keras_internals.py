@@ -7,6 +7,8 @@ import contextlib
 
 import keras
 
+from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import ON_TORCH
 from txl_keras.backend import tf
 
 
@@ -32,7 +34,7 @@ def scope_of(model):
 def note_weights(model):
     """Lets a model of PyTorch know weights that its layers got later."""
     # Gradients of others would never be set to zero.
-    if keras.backend.backend() == "torch":
+    if ON_TORCH:
         model._track_variables()
 
 
@@ -54,11 +56,10 @@ def make_quantized(layer, mode, config):
 
 def shapes_alone(build):
     """Returns what is built, of tensors that have shapes and no values."""
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
+    if ON_TENSORFLOW:
         with tf.Graph().as_default():
             return build()
-    if backend == "torch":
+    if ON_TORCH:
         with keras.device("meta"):
             return build()
     import jax
@@ -70,7 +71,7 @@ def shapes_alone(build):
 
 def is_on_cpu(tensor):
     """Returns whether a tensor of JAX or PyTorch is on a CPU."""
-    if keras.backend.backend() == "torch":
+    if ON_TORCH:
         return tensor.device.type == "cpu"
     import jax
 
@@ -95,12 +96,16 @@ class GrowingVariable(keras.Variable):
     """Lets a variable of JAX or PyTorch have any number of rows."""
 
     # Those of TensorFlow can be made so.
+    grows = False  # until it is set
+
     @property
     def shape(self):
+        if not self.grows:
+            return self._shape
         return _AnyRows((None, *self._shape[1:]))
 
     def _direct_assign(self, value):
-        if keras.backend.backend() == "torch":
+        if ON_TORCH:
             # In place it would change what was read before.
             self.value.data = value.detach()
         else:
@@ -119,7 +124,7 @@ class GrowingVariable(keras.Variable):
 
     def read_value(self):
         """Returns the value, which later steps neither change nor delete."""
-        if keras.backend.backend() == "torch":
+        if ON_TORCH:
             return self.value.detach()
         return keras.ops.copy(self.value)
 
@@ -154,7 +159,7 @@ class IntegerBatches:
     def _symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy Keras builds loss and metrics with the mean of the
         # replicas' batches, and the mean of integers is of floats.
-        if keras.backend.backend() != "tensorflow":
+        if not ON_TENSORFLOW:
             note_weights(self)
             # Keras looks only after this on PyTorch.
             self._assert_compile_called("evaluate")

@@ -382,9 +382,11 @@ def replica_variable(shape, dtype):
     """Creates a variable of zeros with a separate value on each replica."""
     sizes = [size or 0 for size in shape]
     if not ON_TENSORFLOW:
-        return GrowingVariable(
+        variable = GrowingVariable(
             "zeros", sizes, dtype, trainable=False, name="memory"
         )
+        variable.grows = shape[0] is None
+        return variable
     strategy = tf.distribute.get_strategy()
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         # The initial value is broadcast, which does not support bfloat16. So

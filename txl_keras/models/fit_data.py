@@ -263,7 +263,7 @@ def as_data(x):
         is_array = hasattr(x, "__array__") and not isinstance(x, ARRAYS)
         return np.asarray(x) if is_array else x
     if hasattr(x, "as_numpy_iterator"):
-        if x.cardinality() == -1:
+        if x.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
                 "A dataset of strings must have an end, because all of them "
                 "are read before the first step. Use its `take`. Received: "

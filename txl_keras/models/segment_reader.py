@@ -117,7 +117,8 @@ class SegmentReader:
     def num_bytes(self) -> int:
         """Returns the size of memory and positions on one replica."""
         return sum(
-            math.prod(ops.shape(variable)) * variable.dtype.size
+            math.prod(variable.shape)
+            * np.dtype(keras.backend.standardize_dtype(variable.dtype)).itemsize
             for variable in self._state()
         )
 
@@ -134,9 +135,7 @@ class SegmentReader:
             memory = self._backbone.project_memory(memory)
         else:
             memory = tree.map_structure(
-                lambda variable, row: ops.broadcast_to(
-                    row, ops.shape(ops.convert_to_tensor(variable))
-                ),
+                lambda variable, row: ops.broadcast_to(row, variable.shape),
                 self._holder.memory,
                 self._empty_row(),
             )

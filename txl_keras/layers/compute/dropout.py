@@ -3,17 +3,17 @@
 import math
 import operator
 
-import keras
 import numpy as np
 from keras import ops
 
 from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import ON_TORCH
 from txl_keras.backend import tf
 
 # Tensors of TensorFlow have no operator for it.
 _SHIFT_RIGHT = tf.bitwise.right_shift if ON_TENSORFLOW else operator.rshift
 # PyTorch does not compute with uint32: there it is the lower half of an int64.
-_IS_HALF = keras.backend.backend() == "torch"
+_IS_HALF = ON_TORCH
 SEED_DTYPE = "int64" if _IS_HALF else "uint32"
 _number = int if _IS_HALF else np.uint32
 

@@ -13,7 +13,7 @@ from keras import tree
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
-from txl_keras.compilation import compile_model
+from txl_keras.compilation import compile_function
 from txl_keras.extending import registered
 from txl_keras.layers.compute.dropout import SEED_DTYPE
 from txl_keras.layers.compute.dropout import fold_in
@@ -59,7 +59,7 @@ class Generator:
             model, num_rows, self._memory_length, **dict(engine_options)
         )
         self._reader = None
-        self._draw = compile_model(self._draw_from, model)
+        self._draw = compile_function(self._draw_from, jit_compile=True)
 
     def __call__(self, rows, seed=0, memory=None):
         """Adds tokens to each `Continuation`, and yields what each returns."""
@@ -167,7 +167,7 @@ class BeamSearch(Generator):
 
     def __init__(self, model, *args):
         super().__init__(model, *args)
-        self._rank = compile_model(self._rank_beams, model)
+        self._rank = compile_function(self._rank_beams, reduce_retracing=True)
 
     def __call__(self, rows, seed=0, memory=None):
         """Yields once: the best text or ids that were found for each row."""

@@ -8,7 +8,7 @@ from keras import ops
 
 from txl_keras.backend import ON_TENSORFLOW
 from txl_keras.backend import tf
-from txl_keras.compilation import compile_model
+from txl_keras.compilation import compile_function
 from txl_keras.models.segment_reader import SegmentReader
 
 # Prompts are read in segments of this many tokens. The segment boundaries
@@ -73,8 +73,11 @@ class WindowReader:
         self.num_rows = num_rows
         self.length = max(1, memory_length)
         self._backbone = model.backbone
-        self._answer = compile_model(answer or model.softmax.log_probs, model)
-        self._last = compile_model(self._last_hidden, model)
+        answer = answer or model.softmax.log_probs
+        self._answer = compile_function(answer, model.weights)
+        self._last = compile_function(
+            self._last_hidden, model.weights, reduce_retracing=True
+        )
         self._texts = []
 
     def begin(self, prompts, memory=None):

@@ -282,7 +282,7 @@ class CausalMultiHeadAttention(HeadsAttention):
         )
         if not return_attention_scores:
             return self._output_dense(compute.attend(problem))
-        attended, scores = definition.attend(problem)
+        attended, scores = definition.attend(problem, return_probabilities=True)
         return self._output_dense(attended), scores
 
     def _positions(self, query, memory, visible, position_encoding):

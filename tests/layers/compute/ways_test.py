@@ -101,12 +101,8 @@ def output_and_gradients(attend, problem):
     return [output, *tape.gradient(total, watched)]
 
 
-def by_definition(problem):
-    return definition.attend(problem)[0]
-
-
 def assert_is_definition(attend, problem, atol=1e-5):
-    expected = output_and_gradients(by_definition, problem)
+    expected = output_and_gradients(definition.attend, problem)
     assert_alike(output_and_gradients(attend, problem), expected, atol)
 
 
@@ -149,7 +145,7 @@ def test_graphs(way, in_parts):
         Target("cpu", in_parts),
         lambda: output_and_gradients(way.attend, problem),
     )
-    assert_alike(compiled(), output_and_gradients(by_definition, problem))
+    assert_alike(compiled(), output_and_gradients(definition.attend, problem))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -169,13 +165,34 @@ def test_sixteen_bits_keep_their_dtype_and_are_near(way, dtype):
     )
     found = output_and_gradients(way.attend, problem)
     assert {x.dtype for x in found} == {tf.as_dtype(dtype)}
-    assert_alike(found, output_and_gradients(by_definition, exact), atol=0.05)
+    assert_alike(
+        found, output_and_gradients(definition.attend, exact), atol=0.05
+    )
 
 
 def test_large_scores_stay_finite(way):
     problem = make(t=lambda *shape, seed: 30 * random(*shape, seed=seed))
     for x in output_and_gradients(way.attend, problem):
         assert np.isfinite(x).all()
+
+
+def test_a_mean_of_large_float16_values_does_not_overflow():
+    problem = make("none")
+    problem = dataclasses.replace(
+        problem,
+        query=tf.cast(0 * problem.query, tf.float16),
+        content_bias=None,
+        parts=[
+            (
+                tf.cast(k, tf.float16),
+                tf.fill(v.shape, tf.constant(2e4, tf.float16)),
+            )
+            for k, v in problem.parts
+        ],
+    )
+    with use(Target("cpu")):
+        for attend in (definition.attend, tiles.attend, compute.attend):
+            np.testing.assert_allclose(attend(problem), 2e4, rtol=1e-3)
 
 
 def test_a_query_that_may_see_nothing_gets_a_mean_and_gives_no_gradient(way):
@@ -207,8 +224,8 @@ def test_a_projected_past(way, positions, num_memory):
     problem, projected = past(
         positions=positions if num_memory else "none", num_memory=num_memory
     )
-    expected = by_definition(problem)
-    for attend in (by_definition, way.attend):
+    expected = definition.attend(problem)
+    for attend in (definition.attend, way.attend):
         np.testing.assert_allclose(attend(projected), expected, atol=1e-5)
 
 
@@ -217,8 +234,8 @@ def test_a_ring_of_slots():
     problem, projected = past(
         order, key_mask=tf.constant(KEY_MASK), max_distance=4
     )
-    expected = by_definition(problem)
-    for attend in (by_definition, tiles.attend, compute.attend):
+    expected = definition.attend(problem)
+    for attend in (definition.attend, tiles.attend, compute.attend):
         np.testing.assert_allclose(attend(projected), expected, atol=1e-5)
 
 

@@ -34,7 +34,7 @@ def attend(problem):
     If all keys of a query are masked, its output is some mean of values.
     """
     if not ON_TENSORFLOW:
-        parts = [definition.attend(x)[0] for x in blocks.split(problem)]
+        parts = [definition.attend(x) for x in blocks.split(problem)]
         return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=1)
     for implementation in (target.current().attention, blocks):
         if implementation and implementation.supports(

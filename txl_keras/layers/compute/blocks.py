@@ -81,6 +81,8 @@ def supports(problem, target):
         and problem.has_static_sizes
         and problem.score_bias is None
         and problem.order is None
+        # Its sums of weights may overflow.
+        and problem.query.dtype != tf.float16
     )
 
 

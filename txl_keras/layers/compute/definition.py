@@ -10,6 +10,7 @@ and attends by `softmax(A / sqrt(H)) V`. The scores of distances are shifted to
 keys as in appendix B. Only this implementation returns probabilities.
 """
 
+import keras
 from keras import ops
 
 from txl_keras.layers.compute.dropout import keep_pairs
@@ -18,8 +19,8 @@ from txl_keras.layers.compute.problem import dot_product
 from txl_keras.types import Tensor
 
 
-def attend(problem):
-    """Computes attention `(B, T, N, H)` and probabilities `(B, N, T, S)`."""
+def attend(problem, return_probabilities=False):
+    """Computes attention `(B, T, N, H)`, and probabilities `(B, N, T, S)`."""
     keys, values = _heads_first(problem)
     query = problem.in_key_layout(problem.content_query())
     # (a) and (c): (q_i + u) . k_j
@@ -33,15 +34,25 @@ def attend(problem):
         scores += problem.score_bias
     mask = problem.visible.mask(0, problem.visible.num_keys)  # [B, T, S]
     scores = ops.where(mask, ops.cast(scores, "float32"), MASKED_SCORE)
-    probabilities = weights = ops.softmax(scores)
+    largest = ops.stop_gradient(ops.max(scores, axis=-1, keepdims=True))
+    weights = exponentials = ops.exp(scores - largest)
+    total = ops.sum(exponentials, axis=-1, keepdims=True)
     if problem.rate:
         heads, _, *lengths = ops.shape(scores)
         sizes, ranges = (heads, *lengths), ([length] for length in lengths)
         keep = keep_pairs(problem.rate, problem.seeds, sizes, *ranges)
-        weights = ops.where(keep, weights / (1 - problem.rate), 0)
+        weights = ops.where(keep, weights, 0)
+    # The output is divided, not each weight, but where its sum may overflow.
+    divisor = total * (1 - problem.rate)
+    if keras.backend.standardize_dtype(values.dtype) == "float16":
+        weights, divisor = weights / divisor, 1.0
     weights = ops.cast(weights, values.dtype)
-    attended = ops.einsum("nbts,nbsh->btnh", weights, values)
-    return attended, ops.swapaxes(probabilities, 0, 1)
+    attended = ops.einsum("nbts,nbsh->nbth", weights, values)
+    attended = ops.cast(ops.cast(attended, "float32") / divisor, values.dtype)
+    attended = ops.transpose(attended, (1, 2, 0, 3))
+    if return_probabilities:
+        return attended, ops.swapaxes(exponentials / total, 0, 1)
+    return attended
 
 
 def _needed_rows(problem):
@@ -55,10 +66,11 @@ def _by_key(by_distance, visible):
     """Shifts scores by distance, `(N, B, T, R)`, to `(N, B, T, S)` by key."""
     sizes = ops.shape(by_distance)
     missing = visible.num_keys - visible.nearest - sizes[3]
-    # Larger distances than the largest use its row.
-    clamped = ops.broadcast_to(by_distance[..., :1], (*sizes[:3], missing))
-    rows = ops.concatenate([clamped, by_distance], axis=-1)
-    return relative_shift(rows)[..., : visible.num_keys]
+    if not (isinstance(missing, int) and missing == 0):
+        # Larger distances than the largest use its row.
+        clamped = ops.broadcast_to(by_distance[..., :1], (*sizes[:3], missing))
+        by_distance = ops.concatenate([clamped, by_distance], axis=-1)
+    return relative_shift(by_distance)[..., : visible.num_keys]
 
 
 def _larger(size, other):

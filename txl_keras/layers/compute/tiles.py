@@ -245,7 +245,12 @@ def softmax_matmul(scores, masks, values, dropout_masks, rate):
         exponentials, max_score, total = exponentials_of_parts(
             list(map(_masked, scores, masks))
         )
-        # Dividing the output takes N B T H divisions, the weights N B T S.
+        # Dividing the output takes N B T H divisions, the weights N B T S. But
+        # the sum of weights that are not divided may overflow.
+        divisor = total * (1 - rate)
+        if dtype == tf.float16:
+            exponentials = [part / divisor for part in exponentials]
+            divisor = 1.0
         weighted_sum = tf.add_n(
             [
                 tf.cast(tf.matmul(tf.cast(weights, dtype), part), tf.float32)
@@ -254,7 +259,7 @@ def softmax_matmul(scores, masks, values, dropout_masks, rate):
                 )
             ]
         )
-        output = tf.cast(weighted_sum / (total * (1 - rate)), dtype)
+        output = tf.cast(weighted_sum / divisor, dtype)
 
         def gradient(output_gradient):
             delta = softmax_delta(output, output_gradient)  # [N, B, T, 1]

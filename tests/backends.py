@@ -1,13 +1,17 @@
-"""Gradients and graphs on every backend of Keras."""
+"""Gradients, graphs and their errors on every backend of Keras."""
+
+import contextlib
 
 import keras
+import numpy as np
+import pytest
 from keras import ops
 
 BACKEND = keras.backend.backend()
 
 
 def gradients(loss, variables, *inputs):
-    """What `loss(*inputs)` returns, and the gradients of its first result.
+    """Returns what `loss(*inputs)` does, and gradients of its first result.
 
     Args:
         loss: Function that returns a scalar, or a tuple that starts with one.
@@ -19,6 +23,24 @@ def gradients(loss, variables, *inputs):
         and by the variables, zeros where the loss does not depend on them.
     """
     return differentiated(loss, variables, len(inputs))(*inputs)
+
+
+@contextlib.contextmanager
+def refused(message):
+    """Expects an error of a compiled program, or NaN in what it appends."""
+    # XLA drops checks, and JAX has nothing but XLA.
+    if BACKEND == "jax":
+        found = []
+        yield found
+        assert np.isnan(np.concatenate([np.ravel(x) for x in found])).any()
+        return
+    error = ValueError
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        error = tf.errors.InvalidArgumentError
+    with pytest.raises(error, match=message):
+        yield []
 
 
 def differentiated(loss, variables, num_inputs=0):

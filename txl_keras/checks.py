@@ -12,12 +12,9 @@ import numpy as np
 from keras import ops
 
 from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import ON_TORCH
 from txl_keras.backend import tf
 
-# Types whose values can be checked at once, not only when a graph runs.
-_CONCRETE = (np.ndarray,)
-if ON_TENSORFLOW:
-    _CONCRETE += (tf.__internal__.EagerTensor,)
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 3
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
@@ -285,8 +282,8 @@ def check_token_ids(name, token_ids, vocabulary_size, first=0, remedy=""):
 
 def _check_range(tensor, first, limit, message, remedy):
     """Checks that integers are in `[first, limit)`, in a graph if need be."""
-    if isinstance(tensor, _CONCRETE):
-        values = np.asarray(tensor)
+    values = _known_values(tensor)
+    if values is not None:
         if values.size and (values.min() < first or values.max() >= limit):
             raise ValueError(
                 f"{message} Received: from {values.min()} to {values.max()}"
@@ -308,6 +305,24 @@ def _check_range(tensor, first, limit, message, remedy):
         *received,
         *filter(None, [remedy]),
     )
+
+
+def _known_values(tensor):
+    """Returns the values that can be checked at once, or `None` in a graph."""
+    if ON_TENSORFLOW:
+        is_known = isinstance(tensor, tf.__internal__.EagerTensor)
+    elif ON_TORCH:
+        import torch
+
+        # CUDA checks indices itself, and is not waited for here.
+        is_known = type(tensor) is torch.Tensor and tensor.device.type == "cpu"
+    else:
+        import jax
+
+        is_known = isinstance(tensor, jax.Array)
+        is_known = is_known and not isinstance(tensor, jax.core.Tracer)
+    is_known = is_known or isinstance(tensor, np.ndarray)
+    return np.asarray(tensor) if is_known else None
 
 
 def _is_compiled_by_xla():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from backends import dtype_of
 from backends import gradients
+from backends import refused
 from factories import V
 from factories import read_in_parts
 from factories import seed_weights
@@ -12,7 +13,6 @@ from factories import small_backbone as backbone_of
 from factories import small_model
 from keras import ops
 
-from txl_keras.backend import tf
 from txl_keras.data import pad_texts
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLTextClassifier
@@ -167,7 +167,6 @@ def test_dropout_is_another_in_every_segment_and_call():
     assert np.abs(seeded()(ids[:, :4], training=True) - first).max() > 1e-3
 
 
-@pytest.mark.tensorflow
 @pytest.mark.parametrize("length", [0, -1, 10])
 def test_a_length_that_cannot_be_is_an_error(length, fitted):
     model, x, *_ = fitted
@@ -175,19 +174,17 @@ def test_a_length_that_cannot_be_is_an_error(length, fitted):
     message = r"`lengths` must hold integers in \[1, ?10"
     with pytest.raises(ValueError, match=message):
         model((ids, lengths))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="`lengths` must"):
-        model.predict({"token_ids": ids, "lengths": lengths}, verbose=0)
+    inputs = {"token_ids": ids, "lengths": lengths}
+    with refused(message) as found:
+        found.append(model.predict(inputs, verbose=0))
 
 
-@pytest.mark.tensorflow
 def test_labels_that_are_no_classes_are_an_error(fitted):
     model, x, labels, _ = fitted
     for wrong in (C, -1):
         labels = np.append(wrong, labels[1:])
-        with pytest.raises(
-            tf.errors.InvalidArgumentError, match="`y` must hold int"
-        ):
-            model.fit(x, labels, batch_size=30, verbose=0)
+        with refused("`y` must hold int") as found:
+            found.append(model.evaluate(x, labels, batch_size=30, verbose=0))
     for wrong in (0.5, np.nan):
         with pytest.raises(ValueError, match="`y` must hold int"):
             model.compute_loss(
@@ -221,7 +218,6 @@ def test_bad_arguments_are_errors():
         TransformerXLTextClassifier(small_model(), 2)
 
 
-@pytest.mark.tensorflow
 def test_bad_inputs_are_errors():
     model = classifier()
     ids = np.stack(texts([6, 6]))
@@ -235,5 +231,5 @@ def test_bad_inputs_are_errors():
         with pytest.raises(ValueError, match=message):
             model(inputs)
     model.compile("sgd")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="must hold int"):
-        model.predict(ids + V, verbose=0)
+    with refused("must hold int") as found:
+        found.append(model.predict(ids + V, verbose=0))

@@ -305,10 +305,15 @@ class BackboneModel(IntegerBatches, PresetModel):
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
         """Computes the loss; checks targets if it is the default loss."""
         # Another loss may take targets of another kind.
-        if y is not None and self.has_integer_targets():
-            y = check_token_ids("y", y, y_pred.shape[-1])
-            y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
-        return super().compute_loss(x, y, y_pred, *args, **kwargs)
+        if y is None or not self.has_integer_targets():
+            return super().compute_loss(x, y, y_pred, *args, **kwargs)
+        num_classes = y_pred.shape[-1]
+        y = check_token_ids("y", y, num_classes)
+        y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
+        loss = super().compute_loss(x, y, y_pred, *args, **kwargs)
+        # XLA drops checks, and JAX would ignore other targets.
+        is_known = ops.all((y >= 0) & (y < num_classes))
+        return ops.where(is_known, loss, float("nan"))
 
     def has_integer_targets(self) -> bool:
         """Returns whether the loss is that of integer targets."""

@@ -135,7 +135,12 @@ class TransformerXLTextClassifier(BackboneModel):
         lengths = ops.cast(lengths, "int32")
         token_ids = ops.convert_to_tensor(token_ids)
         is_text = ops.arange(width) < lengths[:, None]
-        token_ids = ops.where(is_text, token_ids, 0)
+        # Checked here, too: on JAX a scan has no values to check.
+        token_ids = check_token_ids(
+            "token_ids",
+            ops.where(is_text, token_ids, 0),
+            self.backbone.vocabulary_size,
+        )
         weights = self._pooling_weights(lengths, is_text)
         logits = self.logits(self._pool(token_ids, is_text, weights, training))
         is_valid = (lengths >= 1) & (lengths <= width)

@@ -467,3 +467,16 @@ def test_every_guide_is_in_the_table_and_runs():
 def test_generated_pages_agree_with_the_code(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
     runpy.run_path(str(ROOT / "docs" / "generate.py"), run_name="__main__")
+
+
+def test_fit_is_measured_then_trains(monkeypatch, capsys, tmp_path):
+    (tmp_path / "text").write_bytes(b"to be or not to be " * 200)
+    sizes = "--num_layers=1 --steps=3 --batch_size=2 --segment_length=8"
+    command = f"measure_fit.py --preset=quickstart {sizes} --minutes=0.02"
+    argv = [*command.split(), f"--text={tmp_path / 'text'}"]
+    monkeypatch.setattr(sys, "argv", argv)
+    runpy.run_path(str(ROOT / "docs" / "measure_fit.py"), run_name="__main__")
+    found = capsys.readouterr().out
+    assert re.search(r"2 x 8: first step .* median step .* tokens/s", found)
+    bits = float(re.search(r"planned, ([\d.]+) bits per byte", found)[1])
+    assert 0 < bits < 9

@@ -4,6 +4,8 @@ What replicas read is tested in conformance/distribution_test.py, and wrong
 values of one argument alone in conformance/settings_test.py.
 """
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -210,6 +212,24 @@ def test_half_loss_scores_the_later_half_of_what_is_read():
     assert len(lengths) > 2
 
 
+def test_cold_starts_reset_a_share_of_segments():
+    make = functools.partial(Segments, np.arange(8000), 8, 4, True, seed=3)
+    warm, cold = make(), make(cold_starts=0.2)
+    steps = range(2 * len(cold))
+    resets = np.array([cold.batch(step)["reset"] for step in steps])
+    assert resets[[0, len(cold)]].all()
+    assert 0.18 < resets[1:].mean() < 0.22
+    first, second = resets[: len(cold)], resets[len(cold) :]
+    assert (first != second).any()  # other ones in each epoch
+    assert (resets[:, 1:] != resets[:, :-1]).any()
+    for step in (0, 7, 300):
+        batch, part = cold.batch(step), cold.batch(step, 2, 3)
+        np.testing.assert_array_equal(part["reset"], batch["reset"][2:5])
+        expected = warm.batch(step) | {"reset": batch["reset"]}
+        np.testing.assert_equal(batch, expected)
+    assert make(cold_starts=1).batch(5)["reset"].all()
+
+
 def test_warm_up_fills_memory_and_scores_nothing():
     # 5 segments of 4, of rows 0-1 and 2-4.
     segments = Segments(np.arange(20), 2, 4, False, warmup_segments=1)
@@ -264,6 +284,11 @@ def test_positions_of_targets_are_of_evaluation_alone():
             {"half_loss": True, "drop_remainder": False},
             "`half_loss` .*training",
         ),
+        (
+            {"drop_remainder": False, "cold_starts": 0.1},
+            "`cold_starts` are for training",
+        ),
+        ({"cold_starts": 1.5}, "`cold_starts` must be .* at most 1"),
         ({"order": "shuffle"}, "need `documents`.*documents=False"),
         ({"reset_documents": True}, "need `documents`.*documents=False"),
         (

@@ -3,11 +3,13 @@
 import numpy as np
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_token_ids
 from txl_keras.data.layouts import Layout
 from txl_keras.data.layouts import concatenated
 from txl_keras.data.layouts import document_lengths
+from txl_keras.data.layouts import draw
 from txl_keras.data.layouts import equal_texts
 from txl_keras.data.step_batches import StepBatches
 
@@ -56,6 +58,9 @@ class Segments(StepBatches):
         half_loss: Boolean. True, for training only: the first half of each
             segment is read but not scored, because it has less context ("half
             losses" in section 4.2 of Dai et al., 2019).
+        cold_starts: Float, at least 0 and at most 1, for training only: the
+            share of segments before which memory is reset, drawn at random. So
+            a model learns to read short prompts, too.
         seed: Integer, the seed of all random choices.
 
     A batch is a dict of:
@@ -91,6 +96,7 @@ class Segments(StepBatches):
         reset_documents: bool = False,
         warmup_segments: int = 0,
         half_loss: bool = False,
+        cold_starts: float = 0.0,
         seed: int = 0,
     ):
         self.tokens = _check_integers("tokens", tokens)
@@ -103,6 +109,7 @@ class Segments(StepBatches):
             "warmup_segments", warmup_segments, 0
         )
         self.half_loss = half_loss
+        self.cold_starts = check_number("cold_starts", cold_starts, 0, 1)
         self.seed = check_integer("seed", seed, 0)
         if documents is not None:
             documents = _check_integers("documents", documents)
@@ -125,6 +132,10 @@ class Segments(StepBatches):
     def _batch(self, step, rows):
         epoch, step = divmod(step, self.steps_per_epoch)
         read = self._layout.rows(epoch, step)
+        if self.cold_starts:
+            drawn = draw(self.seed, epoch, step, np.arange(self.batch_size))
+            is_cold = drawn * 2.0**-64 < self.cold_starts
+            read = read._replace(reset=read.reset | is_cold)
         # Inputs before these positions have no target.
         firsts = read.counts // 2 if self.half_loss else 0 * read.counts
         num_targets = (read.counts - firsts)[read.scored].sum()
@@ -179,7 +190,7 @@ class Segments(StepBatches):
                 would ignore.
         """
         is_plain = self.drop_remainder and self.order == "sequential"
-        others = self.reset_documents, self.half_loss
+        others = self.reset_documents, self.half_loss, self.cold_starts
         rule = (
             "`arrays()` returns no weights and resets: the segments must have "
             "`drop_remainder=True`, `order='sequential'` and no other option"
@@ -244,9 +255,12 @@ class Segments(StepBatches):
     def _check_combination(self, documents):
         check_one_of("order", self.order, ORDERS)
         needs_documents = self.order == "shuffle" or self.reset_documents
-        is_for_training = self.order != "sequential" or self.half_loss
+        is_for_training = (
+            self.order != "sequential" or self.half_loss or self.cold_starts
+        )
         rules = {
-            "`order` and `half_loss` are for training, `drop_remainder=True`": (
+            "`order`, `half_loss` and `cold_starts` are for training, "
+            "`drop_remainder=True`": (
                 is_for_training and not self.drop_remainder
             ),
             "`warmup_segments` is for evaluation, `drop_remainder=False`": (
@@ -266,7 +280,7 @@ def check_rules(segments, rules, **options):
     """Raises ValueError for the first of some rules that is broken."""
     names = (
         "segment_length", "drop_remainder", "order", "reset_documents",
-        "warmup_segments", "half_loss",
+        "warmup_segments", "half_loss", "cold_starts",
     )  # fmt: skip
     options = {name: getattr(segments, name) for name in names} | options
     received = ", ".join(f"{k}={value!r}" for k, value in options.items())

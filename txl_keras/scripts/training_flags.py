@@ -131,6 +131,8 @@ class LanguageTraining(
         Default: max_steps counts.
     half_loss: Compute the training loss on the second half of each segment
         only. With --order=roll all tokens become targets in some epoch.
+    cold_starts: Share of segments, drawn at random, before which memory is
+        reset, so that the model also learns to read short prompts.
 
     Device options:
     attention: Name of a way of computing attention in training that an
@@ -140,6 +142,7 @@ class LanguageTraining(
     max_sample_tokens: options.integer(0) = 500
     minutes: options.number(0.01, 1e6) = None
     half_loss: bool = False
+    cold_starts: options.number(0, 1) = 0.0
     attention: str = None
 
 
@@ -220,6 +223,7 @@ def training_segments(split, segment_length=None):
         reset_documents=FLAGS.reset_documents,
         seed=FLAGS.seed,
         half_loss=given.get("half_loss", False),
+        cold_starts=given.get("cold_starts", 0.0),
     )
 
 

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from factories import small_model
+from sentence_pieces import build_subwords
 
 from txl_keras.data import CharacterTokenizer
 from txl_keras.serving import Sampler
@@ -99,3 +100,27 @@ def test_what_cannot_be_written_is_refused(signatures, arguments, message):
         signatures["generate_text"](
             **{name: tf.constant(value) for name, value in arguments.items()}
         )
+
+
+def test_the_last_subword_of_a_prompt_is_drawn_again():
+    tokenizer = build_subwords("bpe")
+    model = small_model(
+        vocabulary_size=tokenizer.vocabulary_size,
+        num_layers=1,
+        initializer_stddev=1.0,
+    )
+    model.tokenizer = tokenizer
+    endpoint = ServedModel(model, 6, 128).endpoints(GraphTokenizer(tokenizer))
+    write = traced(*endpoint["generate_text"], 9, SAMPLING)
+    prompts = ["The cat ", "the ha", "é", "The\n", " ", "on the mat, "]
+    written = write(tf.constant(prompts), tf.constant(7), seed=tf.constant(4))
+    expected = model.generate(
+        prompts, max_new_tokens=7, seed=4, strip_prompt=True
+    )
+    found = written["text"].numpy()
+    assert [text.decode("utf-8", "replace") for text in found] == expected
+    none = write(tf.constant(prompts), tf.constant(0))
+    assert [*none["text"].numpy()] == [b""] * len(prompts)
+    ends = [tokenizer.encode(prompt)[-1] for prompt in prompts]
+    # Some are longer, and prompts of one token are read as they are.
+    assert (written["ids"].numpy()[:, 0] != ends).sum() > 2

@@ -59,6 +59,10 @@ class TextMethods:
         cached. A model with absolute positions reads the last M tokens again
         for each token. Prompts may be longer than memory.
 
+        With a lossless tokenizer of subwords, the last one of a text is drawn
+        again, among those that begin with it, as one of the new tokens (token
+        healing): so a prompt may end with a space, or inside of a word.
+
         The rows of a batch do not affect each other. What is compiled is kept
         for calls with as many rows, an equal sampler, and the same memory
         length and engine. Finish a stream before weights change.
@@ -141,6 +145,7 @@ class TextMethods:
         from txl_keras.models.generation.generator import Generator
         from txl_keras.models.generation.generator import repeat_rows
         from txl_keras.models.generation.prompts import Continuation
+        from txl_keras.models.generation.prompts import known_bytes
         from txl_keras.models.generation.prompts import num_new_tokens
         from txl_keras.models.generation.prompts import read_prompts
         from txl_keras.models.generation.text_stream import TextStream
@@ -155,9 +160,11 @@ class TextMethods:
         if len(stop_token_ids):
             vocabulary_size = self.backbone.vocabulary_size
             check_token_ids("stop_token_ids", stop_token_ids, vocabulary_size)
-        is_text, text_stream = prompts is not ids, None
+        is_text, known, streams = prompts is not ids, [b""] * len(ids), None
         if is_text:
-            text_stream = TextStream(self.tokenizer.decode_bytes, stop)
+            known = [known_bytes(self.tokenizer, row) for row in ids]
+            decode = self.tokenizer.decode_bytes
+            streams = [TextStream(decode, stop, begun) for begun in known]
         elif stop:
             raise ValueError(
                 "`stop` must be empty for prompts of token ids. Use "
@@ -186,8 +193,14 @@ class TextMethods:
             memory = generator.initial_memory(memory, len(ids))
             memory = repeat_rows(memory, count)
         rows = [
-            Continuation(prompt, most, stop_token_ids, copy.copy(text_stream))
-            for prompt, most in zip(ids, lengths, strict=True)
+            Continuation(
+                prompt,
+                lengths[i],
+                stop_token_ids,
+                copy.copy(streams[i]) if is_text else None,
+                known[i],
+            )
+            for i, prompt in enumerate(ids)
             for _ in range(count)
         ]
         steps = generator(rows, seed, memory)

@@ -7,11 +7,16 @@ a SavedModel is loaded.
 Letters: `B` batch, `P` and `T` tokens of the longest row.
 """
 
+import bisect
+import functools
+
+import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import checked
 from txl_keras.data import Tokenizer
 from txl_keras.data.tokenizers.graph_text import constant
+from txl_keras.models.generation.prompts import heals
 
 # TensorFlow has strings only on the CPU. An accelerator would only add copies.
 _CPU = "CPU:0"
@@ -33,9 +38,23 @@ class GraphTokenizer(tf.Module):
             )
         self._tokenizer = tokenizer
         # The bytes of every id; a text is their concatenation.
-        ids = range(tokenizer.vocabulary_size)
+        texts = [*map(tokenizer.decode_bytes, range(tokenizer.vocabulary_size))]
         with tf.device(_CPU):
-            self._texts = constant([tokenizer.decode_bytes(i) for i in ids])
+            self._texts = constant(texts)
+        if heals(tokenizer):
+            # Tokens that begin with another are next to each other in order.
+            order = sorted(range(len(texts)), key=texts.__getitem__)
+            self._place = tf.constant(np.argsort(order), tf.int32)
+            in_order = [texts[i] for i in order]
+            self._first, self._end = (
+                tf.constant([*map(find, texts)], tf.int32)
+                for find in (
+                    functools.partial(bisect.bisect_left, in_order),
+                    lambda text: bisect.bisect_right(
+                        in_order, text, key=lambda other: other[: len(text)]
+                    ),
+                )
+            )
 
     # AutoGraph would try to convert the import of TensorFlow Text.
     @tf.function(
@@ -59,6 +78,28 @@ class GraphTokenizer(tf.Module):
             f"`{name}` must have at least one token in every row. Received "
             "the lengths:",
             lengths,
+        )
+
+    def take_back(self, ids, lengths):
+        """Takes back the last tokens of prompts: see `known_bytes`.
+
+        Returns what is left of `lengths` `(B,)`, which tokens may be next
+        `(B, V)`, and how many bytes of these are known `(B,)`; or None twice.
+        """
+        if not heals(self._tokenizer):
+            return lengths, None, None
+        is_healed = lengths > 1
+        last = tf.gather(ids, lengths - 1, batch_dims=1)
+        first, end = (
+            tf.gather(x, last)[:, None] for x in (self._first, self._end)
+        )
+        allowed = (self._place >= first) & (self._place < end)
+        with tf.device(_CPU):
+            known = tf.strings.length(tf.gather(self._texts, last))
+        return (
+            lengths - tf.cast(is_healed, tf.int32),
+            allowed | ~is_healed[:, None],
+            tf.where(is_healed, known, 0),
         )
 
     @tf.function(

@@ -9,17 +9,25 @@ import tensorflow as tf
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import checked
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.models.generation.generator import only
 from txl_keras.models.generation.generator import row_seeds
 from txl_keras.models.generation.token_reader import PROMPT_SEGMENT
 from txl_keras.samplers.sampler import Sampler
 
 
 def write_tokens(
-    served, prompt_ids, prompt_length, memory, length, seed, *sampling
+    served,
+    prompt_ids,
+    prompt_length,
+    memory,
+    length,
+    seed,
+    *sampling,
+    allowed=None,
 ):
     """Generates the tokens that `Generator` would, with the same seed."""
     # Returns ids, int32 `(B, W)`, and the memory after all but the last of
-    # them, which has not been read.
+    # them, which has not been read. The first are among those `allowed`.
     memory, sampler = served.from_tensors(memory), Sampler(*sampling)
     length = check_token_ids("length", length, served.max_generate_length + 1)
     size = min(PROMPT_SEGMENT, served.max_segment_length)
@@ -42,9 +50,13 @@ def write_tokens(
         # Nothing may read the old entries after they are overwritten.
         with tf.control_dependencies([hidden]):
             memory = served.backbone.append(memory, entries, write=write)
-        token = served.model.softmax.sample(
-            hidden[:, 0], sampler, fold_in(seeds, position), seen
-        )
+        draw = sampler, fold_in(seeds, position), seen
+        if allowed is None:
+            token = served.model.softmax.sample(hidden[:, 0], *draw)
+        else:
+            log_probs = served.model.softmax.log_probs(hidden[:, 0])
+            may_be = allowed | (position > 0)
+            token = draw[0](only(may_be, log_probs), *draw[1:])
         ids = tf.tensor_scatter_nd_update(ids, [[position]], token[None])
         token = tf.maximum(token, 0)  # NaN gives -1; checked at the end
         seen = _mark(seen, tf.range(batch_size), token)

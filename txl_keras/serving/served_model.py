@@ -303,9 +303,17 @@ class ServedModel:
             prompt, batch_size >= 1, "`prompt` must have at least one row"
         )
         ids, lengths = tokenizer.encode_input("prompt", prompt)
+        lengths, allowed, known = tokenizer.take_back(ids, lengths)
         empty = self.empty(batch_size)
-        written, _ = write_tokens(self, ids, lengths, empty, *sampling)
-        return {"text": tokenizer.decode(written), "ids": written}
+        written, _ = write_tokens(
+            self, ids, lengths, empty, *sampling, allowed=allowed
+        )
+        text = tokenizer.decode(written)
+        if known is not None:
+            size = tf.strings.length(text)
+            known = tf.minimum(known, size)
+            text = tf.strings.substr(text, known, size - known)
+        return {"text": text, "ids": written}
 
 
 def _spec(name, *shape, dtype=tf.int32):

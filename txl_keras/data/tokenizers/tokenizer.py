@@ -105,6 +105,15 @@ class Tokenizer:
             text = text.replace("\n ", "\n").removeprefix(" ")
         return text
 
+    def ids_that_begin_with(self, text: bytes) -> list[int]:
+        """Returns the ids of all tokens whose bytes begin with some bytes.
+
+        Args:
+            text: `bytes`.
+        """
+        ids = range(self.vocabulary_size)
+        return [i for i in ids if self._text(i).startswith(text)]
+
     def get_config(self):
         """Returns the constructor's arguments, attributes of the same names."""
         names = inspect.signature(type(self)).parameters

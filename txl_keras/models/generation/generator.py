@@ -63,15 +63,16 @@ class Generator:
 
     def __call__(self, rows, seed=0, memory=None):
         """Adds tokens to each `Continuation`, and yields what each returns."""
-        prompts = [row.prompt for row in rows]
+        prompts = [row.read for row in rows]
         seeds, seen = row_seeds(seed, len(rows)), self._seen(prompts)
+        allowed = self._allowed(rows)
         # The first step reads the last token of each prompt.
         token = _integers([prompt[-1] for prompt in prompts])
         with self._reading(prompts, memory) as reader:
             for position in itertools.count():
                 if all(row.is_ended for row in rows):
                     return
-                draw = seeds, _integers(position), seen
+                draw = seeds, _integers(position), seen, allowed
                 if self._has_engine:
                     token, log_probs = self._draw(reader(token), *draw)
                 else:  # drawn by the program that reads
@@ -79,6 +80,8 @@ class Generator:
                 if seen is not None:
                     size = seen.shape[1]
                     seen = seen | ops.one_hot(token, size, dtype="bool")
+                if position == 0 and allowed is not None:
+                    allowed = ops.ones_like(allowed)
                 found = ops.convert_to_numpy(token)
                 if found.min() < 0:
                     raise FloatingPointError(
@@ -132,9 +135,12 @@ class Generator:
         finally:
             self._reader = reader
 
-    def _answer(self, hidden, seeds, position, seen):
+    def _answer(self, hidden, seeds, position, seen, allowed):
         """Returns the next tokens `(B,)` and any log-probabilities of them."""
         softmax = self._model.softmax
+        if allowed is not None:
+            log_probs = softmax.log_probs(hidden)
+            return self._draw_from(log_probs, seeds, position, seen, allowed)
         token = softmax.sample(
             hidden, self._sampler, fold_in(seeds, position), seen
         )
@@ -142,9 +148,19 @@ class Generator:
             return token, None
         return token, _values_at(token, softmax.log_probs(hidden))
 
-    def _draw_from(self, log_probs, seeds, position, seen):
-        token = self._sampler(log_probs, fold_in(seeds, position), seen)
+    def _draw_from(self, log_probs, seeds, position, seen, allowed):
+        seeds = fold_in(seeds, position)
+        token = self._sampler(only(allowed, log_probs), seeds, seen)
         return token, _values_at(token, log_probs)
+
+    def _allowed(self, rows):
+        """Returns which tokens may be first `(B, V)`, or None if all may be."""
+        if not any(row.known for row in rows):
+            return None
+        allowed = np.zeros((len(rows), self._model.backbone.vocabulary_size))
+        for may_be, row in zip(allowed, rows, strict=True):
+            may_be[self._model.tokenizer.ids_that_begin_with(row.known)] = 1
+        return ops.convert_to_tensor(allowed, "bool")
 
     def _seen(self, texts):
         """Returns the tokens to penalize `(B, V)`, or None if none are."""
@@ -173,7 +189,7 @@ class BeamSearch(Generator):
         """Yields once: the best text or ids that were found for each row."""
         count = self._sampler.num_beams
         beams = [row.copy() for row in rows for _ in range(count)]
-        prompts = [beam.prompt for beam in beams]
+        prompts, allowed = [beam.read for beam in beams], self._allowed(beams)
         tokens = np.array([prompt[-1] for prompt in prompts])
         # The beams of a prompt are still alike, so all but one are ruled out.
         scores = np.full((len(rows), count), -np.inf, "float32")
@@ -188,6 +204,7 @@ class BeamSearch(Generator):
                 if ended[:, 0].all():
                     break
                 log_probs = reader(_integers(tokens.ravel()))
+                log_probs, allowed = only(allowed, log_probs), None
                 before = map(ops.convert_to_tensor, (scores, ended))
                 found = self._rank(log_probs, *before)
                 parents, tokens, scores = map(ops.convert_to_numpy, found)
@@ -233,6 +250,13 @@ def repeat_rows(memory, count):
         lambda state: None if state is None else ops.repeat(state, count, 0),
         memory,
     )
+
+
+def only(allowed, log_probs):
+    """Rules out tokens that are not allowed."""
+    if allowed is None:
+        return log_probs
+    return ops.where(allowed, log_probs, -float("inf"))
 
 
 def _values_at(token, log_probs):

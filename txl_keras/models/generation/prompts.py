@@ -15,14 +15,21 @@ from txl_keras.checks import shown
 class Continuation:
     """Collects the tokens after a prompt until something ends them."""
 
-    def __init__(self, prompt, max_tokens, stop_token_ids, stream):
+    def __init__(self, prompt, max_tokens, stop_token_ids, stream, known=b""):
         self.prompt = prompt
+        # The last token of the prompt, if it is drawn again: see `known_bytes`.
+        self.known = known if max_tokens else b""
         self.log_probs = []
         self.is_ended = max_tokens == 0
         self._max_tokens = max_tokens
         self._stop_token_ids = frozenset(map(int, stop_token_ids))
         self._stream = stream  # a `TextStream`, or None to collect ids
         self._ids, self._text = [], ""
+
+    @property
+    def read(self):
+        """Returns the ids that are read before the first is drawn."""
+        return self.prompt[:-1] if self.known else self.prompt
 
     def copy(self):
         """Returns a continuation that is independent of this one."""
@@ -56,8 +63,10 @@ class Continuation:
         ids = self._ids
         if self._stream and self._stream.is_stopped:
             # A stop string may begin inside of a token.
-            ids = tokenizer.encode(self._text, begins_line=False)
-        return np.append(self.prompt, ids).astype(np.int32)
+            text = self.known + self._text.encode()
+            ids = tokenizer.encode(text, begins_line=False)
+        before = self.read if self._ids else self.prompt
+        return np.append(before, ids).astype(np.int32)
 
 
 def read_prompts(model, prompts, begins_line):
@@ -90,6 +99,24 @@ def read_prompts(model, prompts, begins_line):
         for i, prompt in enumerate([prompts] if is_single else prompts)
     ]
     return rows, rows, is_single
+
+
+def known_bytes(tokenizer, ids):
+    """Returns the bytes that the first token must begin with, maybe none.
+
+    A text may end inside of what the model knows as one token: `"import "`
+    does, because the space belongs to the next word. So its last subword is
+    drawn again, among those that begin with it (token healing).
+    """
+    if not heals(tokenizer) or len(ids) < 2:
+        return b""
+    return tokenizer.decode_bytes(ids[-1:])
+
+
+def heals(tokenizer):
+    """Returns whether the last token of a prompt is drawn again."""
+    # A lossy tokenizer may have left out the space at the end.
+    return tokenizer.unit == "subword" and tokenizer.is_lossless
 
 
 def check_has_tokenizer(model, name):

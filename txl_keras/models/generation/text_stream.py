@@ -23,6 +23,7 @@ class TextStream:
             a tokenizer's `decode_bytes`.
         stop: String or strings that end the text. The one that is completed
             first counts; the longest, if several end at the same character.
+        known: `bytes` with which the first ids begin, left out of the text.
 
     Attributes:
         is_stopped: Boolean, true once a stop string was found.
@@ -41,7 +42,12 @@ class TextStream:
     ```
     """
 
-    def __init__(self, decode_bytes: Callable, stop: str | Sequence[str] = ()):
+    def __init__(
+        self,
+        decode_bytes: Callable,
+        stop: str | Sequence[str] = (),
+        known: bytes = b"",
+    ):
         stop = (stop,) if isinstance(stop, str) else stop
         self._stop = tuple(stop) if hasattr(stop, "__iter__") else (None,)
         if not all(isinstance(text, str) and text for text in self._stop):
@@ -52,6 +58,7 @@ class TextStream:
         self._decode_bytes = decode_bytes
         self._bytes = b""  # of a character that is not complete yet
         self._held = ""
+        self._num_known = len(known)
         self.is_stopped = False
 
     def add(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -67,7 +74,8 @@ class TextStream:
         """
         if self.is_stopped:
             return ""
-        data = self._bytes + self._decode_bytes(ids)
+        data = self._bytes + self._decode_bytes(ids)[self._num_known :]
+        self._num_known = 0
         text, num_decoded = codecs.utf_8_decode(data, "replace", False)
         self._bytes = data[num_decoded:]
         shown = self._up_to_stop(self._held + text)

@@ -104,6 +104,12 @@ class GrowingVariable(keras.Variable):
             return self._shape
         return _AnyRows((None, *self._shape[1:]))
 
+    def assign(self, value):
+        # Keras traces on PyTorch's device of shapes, then perhaps on another.
+        if ON_TORCH and keras.ops.is_tensor(value) and value.is_meta:
+            return value
+        return super().assign(value)
+
     def _direct_assign(self, value):
         if ON_TORCH:
             # In place it would change what was read before.

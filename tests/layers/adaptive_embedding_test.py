@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from backends import compiled
+from backends import drops_checks
 from backends import gradients
 from factories import assert_same
 from keras import ops
@@ -134,6 +135,7 @@ def test_ids_of_any_rank_and_integer_dtype(dtype):
     assert layer(np.zeros((2, 0), dtype)).shape == (2, 0, D)
 
 
+@drops_checks
 # JAX has no int64.
 @pytest.mark.parametrize(
     "dtype", ["int32", pytest.param("int64", marks=pytest.mark.tensorflow)]
@@ -157,6 +159,7 @@ def test_ids_outside_the_vocabulary_are_nan_by_xla_and_no_others(dtype):
         np.testing.assert_allclose(run(ops.array(ids)), expected, atol=1e-5)
 
 
+@drops_checks
 def test_gradients_of_a_batch_with_an_unknown_id_are_those_of_the_others():
     layer = embedding_of(cutoffs=CUTOFFS, div_val=2)
 

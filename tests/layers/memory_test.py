@@ -3,11 +3,13 @@
 import keras
 import numpy as np
 import pytest
+from keras import ops
 from layer_checks import check_layer
 
 from txl_keras.backend import ON_TENSORFLOW
 from txl_keras.backend import tf
 from txl_keras.layers import MemoryStack
+from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers.memory import initial_memory
 
 pytestmark = pytest.mark.every_backend
@@ -118,6 +120,30 @@ def test_a_cold_start_is_masked_or_zeros():
         assert positions(memory) == [[0] * M] * B
         _, mask = stack(segment(3, 4))
         assert np.array(mask).tolist() == [[seen] * 3 + [True] * 2] * B
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("batch_size", [None, B])
+def test_a_model_with_memory_is_trained(batch_size, dtype):
+    inputs = keras.Input((4, D), batch_size=batch_size)
+    stack = MemoryStack(
+        1,
+        batch_size=batch_size,
+        memory_length=M,
+        hidden_dim=D,
+        dtype=dtype,
+    )
+    memory, mask = stack(inputs)
+    attend = RelativeMultiHeadAttention(2, 3, dtype=dtype)
+    model = keras.Model(inputs, attend(inputs, memory=memory, memory_mask=mask))
+    model.compile("sgd", "mse")
+    x = np.concatenate([segment(0, 4), segment(4, 8)]) / 300
+    history = model.fit(
+        x, -x, batch_size=B, epochs=2, shuffle=False, verbose=0
+    ).history
+    assert history["loss"][1] < history["loss"][0]
+    remembered = np.array(ops.cast(stack.read().states[0], "float32"))
+    np.testing.assert_allclose(remembered[:, 1:], x[B:], rtol=0.01)
 
 
 def test_memory_grows_with_the_rows_it_meets():

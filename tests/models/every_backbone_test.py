@@ -92,6 +92,18 @@ def test_a_text_may_be_cut_anywhere(name):
     assert differ(read(backbone, ids[:, 3:])[0], expected[:, 3:])
 
 
+@pytest.mark.parametrize("memory_length", [0, 3])
+@pytest.mark.parametrize("name", ["relative", "shaw"])
+def test_nothing_is_read_of_no_rows_and_no_tokens(name, memory_length):
+    backbone = backbone_of(name, memory_length=memory_length)
+    ids = random_ids(B, T)
+    _, memory = read(backbone, ids)
+    nothing, same = backbone(ids[:, :0], memory=memory)[:2]
+    assert np.shape(nothing) == (B, 0, D)
+    assert_same(same.states, memory.states, atol=0)
+    assert np.shape(backbone(ids[:0])[0]) == (0, T, D)
+
+
 @pytest.mark.parametrize("name", [*KINDS, "embeddings", "zeros"])
 def test_a_row_that_is_reset_is_as_fresh_and_leaves_the_others(name):
     backbone = backbone_of(name)

@@ -663,8 +663,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         raise NotImplementedError(
             "`model.export` would write a SavedModel whose memory all clients "
             "share, so that the same call twice gives two results. Use "
-            "`txl_keras.serving.export(model, folder)`, which takes and "
-            f"returns memory. Received: filepath={filepath!r}"
+            "`txl_keras.serving.export(model, folder)` on the TensorFlow "
+            "backend, which takes and returns memory. Received: "
+            f"filepath={filepath!r}"
         )
 
 

@@ -123,7 +123,8 @@ def split(problem):
     # A smaller problem has other masks of dropout.
     is_plain = problem.score_bias is None and not problem.rate
     is_causal = visible.look_ahead == 0 and problem.has_static_sizes
-    if not (is_plain and is_causal and is_on_cpu(problem.query)):
+    is_fit = is_plain and is_causal and visible.length
+    if not (is_fit and is_on_cpu(problem.query)):
         yield problem
         return
     for block in split_queries(problem):

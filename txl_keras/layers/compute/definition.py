@@ -34,7 +34,8 @@ def attend(problem, return_probabilities=False):
         scores += problem.score_bias
     mask = problem.visible.mask(0, problem.visible.num_keys)  # [B, T, S]
     scores = ops.where(mask, ops.cast(scores, "float32"), MASKED_SCORE)
-    largest = ops.stop_gradient(ops.max(scores, axis=-1, keepdims=True))
+    largest = ops.max(scores, axis=-1, keepdims=True, initial=MASKED_SCORE)
+    largest = ops.stop_gradient(largest)
     weights = exponentials = ops.exp(scores - largest)
     total = ops.sum(exponentials, axis=-1, keepdims=True)
     if problem.rate:
@@ -121,6 +122,6 @@ def relative_shift(scores: Tensor) -> Tensor:
 
 def shear(padded):
     """Shifts row `i` of `(B, N, T, 1 + R)` left by `T - 1 - i`."""
-    _, heads, length, num_columns = ops.shape(padded)
-    reshaped = ops.reshape(padded, (-1, heads, num_columns, length))
-    return ops.reshape(reshaped[:, :, 1:], (-1, heads, length, num_columns - 1))
+    *batch, length, num_columns = ops.shape(padded)
+    reshaped = ops.reshape(padded, (*batch, num_columns, length))
+    return ops.reshape(reshaped[:, :, 1:], (*batch, length, num_columns - 1))

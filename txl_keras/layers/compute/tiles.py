@@ -162,12 +162,13 @@ def _tiles_by_key(query, rows, lengths):
     # Pads with distances beyond the farthest key, to make all tiles full.
     missing = length * len(lengths) + 1 - sum(lengths)
     rows = tf.pad(rows, [[0, 0], [missing, 0], [0, 0]])
-    shape = query.shape[0], -1, length + 1, length
+    shape = *ops.shape(query)[:2], length + 1, length
     tiles = [
         ops.reshape(
-            dot_product(query, rows[:, start : start + length + 1]), shape
+            dot_product(query, rows[:, i * length : (i + 1) * length + 1]),
+            shape,
         )
-        for start in range(0, length * len(lengths), length)
+        for i in range(len(lengths))
     ]
     parts = tf.custom_gradient(_join)(*tiles)
     parts[0] = parts[0][..., length - lengths[0] :]

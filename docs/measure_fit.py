@@ -9,6 +9,7 @@ last tenth is held out, and prints bits per byte.
 
 import argparse
 import math
+import os
 import statistics
 import time
 
@@ -61,6 +62,11 @@ def arguments():
     args = parser.parse_args()
     if args.minutes and not args.text:
         parser.error("--text must be given with --minutes")
+    if args.text:
+        needed = 10 * (args.batch_size * args.segment_length + 1)
+        size = os.path.getsize(args.text)
+        if size < needed:
+            parser.error(f"--text must have {needed:,} bytes, not {size:,}")
     if args.steps < 3:
         parser.error(f"--steps must be at least 3. Received: {args.steps}")
     return args
@@ -78,12 +84,16 @@ class Timer(keras.callbacks.Callback):
 
 
 class StopAfter(keras.callbacks.Callback):
+    """Ends training some minutes after its first step, which compiles."""
+
     def __init__(self, minutes):
         super().__init__()
-        self._end = time.monotonic() + 60 * minutes
+        self._seconds, self._start = 60 * minutes, None
 
     def on_train_batch_end(self, batch, logs=None):
-        self.model.stop_training = time.monotonic() > self._end
+        self._start = self._start or time.monotonic()
+        is_over = time.monotonic() > self._start + self._seconds
+        self.model.stop_training = is_over
 
 
 def train(model, args, seconds):
@@ -104,7 +114,7 @@ def train(model, args, seconds):
     data = Segments(ids[:end], *sizes, drop_remainder=True)
     epochs = math.ceil(steps / len(data))
     model.fit(
-        data, epochs=epochs, verbose=2, callbacks=[StopAfter(args.minutes)]
+        data, epochs=epochs, verbose=0, callbacks=[StopAfter(args.minutes)]
     )
     loss = model.evaluate(held_out, return_dict=True, verbose=0)["loss"]
     print(

@@ -76,7 +76,9 @@ def run(tmp_path, monkeypatch):
                     ["bash", "-e", "-c", code], capture_output=True, text=True
                 )
                 assert done.returncode == 0, f"{code}\n{done.stderr[-5000:]}"
-            else:
+            elif (
+                "import jax" not in code
+            ):  # run in conformance/backends_test.py
                 exec(compile(code, f"block {i + 1}", "exec"), names)
         return names
 

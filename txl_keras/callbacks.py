@@ -115,6 +115,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         save_freq: int | str = "epoch",
         delete_checkpoint: bool = True,
     ):
+        import txl_keras.needs_tensorflow  # noqa: F401
+
         super().__init__()
         self.backup_dir = check_path("backup_dir", backup_dir)
         if save_freq != "epoch":

@@ -9,8 +9,9 @@ if not backend:
     backend = keras.backend.backend()
 if backend != "tensorflow":
     raise ImportError(
-        "`txl_keras.training`, `evaluation` and `serving`, and the commands of "
-        "`txl`, need the TensorFlow backend of Keras; layers, models and "
-        "samplers run on the others, too. Set KERAS_BACKEND=tensorflow in the "
+        "`txl_keras.training`, `evaluation`, `serving` and `extensions`, "
+        "`BackupAndRestore` and the commands of `txl` need the TensorFlow "
+        "backend of Keras; layers, models and samplers run on the others, too. "
+        "Set KERAS_BACKEND=tensorflow in the "
         f"environment, before `import keras`. Received: KERAS_BACKEND={backend}"
     )

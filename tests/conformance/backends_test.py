@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -112,6 +113,14 @@ def test_draws_and_gradients_equal_those_of_tensorflow(backend, tmp_path):
         np.testing.assert_allclose(
             found[name], value, atol=2e-5, rtol=1e-5, err_msg=name
         )
+
+
+def test_a_step_of_its_own_trains_on_jax():
+    text = (TESTS.parent / "docs" / "backends.md").read_text("utf-8")
+    (program,) = re.findall(r"```python\n(import jax\n.*?)```", text, re.DOTALL)
+    done = run_without_tensorflow("jax", program)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert float(done.stdout) < 3  # of log(256) = 5.5
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

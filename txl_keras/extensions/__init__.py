@@ -2,3 +2,5 @@
 
 Each module registers what it adds, see `txl_keras.extending`.
 """
+
+import txl_keras.needs_tensorflow  # noqa: F401

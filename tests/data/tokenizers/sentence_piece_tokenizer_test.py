@@ -50,6 +50,12 @@ def random_text(generator):
     return "".join(generator.choices([*ODD_PARTS, *valid, "c", "a"], k=20))
 
 
+def test_loading_prints_nothing(tokenizer, capfd):
+    tokenizer.encode("the cat")
+    SentencePieceTokenizer(tokenizer.model)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_nothing_is_lost(lossless):
     generator = random.Random(0)
     for _ in range(200):

@@ -73,6 +73,13 @@ _LOADING = threading.Lock()
 _NO_DUMMY_PREFIX = _Model(
     normalizer_spec={"add_dummy_prefix": False}
 ).SerializeToString()
+# So does this its character map, which has no entry: native code prints a line
+# about a model without one, each time it is loaded.
+_NO_CHANGES = _Model(
+    normalizer_spec={
+        "precompiled_charsmap": (1024).to_bytes(4, "little") + bytes(1025)
+    }
+).SerializeToString()
 # sentencepiece skips sentences that contain one of these characters.
 _CHARACTER = "[^\n\0\u2047\u2585]"
 # It also skips long sentences and aborts at words of 65536 characters, so
@@ -277,6 +284,10 @@ def _load(model):
     # Concurrent loading in two threads would release the model again.
     with _LOADING:
         try:
+            if not _Model.FromString(
+                model
+            ).normalizer_spec.precompiled_charsmap:
+                model += _NO_CHANGES
             return text.SentencepieceTokenizer(model=model)
         except tf.errors.OpError as error:
             raise _no_model_error(error.message) from error

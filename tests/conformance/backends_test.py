@@ -53,6 +53,7 @@ def run(backend, *command):
             **os.environ,
             "KERAS_BACKEND": backend,
             "JAX_PLATFORMS": "cpu",
+            "OMP_NUM_THREADS": "1",  # PyTorch's wait for each other
             "PYTHONPATH": os.pathsep.join(sys.path),
         },
         capture_output=True,

@@ -491,7 +491,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         self.fit_steps.prepare_training(data)
         if not ON_TENSORFLOW:
             self.reset_metrics()
-            return super().train_on_batch(*data[0], return_dict=return_dict)
+            batch = keras.tree.map_structure(ops.convert_to_tensor, data[0])
+            return super().train_on_batch(*batch, return_dict=return_dict)
         self.make_train_function()
         self.reset_metrics()
         data = self.distribute_strategy.experimental_distribute_dataset(data)

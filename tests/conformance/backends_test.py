@@ -1,4 +1,4 @@
-"""What is computed on other backends of Keras, started from TensorFlow's."""
+"""Starts other backends of Keras from TensorFlow's tests."""
 
 import json
 import os

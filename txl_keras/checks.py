@@ -314,13 +314,15 @@ def _known_values(tensor):
     elif ON_TORCH:
         import torch
 
-        # CUDA checks indices itself, and is not waited for here.
+        # A GPU is not waited for.
         is_known = type(tensor) is torch.Tensor and tensor.device.type == "cpu"
     else:
         import jax
 
-        is_known = isinstance(tensor, jax.Array)
-        is_known = is_known and not isinstance(tensor, jax.core.Tracer)
+        is_array = isinstance(tensor, jax.Array)
+        is_known = is_array and not isinstance(tensor, jax.core.Tracer)
+        # Other processes may hold a part of it.
+        is_known = is_known and tensor.is_fully_addressable
     is_known = is_known or isinstance(tensor, np.ndarray)
     return np.asarray(tensor) if is_known else None
 

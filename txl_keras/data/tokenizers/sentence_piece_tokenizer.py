@@ -284,9 +284,8 @@ def _load(model):
     # Concurrent loading in two threads would release the model again.
     with _LOADING:
         try:
-            if not _Model.FromString(
-                model
-            ).normalizer_spec.precompiled_charsmap:
+            normalizer = _Model.FromString(model).normalizer_spec
+            if not normalizer.precompiled_charsmap:
                 model += _NO_CHANGES
             return text.SentencepieceTokenizer(model=model)
         except tf.errors.OpError as error:

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from factories import V
 from factories import assert_same
-from factories import rewinder
-from factories import seed_weights
 from factories import small_backbone
 from keras import ops
 from small_fits import ARRAYS
@@ -31,18 +29,6 @@ pytestmark = pytest.mark.every_backend
 
 _easy = Segments(np.arange(89) % 5, B, T, drop_remainder=True)
 EASY = dict(zip("xy", _easy.arrays(), strict=True), batch_size=B, verbose=0)
-
-
-@pytest.fixture(scope="module")
-def rewind():
-    seed_weights(1)
-    return rewinder(compiled(jit_compile=True))
-
-
-@pytest.fixture
-def model(rewind):
-    """Compiled model that tests share, with the weights it had at first."""
-    return rewind()
 
 
 @pytest.mark.parametrize(

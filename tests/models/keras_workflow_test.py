@@ -6,8 +6,6 @@ import pytest
 import tensorflow as tf
 from factories import V
 from factories import assert_same
-from factories import rewinder
-from factories import seed_weights
 from small_fits import ARRAYS
 from small_fits import SEGMENTS
 from small_fits import B
@@ -26,18 +24,6 @@ from txl_keras.training import Trainer
 
 PAIRS = tf.data.Dataset.from_tensor_slices((X, Y)).batch(B)
 DICTS = SEGMENTS.dataset(num_steps=len(SEGMENTS))
-
-
-@pytest.fixture(scope="module")
-def rewind():
-    seed_weights(1)
-    return rewinder(compiled(jit_compile=True))
-
-
-@pytest.fixture
-def model(rewind):
-    """Compiled model that tests share, with the weights it had at first."""
-    return rewind()
 
 
 def test_datasets_are_evaluated_and_predicted_as_arrays(model):

@@ -160,7 +160,8 @@ class TextMethods:
         if len(stop_token_ids):
             vocabulary_size = self.backbone.vocabulary_size
             check_token_ids("stop_token_ids", stop_token_ids, vocabulary_size)
-        is_text, known, streams = prompts is not ids, [b""] * len(ids), None
+        is_text = prompts is not ids
+        known, streams = [b""] * len(ids), [None] * len(ids)
         if is_text:
             known = [known_bytes(self.tokenizer, row) for row in ids]
             decode = self.tokenizer.decode_bytes
@@ -193,14 +194,10 @@ class TextMethods:
             memory = generator.initial_memory(memory, len(ids))
             memory = repeat_rows(memory, count)
         rows = [
-            Continuation(
-                prompt,
-                lengths[i],
-                stop_token_ids,
-                copy.copy(streams[i]) if is_text else None,
-                known[i],
+            Continuation(prompt, most, stop_token_ids, copy.copy(stream), begun)
+            for prompt, most, stream, begun in zip(
+                ids, lengths, streams, known, strict=True
             )
-            for i, prompt in enumerate(ids)
             for _ in range(count)
         ]
         steps = generator(rows, seed, memory)

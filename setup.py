@@ -146,6 +146,7 @@ setup(
             OPENVINO,
             *TPU_COMPILER,
             "pytest",
+            "pyppmd",  # a third compressor beside the scores
             "pytest-xdist",
             "ruff",
             # Compared with our reader and writer of its format.

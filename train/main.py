@@ -32,6 +32,7 @@ from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
 from txl_keras.scripts.options import FLAGS
 from txl_keras.scripts.samples import Samples
+from txl_keras.scripts.samples import legible_passage
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.utilization import training_bytes
 
@@ -93,9 +94,12 @@ def _train(workdir, strategy, stop):
     # Training.
     valid = splits["valid"].head(FLAGS.max_eval_tokens)
     test = splits["test"].head(run_length.max_test_tokens())
+    prompt = legible_passage(
+        splits["test"].tokens, tokenizer, FLAGS.segment_length
+    )
     samples = Samples(
         tokenizer,
-        prompt=splits["test"].tokens[: FLAGS.segment_length],
+        prompt=prompt,
         text=valid[0][:_PAGE_TOKENS],
         title=f"{text.corpus.name}, valid",
         segment_length=FLAGS.segment_length,
@@ -137,7 +141,7 @@ def _train(workdir, strategy, stop):
                 trained_model.export_run(workdir, *best)
             workdir.write_results({"step": step, **scores})
     if is_chief(strategy):
-        _print_results(workdir, tokenizer)
+        _print_results(workdir, tokenizer, prompt)
 
 
 def _build_model(text, origin):
@@ -188,14 +192,15 @@ def _describe(tokenizer, sizes, nll, split):
     return report.describe(scores, tokenizer)
 
 
-def _print_results(workdir, tokenizer):
+def _print_results(workdir, tokenizer, prompt):
     """Prints results.json, the sample, and the names of all files."""
     results = workdir.read_results()
     for split in ("valid", "test"):
         print(f"{split}: {report.describe(results[split], tokenizer)}")
     if sample := workdir.read_sample():
-        title = "--- A sample that continues the beginning of the test text"
-        print(title, sample, "---", sep="\n")
+        passage = tokenizer.decode(prompt)
+        print("--- A passage of the test text", passage, sep="\n")
+        print("--- How the model continues it", sample, "---", sep="\n")
     print(
         training_run.written(workdir),
         "To score it in other ways or to write more text, use `txl evaluate` "

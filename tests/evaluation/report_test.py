@@ -1,3 +1,4 @@
+import importlib.util
 import math
 
 import numpy as np
@@ -30,8 +31,12 @@ def test_bits_of_all_tokens_are_those_of_the_bytes_that_were_scored():
         assert scores["bits_per_byte"] == pytest.approx(3 * 99 / (200 - first))
         assert scores["num_tokens"] == 99
         # They find the repetition.
-        assert 0 < scores["compressors"]["gzip -9"] < 2
-        assert 0 < scores["compressors"]["xz -9"] < 4
+        limits = {"gzip -9": 2, "xz -9": 4}
+        if importlib.util.find_spec("pyppmd"):
+            limits["PPMd order 8"] = 2
+        compressors = scores["compressors"]
+        assert compressors.keys() == limits.keys()
+        assert all(0 < compressors[k] < limits[k] for k in limits)
 
 
 def test_of_bytes_the_number_printed_is_the_number_written():

@@ -22,7 +22,7 @@ from txl_keras.training.checkpointing import saved_steps
 from txl_keras.workdir import Workdir
 
 
-def test_a_run_leaves_all_it_promises(run):
+def test_a_run_leaves_all_it_promises(run, corpus):
     workdir, printed, _ = run
     results = results_of(workdir)
     test = results["test"]
@@ -30,7 +30,15 @@ def test_a_run_leaves_all_it_promises(run):
     assert f"gzip -9 {test['compressors']['gzip -9']:.3f}" in printed
     assert "valid and test are the last tenth of mine.txt" in printed
     assert (workdir / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
-    assert (workdir / "sample.txt").read_text("utf-8") in printed
+    passage, sample = re.search(
+        "--- A passage of the test text\n(.+)\n"
+        "--- How the model continues it\n(.+)\n---",
+        printed,
+        re.DOTALL,
+    ).groups()
+    assert sample == (workdir / "sample.txt").read_text("utf-8")
+    # It may begin within a character.
+    assert passage.strip("\ufffd") in corpus.read_text("utf-8")
     assert (workdir / "export/60/saved_model.pb").exists()
     assert (
         sorted(p.name for p in (workdir / "checkpoints").iterdir())[-1]
@@ -367,7 +375,7 @@ def test_cutoffs_are_chosen_for_large_vocabularies(
     config = Workdir(str(tmp_path)).read_config()
     cutoffs = config["model"]["backbone"]["config"]["cutoffs"]
     assert len(cutoffs) == 3 and cutoffs == sorted(set(cutoffs))
-    assert f"(cutoffs {cutoffs})" in printed and "A sample" not in printed
+    assert f"(cutoffs {cutoffs})" in printed and "A passage" not in printed
 
 
 @pytest.mark.large

@@ -18,6 +18,7 @@ from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.scripts import samples as samples_module
 from txl_keras.scripts.samples import Samples
+from txl_keras.scripts.samples import legible_passage
 from txl_keras.training.stopping import StopRequest
 
 TEXT = "to be or not to be"
@@ -113,6 +114,16 @@ def make(model, tmp_path, now, monkeypatch):
         return show
 
     return make
+
+
+def test_a_sample_continues_words_where_a_text_begins_with_numbers():
+    tokenizer = ByteTokenizer()
+    numbers, words = b"0x41, " * 90, b"It was said that a reader can judge it"
+    tokens = tokenizer.encode(numbers + words + numbers)
+    passage = legible_passage(tokens, tokenizer, 20)
+    assert tokenizer.decode_bytes(passage) in words
+    # A text that is too short is taken whole.
+    assert legible_passage(tokens[:3], tokenizer, 20).tolist() == [*b"0x4"]
 
 
 @both_models

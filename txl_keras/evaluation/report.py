@@ -1,6 +1,7 @@
 """Reports of scores, in the units that are usual for each kind of token."""
 
 import gzip
+import importlib.util
 import lzma
 
 import numpy as np
@@ -35,19 +36,28 @@ def complete(scores, tokenizer, tokens, all_tokens):
     mean = bytes_per_token(tokenizer, tokens)
     if mean is None or scores["num_tokens"] != len(tokens) - 1:
         return {**scores, **left_out}
-    text, compressors = tokenizer.decode_bytes(tokens), {}
-    if len(text) <= COMPRESSED_BYTES:
-        for name, packed in (
-            ("gzip -9", gzip.compress(text, compresslevel=9)),
-            ("xz -9", lzma.compress(text, preset=9)),
-        ):
-            compressors[name] = 8 * len(packed) / len(text)
+    text = tokenizer.decode_bytes(tokens)
     return {
         **scores,
         "bits_per_byte": scores["bits_per_token"] / mean,
-        "compressors": compressors,
+        "compressors": _compressors(text),
         **left_out,
     }
+
+
+def _compressors(text):
+    """Returns the bits per byte of general compressors, for a short text."""
+    if len(text) > COMPRESSED_BYTES:
+        return {}
+    sizes = {
+        "gzip -9": len(gzip.compress(text, compresslevel=9)),
+        "xz -9": len(lzma.compress(text, preset=9)),
+    }
+    if importlib.util.find_spec("pyppmd"):  # optional
+        ppmd = importlib.import_module("pyppmd")
+        packed = ppmd.compress(text, max_order=8, mem_size=1 << 28)
+        sizes["PPMd order 8"] = len(packed)
+    return {name: 8 * size / len(text) for name, size in sizes.items()}
 
 
 def measure(unit):

@@ -15,6 +15,23 @@ from txl_keras.samplers.sampler import Sampler
 # Of the time of a run. A sample compiles and costs seconds at first.
 _SHARE = 0.02
 _SHOWN_TOKENS = 100  # of a sample in training
+_PASSAGES = 64
+
+
+def legible_passage(tokens, tokenizer, length):
+    """Returns `length` tokens of a text, which people can read and judge."""
+    # The start of a text may be a table of numbers. Of some passages this is
+    # the one with the largest share of letters and spaces.
+    last = max(0, len(tokens) - length)
+    starts = np.linspace(0, last, _PASSAGES).astype(int).tolist()
+
+    def share(start):
+        text = tokenizer.decode(tokens[start : start + length])
+        count = sum(c.isalpha() or c == " " for c in text)
+        return count / max(1, len(text))
+
+    start = max(starts, key=share)
+    return tokens[start : start + length]
 
 
 @dataclasses.dataclass

@@ -1,13 +1,21 @@
 """Imports of what is used: of modules of a package, and of optional ones."""
 
 import ast
+import contextlib
 import importlib
 import inspect
+import os
+import re
 import sys
+import tempfile
 
 _SUBWORDS = (
     "`pip install sentencepiece tensorflow-text`; on Windows, which has no "
     "TensorFlow Text, use another tokenizer, such as bytes."
+)
+_LOG_LINE = re.compile(
+    rb"[IWE]\d{4} |\d{4}-.*: [IWE] |WARNING: All log messages before absl|"
+    rb"To enable the following instructions"
 )
 _REMEDIES = {"sentencepiece": _SUBWORDS, "tensorflow_text": _SUBWORDS}
 
@@ -27,11 +35,41 @@ def on_first_use(package):
     def get(name):
         if name not in module.__all__:
             raise AttributeError(f"{package!r} has no attribute {name!r}")
-        if name not in places:
-            return importlib.import_module(f"{package}.{name}")
-        return getattr(importlib.import_module(places[name]), name)
+        with without_tensorflow_log():
+            if name not in places:
+                return importlib.import_module(f"{package}.{name}")
+            return getattr(importlib.import_module(places[name]), name)
 
     return get, lambda: sorted({*vars(module), *module.__all__})
+
+
+@contextlib.contextmanager
+def without_tensorflow_log():
+    """Leaves out what TensorFlow logs while it is imported, and later."""
+    # By default only fatal errors are logged: the others also come as
+    # exceptions, or are harmless, such as "failed call to cuInit" without a
+    # GPU. TF_CPP_MIN_LOG_LEVEL in the environment sets another level, and 0
+    # shows all lines. Some lines come before TensorFlow reads the level.
+    is_imported = "tensorflow" in sys.modules
+    level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        stderr = None if is_imported or level == "0" else os.dup(2)
+    except OSError:  # it is closed
+        stderr = None
+    if stderr is None:
+        yield
+        return
+    with tempfile.TemporaryFile() as log:
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            log.seek(0)
+            others = [line for line in log if not _LOG_LINE.match(line)]
+            os.write(2, b"".join(others))
 
 
 def import_extra(name, purpose=""):

@@ -4,11 +4,6 @@ If JAX is installed, TensorFlow Lite imports it, and so does Keras with
 scikit-learn, which is a third of the time of a start. No script needs the parts
 that use them.
 
-TensorFlow's log would hide our first lines. By default only fatal errors are
-logged: the others also come as exceptions, or are harmless, such as "failed
-call to cuInit" without a GPU. The environment variable TF_CPP_MIN_LOG_LEVEL
-sets another level, and 0 shows all lines.
-
 Ctrl-C, which may come during these seconds, ends without a traceback.
 """
 
@@ -17,25 +12,9 @@ import os
 import sys
 import time
 
+from txl_keras.lazy import without_tensorflow_log
+
 STARTED = time.monotonic()
-
-
-@contextlib.contextmanager
-def _without_log():
-    """Leaves out lines that TensorFlow logs before it reads the level."""
-    try:
-        stderr = os.dup(2)
-    except OSError:  # it is closed
-        yield
-        return
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(stderr, 2)
-        os.close(stderr)
 
 
 @contextlib.contextmanager
@@ -64,11 +43,7 @@ try:
     import txl_keras.needs_tensorflow  # noqa: F401
 except ImportError as error:
     sys.exit(f"Error: {error}")
-_shows_log = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") == "0"
-with (
-    contextlib.nullcontext() if _shows_log else _without_log(),
-    _without_packages("jax", "sklearn"),
-):
+with without_tensorflow_log(), _without_packages("jax", "sklearn"):
     import tensorflow  # noqa: F401
 
     import keras  # noqa: F401  isort: skip

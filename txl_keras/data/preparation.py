@@ -15,6 +15,7 @@ import dataclasses
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from collections.abc import Sequence
 
@@ -104,6 +105,7 @@ def prepare_tokenizer(
     with _lock(parent):
         if gfile.exists(path):
             return saving.load_tokenizer(path)
+        _announce(f"Learning the vocabulary of {corpus.name}", parent)
         tokenizer = building.build_tokenizer(
             name, corpus, section_map, **options
         )
@@ -147,12 +149,24 @@ def prepare(
     parent = _folder(folder, f"{corpus.name}_{tokenizer.unit}s", key)
     paths = {split: os.path.join(parent, split) for split in splits}
     with _lock(parent):
-        for split, path in paths.items():
-            if not gfile.exists(os.path.join(path, METADATA_FILE)):
-                _write_split(corpus, split, tokenizer, path, section_map)
+        missing = {
+            split: path
+            for split, path in paths.items()
+            if not gfile.exists(os.path.join(path, METADATA_FILE))
+        }
+        if missing:
+            names = ", ".join(missing)
+            _announce(f"Encoding {names} of {corpus.name}", parent)
+        for split, path in missing.items():
+            _write_split(corpus, split, tokenizer, path, section_map)
     return {
         split: _open_split(path, tokenizer) for split, path in paths.items()
     }
+
+
+def _announce(work, folder):
+    """Prints what may take minutes, and where the result is kept."""
+    print(f"{work}, once; kept in {folder}", file=sys.stderr, flush=True)
 
 
 def _open_split(folder, tokenizer):

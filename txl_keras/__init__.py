@@ -1,6 +1,11 @@
 """Transformer-XL for Keras 3 and TensorFlow."""
 
-from txl_keras.lazy import on_first_use
+import os
+
+# Before TensorFlow is imported: see `without_tensorflow_log`.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from txl_keras.lazy import on_first_use  # noqa: E402
 
 __version__ = "0.1.0"
 __all__ = [

@@ -45,15 +45,14 @@ def on_first_use(package):
 
 @contextlib.contextmanager
 def without_tensorflow_log():
-    """Leaves out what TensorFlow logs while it is imported, and later."""
-    # By default only fatal errors are logged: the others also come as
-    # exceptions, or are harmless, such as "failed call to cuInit" without a
-    # GPU. TF_CPP_MIN_LOG_LEVEL in the environment sets another level, and 0
-    # shows all lines. Some lines come before TensorFlow reads the level.
+    """Leaves out what TensorFlow logs before it reads its log level."""
+    # The level that txl_keras sets by default shows only fatal errors: the
+    # others also come as exceptions, or are harmless, such as "failed call to
+    # cuInit" without a GPU. TF_CPP_MIN_LOG_LEVEL=0 shows all lines.
     is_imported = "tensorflow" in sys.modules
-    level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    is_shown = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
     try:
-        stderr = None if is_imported or level == "0" else os.dup(2)
+        stderr = None if is_imported or is_shown else os.dup(2)
     except OSError:  # it is closed
         stderr = None
     if stderr is None:

@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 # The parts from the bottom up. Each may import those above it in this list.
 PARTS = [
     "lazy",
+    "keras_without_log",
     "backend",
     "gfile",
     "types",

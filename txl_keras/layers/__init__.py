@@ -19,6 +19,7 @@ M + T keys, `N` heads, `H` head size, `D` hidden size, `V` vocabulary, `L`
 layers, `R` distances.
 """
 
+import txl_keras.keras_without_log  # noqa: F401
 from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.layers.causal import CausalMultiHeadAttention

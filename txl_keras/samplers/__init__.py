@@ -1,6 +1,7 @@
 """Ways to choose the next tokens of a text.
 
 ```python
+import txl_keras.keras_without_log  # noqa: F401
 from txl_keras import samplers
 from txl_keras.models import TransformerXLCausalLM
 

@@ -1,15 +1,15 @@
-"""Imports TensorFlow and Keras, without a log and without optional packages.
+"""Imports TensorFlow and Keras without logs and optional packages.
 
-If JAX is installed, TensorFlow Lite imports it, and so does Keras with
-scikit-learn, which is a third of the time of a start. No script needs the parts
-that use them.
+If they are installed, TensorFlow Lite imports JAX, and Keras imports
+scikit-learn. Both take a third of the start-up time, and no script needs the
+parts that use them.
 
 TensorFlow's log would hide our first lines. By default only fatal errors are
-logged: the others also come as exceptions, or are harmless, such as "failed
-call to cuInit" without a GPU. The environment variable TF_CPP_MIN_LOG_LEVEL
-sets another level, and 0 shows all lines.
+logged. Other log lines also come as exceptions, or are harmless, such as
+"failed call to cuInit" without a GPU. The environment variable
+TF_CPP_MIN_LOG_LEVEL sets another level; 0 shows all lines.
 
-Ctrl-C, which may come during these seconds, ends without a traceback.
+Ctrl-C during these seconds ends the process without a traceback.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ STARTED = time.monotonic()
 
 @contextlib.contextmanager
 def _without_log():
-    """Leaves out lines that TensorFlow logs before it reads the level."""
+    """Drops lines that TensorFlow logs before it reads the log level."""
     try:
         stderr = os.dup(2)
     except OSError:  # it is closed
@@ -51,7 +51,7 @@ def _without_packages(*names):
 
 
 def _show_error(kind, error, traceback):
-    """Prints an error that nobody caught, and nothing for Ctrl-C."""
+    """Prints an uncaught error; exits without a traceback on Ctrl-C."""
     if issubclass(kind, KeyboardInterrupt):
         os._exit(130)
     sys.__excepthook__(kind, error, traceback)
@@ -59,7 +59,7 @@ def _show_error(kind, error, traceback):
 
 sys.excepthook = _show_error
 try:
-    # That of Keras's own settings may be for notebooks.
+    # The backend in Keras's own settings may be meant for notebooks.
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     import txl_keras.needs_tensorflow  # noqa: F401
 except ImportError as error:

@@ -78,6 +78,7 @@ class Finetune(options.Options):
         Default: no limit.
     epochs: Most epochs to train.
     patience: Epochs without a lower validation loss after which training ends.
+
     Data options:
     segment_length: Tokens per segment. Default: as in the run of
         --initialize_from, or 128.

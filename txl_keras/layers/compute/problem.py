@@ -54,7 +54,7 @@ class Positions:
     """Describes the scores by distance, terms (b) and (d) of the paper."""
 
     # [N, R, H], one row per distance, the largest distance first and
-    # `Visible.nearest` last. Keys at larger distances use the first row. An
+    # `Visible.nearest` last. Keys at larger distances use the first row. A
     # further column, [N, R, H + 1], is added to the scores of all queries.
     rows: object
     bias: object = None  # `v`: [N, H], or None

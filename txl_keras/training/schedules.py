@@ -58,9 +58,9 @@ def build_schedule(
 
     After `T` steps, the cosine and linear schedules stay at the floor.
 
-    The cosine is that of the original TensorFlow code and of NVIDIA's. The
-    original PyTorch code does not subtract the warm-up, `p = t / T`, so that
-    the rate jumps down at the end of the warm-up.
+    The cosine equals the one in the original TensorFlow code and in NVIDIA's.
+    The original PyTorch code does not subtract the warm-up, `p = t / T`, so
+    that the rate jumps down at the end of the warm-up.
 
     Args:
         name: String, one of `"cosine"`, `"linear"` and `"constant"`.

@@ -364,13 +364,13 @@ class Trainer:
             nll, memory = self.model.score(**arguments)
             losses = [tf.reduce_sum(nll * weights)]
             if len(self._loss_names) > 1:
-                # Weights these means by this replica's share of the rows.
+                # Weights these means by the share of these rows in the batch.
                 share = weights.shape[0] / self.batch_size
                 losses.append(tf.add_n(self.model.backbone.losses) * share)
             elif self.model.losses:
                 raise ValueError(
                     "The layers of `model` must add no losses, by `add_loss` "
-                    "or a `regularizer`. Pass a `loss` to `compile`: then `fit` "
+                    "or a `regularizer`. Pass a `loss` to `compile`, and `fit` "
                     f"uses them. Received: {len(self.model.losses)} losses"
                 )
             target = tf.add_n(losses)

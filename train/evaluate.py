@@ -286,7 +286,7 @@ def _settings(backbone, run_flags, num_tokens):
         print(
             f"Each of the {FLAGS.batch_size} rows has about {per_row:,} tokens "
             "and starts with an empty memory, which holds "
-            f"{backbone.memory_length:,}: the scores are worse than those of "
+            f"{backbone.memory_length:,}: the scores are worse than with "
             "--warmup=exact or --batch_size=1.",
             file=sys.stderr,
         )

@@ -137,7 +137,7 @@ def write(model, layout):
 def _check_all_used(rest):
     if rest:
         raise ValueError(
-            "`model` must have only weights of the format. Received also: "
+            "`model` must have only weights of the format. Received others: "
             f"{shown([*rest])}"
         )
 

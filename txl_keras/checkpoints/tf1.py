@@ -94,7 +94,7 @@ def _tensors(prefix, slot):
     if slot and not shapes:
         raise ValueError(
             f"{prefix} must hold the state of Adam, variables that end with "
-            f"{slot}, as checkpoints of a training do. Received: none"
+            f"{slot}, as training checkpoints do. Received: none"
         )
     files = tf.io.gfile.glob(f"{prefix}.data-*")
     tensors = Tensors(

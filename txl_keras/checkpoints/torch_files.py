@@ -90,7 +90,7 @@ def torch_tensors(state, storages, path):
 def _array(tensor, storages):
     """Returns an array of a tensor, without a copy."""
     if not isinstance(tensor, tuple):
-        raise ValueError(f"a {type(tensor).__name__} that is no tensor")
+        raise ValueError(f"a {type(tensor).__name__} that is not a tensor")
     dtype, key, offset, shape, strides = tensor
     if (dtype,) not in {names[:1] for names in safe_pickle.DTYPES.values()}:
         raise ValueError("expected a storage")

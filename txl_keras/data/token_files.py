@@ -224,8 +224,8 @@ def encode_block(tokenizer, source, block):
     except UnknownSymbolError as error:
         raise ValueError(
             f"{source} has {error.symbol!r}, which is not in the vocabulary. "
-            "Use a vocabulary of this text, one with an entry for unknown "
-            "words, or for ids a larger --vocabulary_size."
+            "Use a vocabulary built from this text, or one with an entry for "
+            "unknown words; for ids use a larger --vocabulary_size."
         ) from error
     num_unknown = 0
     if tokenizer.unknown_id is not None:

@@ -60,7 +60,7 @@ def attention_maps(
     )
     starts = check_token_ids(
         "starts", starts, len(tokens) - segment_length + 1, before,
-        "A segment needs a text that holds it, and fills memory before it",
+        "The text must contain each segment, and fill memory before it",
     )  # fmt: skip
     windows = np.stack(
         [tokens[s - before : s + segment_length] for s in starts]

@@ -73,13 +73,13 @@ def effective_context_lengths(
     check_number("threshold", threshold, 0, exclusive=True)
     if len(losses) < 2:
         raise ValueError(
-            "`losses` must be those of two models or more, because the RECL is "
+            "`losses` must be from two models or more, because the RECL is "
             f"relative to the best of a group. Received: {len(losses)}"
         )
     losses = np.stack([np.asarray(x, np.float64) for x in losses])
     check_shape("losses", losses, (None, len(context_lengths), None))
     if not (losses.size and np.isfinite(losses).all()):
-        raise ValueError("`losses` must be finite, and of one token or more.")
+        raise ValueError("`losses` must be finite, for at least one token.")
     found = []
     for gains, errors in zip(*_gains(losses, top_r), strict=True):
         # Steps 1 and 2 of the algorithm.

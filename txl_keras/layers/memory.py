@@ -247,7 +247,7 @@ class MemoryStack(ConfiguredLayer):
         layer = self._checked_layer(layer)
         remedy = self.batch_size and (
             f"The memory was created with batch_size={self.batch_size}. Pass "
-            "that `batch_size` and a multiple of it as samples, batch with "
+            "this `batch_size` and a multiple of it as samples, batch with "
             "`drop_remainder=True`, or create the memory with batch_size=None. "
             "After an error in the first `fit`, call `compile` again."
         )

@@ -352,9 +352,9 @@ def _check_loads(model_class, content, received):
     different = sorted({*received.items()} ^ {*expected.items()})
     if different:
         raise ValueError(
-            "The weights of a model must be those that its config describes to "
-            "be saved as a preset: save before you add weights, other than "
-            f"those of LoRA. Received: {shown(different)}"
+            "To be saved as a preset, a model must have exactly the weights "
+            "that its config describes, except for LoRA: save it before you "
+            f"add other weights. Received: {shown(different)}"
         )
 
 

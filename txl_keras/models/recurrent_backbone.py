@@ -370,8 +370,9 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             )
         if not isinstance(memory, cls):
             raise ValueError(
-                f"`memory` must be a {cls.__name__}, as `initial_memory` and "
-                f"calls of the model return. Received: memory={shown(memory)}"
+                f"`memory` must be a {cls.__name__}, as returned by "
+                "`initial_memory` and calls of the model. "
+                f"Received: memory={shown(memory)}"
             )
         received = len(memory.states)
         if received != self.num_states:

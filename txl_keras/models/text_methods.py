@@ -178,8 +178,8 @@ class TextMethods:
         is_wrong = (is_beam or stream) and return_log_probs
         if is_wrong or is_beam and count > 1 or stream and return_memory:
             raise ValueError(
-                "A BeamSampler has neither `num_return_sequences` above 1 nor "
-                "`return_log_probs`, and `stream` neither `return_log_probs` "
+                "A BeamSampler supports neither `num_return_sequences` above 1 "
+                "nor `return_log_probs`, and `stream` neither `return_log_probs` "
                 "nor `return_memory`."
             )
         generator = self._keep(

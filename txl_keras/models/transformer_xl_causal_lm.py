@@ -606,7 +606,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         if is_segments and (y is not None or weights is not None):
             raise ValueError(
                 "`y` and `sample_weight` must be None for text and `Segments`, "
-                "which hold the tokens that follow"
+                "which contain the targets"
             )
         if self.fit_steps is None:
             if is_segments:

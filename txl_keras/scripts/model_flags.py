@@ -25,7 +25,7 @@ class _PresetParser(flags.EnumParser):
     def parse(self, argument):
         if argument in presets.TRAINED:
             raise ValueError(
-                "a preset is sizes without weights; to begin with this trained "
+                "a preset has sizes but no weights; to start from this trained "
                 f"model, give --initialize_from={argument} instead"
             )
         return super().parse(argument)

@@ -32,7 +32,7 @@ class GraphTokenizer(tf.Module):
             raise ValueError(
                 "`tokenizer` must define `encode_in_graph` to be part of a "
                 "SavedModel that takes text, as tokenizers of bytes, "
-                "characters, words and SentencePiece do. With another one "
+                "characters, words and SentencePiece do. With others, "
                 "export the model without `tokenizer`, and pass ids to the "
                 f"SavedModel. Received: {type(tokenizer).__name__}"
             )

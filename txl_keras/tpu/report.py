@@ -79,8 +79,8 @@ def _needed_bytes(error):
     found = _TOO_LARGE.search(error)
     if not found and "memory space vmem" in error:
         raise RuntimeError(
-            "`--attention=pallas` needs all keys of one head and row in the "
-            "vector memory of the chip, where they do not fit: leave it out, "
+            "`--attention=pallas` keeps all keys of one head and row in the "
+            "vector memory of the chip, but they do not fit: leave it out, "
             "or choose a shorter segment_length or memory_length. Received: "
             f"{_VECTOR_MEMORY.search(error)[0]}"
         )

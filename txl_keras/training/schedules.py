@@ -92,7 +92,7 @@ def build_schedule(
     if warmup_steps >= max_steps:
         raise ValueError(
             "`warmup_steps` must be less than `max_steps`: pass fewer, such as "
-            f"--warmup_steps={max_steps // 10}, behind any --flagfile. "
+            f"--warmup_steps={max_steps // 10}, after any --flagfile. "
             f"Received: warmup_steps={warmup_steps}, max_steps={max_steps}"
         )
     peak, floor = float(learning_rate), float(min_learning_rate)

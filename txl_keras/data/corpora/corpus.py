@@ -61,7 +61,7 @@ class Corpus:
         if empty:
             raise ValueError(
                 f"{self.name} must have text for each split: give more text, "
-                "as no document is cut, or fill or remove empty files. "
+                "as documents are not cut, or fill or remove empty files. "
                 f"Received: no text in {empty}"
             )
         check_one_of("encoding", self.encoding, ENCODINGS)

@@ -37,8 +37,8 @@ def split_by_name(folder, names):
         others = listed({*names} - named)
         raise ValueError(
             f"{folder} must have files or folders for all of train, valid and "
-            "test, or for none, by the words in their names: rename or remove "
-            "others, or pass a pattern of the files to read, such as "
+            "test, or for none of them, by the words in their names: rename or "
+            "remove others, or pass a pattern of the files to read, such as "
             f"{os.path.join(folder, 'train*')}, whose last files are held out. "
             f"Received: {listed(named)} beside {others}"
         )

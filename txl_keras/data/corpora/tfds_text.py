@@ -114,7 +114,7 @@ def _open(name, data_dir=None, manual_dir=None):
     except tfds.core.DatasetNotFoundError:  # it lists hundreds of others
         near = difflib.get_close_matches(name, tfds.list_builders())
         raise ValueError(
-            "`corpus` must be a dataset of TFDS after tfds:, maybe one of "
+            "`corpus` must be tfds: and the name of a TFDS dataset, maybe "
             f"{near}. Received: {name!r}"
         ) from None
     if builder.data_path.exists():

@@ -156,8 +156,8 @@ class KerasHubTokenizer(Tokenizer):
         length = getattr(tokenizer, "sequence_length", None)
         if length or not all(hasattr(tokenizer, name) for name in methods):
             raise ValueError(
-                f"`tokenizer` must have the methods {', '.join(methods)}, as "
-                "those of KerasHub, and no `sequence_length`, which would pad "
+                f"`tokenizer` must have the methods {', '.join(methods)}, like "
+                "KerasHub's, and no `sequence_length`, which would pad "
                 f"and truncate texts. Received: {shown(tokenizer)}, "
                 f"sequence_length={length}"
             )

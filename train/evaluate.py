@@ -67,6 +67,8 @@ class Evaluate(options.Options, WHOLE=WHOLE):
         by this many tokens and scores only these; needs memory_length=0.
         Default: no sliding window.
     warmup: Text that each row reads before its own part, to fill its memory.
+        memory: as many segments as memory holds; exact: all segments that
+        memory can depend on, which gives the scores of --batch_size=1.
     token_nll: .npy file to write the nats of every token to, as float32 in the
         order of the text; NaN for a token without a score. Default: none.
     position_curve: Add scores by the position of a token in its document, and

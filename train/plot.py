@@ -70,19 +70,19 @@ _PICTURES = (
 class Plot(options.Options, formats=", ".join(plots.FORMATS)):
     """Holds the options of this command.
 
-    picture: Kind of picture to draw, see above.
+    picture: Kind of picture to draw; `txl plot --help` describes each kind.
     output: Picture file to write, of type {formats}.
     workdirs: Folders of the runs to compare.
     labels: Names of the runs in the picture, in the order of --workdirs; in
-        learning_curves runs of the same name are seeds. Default: folder names.
+        picture learning_curves equal names are seeds. Default: folder names.
     numbers: JSON file of an earlier picture, to draw it again instead of
-        measuring --workdirs; several files for learning_curves.
-    context_lengths: Context lengths to compare, in tokens; for recl at equal
-        intervals. Default: 1, 2, 4, ..., 512; for recl 100, 200, ..., 1000.
+        measuring --workdirs; picture learning_curves takes several files.
+    context_lengths: Context lengths to compare, in tokens; equally spaced for
+        picture recl. Default: 1, 2, 4, ..., 512; for recl 100, 200, ..., 1000.
     num_positions: Number of tokens to predict from each context length.
-    top_r: Shares of the positions to average over in recl, hardest first.
-    layers: Layers to show in attention, counted from 0. Default: all.
-    heads: Heads to show in attention, counted from 0. Default: all.
+    top_r: Shares of positions to average over in picture recl, hardest first.
+    layers: Layers to show in picture attention, from 0. Default: all.
+    heads: Heads to show in picture attention, from 0. Default: all.
 
     Data options:
     split: Split of the text to read.

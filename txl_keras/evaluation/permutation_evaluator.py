@@ -90,7 +90,7 @@ class PermutationEvaluator(Evaluator):
         received = self.model.backbone.reuse_length
         if expected != received:
             raise ValueError(
-                "`reuse_length` of the backbone must equal the one of `segments`, "
+                "`reuse_length` of the backbone must equal the `segments`' "
                 f"{expected}. Received: reuse_length={received}"
             )
         super()._check(segments)

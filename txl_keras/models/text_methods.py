@@ -179,8 +179,8 @@ class TextMethods:
         if is_wrong or is_beam and count > 1 or stream and return_memory:
             raise ValueError(
                 "A BeamSampler supports neither `num_return_sequences` above 1 "
-                "nor `return_log_probs`, and `stream` neither `return_log_probs` "
-                "nor `return_memory`."
+                "nor `return_log_probs`, and `stream` neither "
+                "`return_log_probs` nor `return_memory`."
             )
         generator = self._keep(
             BeamSearch if is_beam else Generator,

@@ -50,7 +50,7 @@ class Training(
     warmup_steps: Steps of linear warm-up of the learning rate. Default: a tenth
         of max_steps.
     accumulate_steps: Parts into which each replica divides its rows to
-        accumulate gradients: the step is equal but needs less memory.
+        accumulate gradients: the same step in less memory.
 
     Evaluation options:
     max_eval_tokens: Score only this many tokens from the start of valid and
@@ -125,10 +125,9 @@ class LanguageTraining(
         2 % of the time so far.
 
     Optimization options:
-    minutes: Approximate minutes that the command takes. It times some steps
-        and chooses max_steps, fewer for a short text; and, unless they are
-        given, dropout, precision and max_eval_tokens. Default: train for
-        max_steps.
+    minutes: Approximate minutes that the command takes. It times some steps,
+        then chooses max_steps (fewer for a short text); and dropout, precision
+        and max_eval_tokens unless they are given. Default: max_steps counts.
     half_loss: Compute the training loss on the second half of each segment
         only. With --order=roll every token is a target in some epoch.
     cold_starts: Share of segments, drawn at random, before which memory is

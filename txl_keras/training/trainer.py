@@ -370,8 +370,8 @@ class Trainer:
             elif self.model.losses:
                 raise ValueError(
                     "The layers of `model` must add no losses, by `add_loss` "
-                    "or a `regularizer`. Pass a `loss` to `compile`, so that `fit` "
-                    f"adds them. Received: {len(self.model.losses)} losses"
+                    "or a `regularizer`. Pass a `loss` to `compile`: `fit` "
+                    f"then adds them. Received: {len(self.model.losses)} losses"
                 )
             target = tf.add_n(losses)
             if self.loss_scale:

@@ -13,7 +13,7 @@ from txl_keras.data.vocabulary import smallest_dtype
 
 
 class IdTokenizer(Tokenizer):
-    """Passes token ids through; as text they are written as numbers.
+    """Passes token ids through, and writes them as numbers in text.
 
     It is for sequences that are not text, such as music events, DNA or logs.
     `load_corpus` loads a `Corpus` of ids from `.npy` or `.npz` files.

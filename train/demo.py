@@ -7,9 +7,9 @@ Open the printed address in a browser; Ctrl-C ends the server. The page writes
 text after a prompt, side by side with the memory of training and with less. It
 also shows how surprising each token of a text is, with memory and without.
 
-Only this machine can open the page, unless --host is not 127.0.0.1: then
-everybody who reaches that address can use it, without a password and without
-encryption. Requests are answered one after another.
+By default only this machine can open the page. With another --host, everybody
+who can reach that address can use the page, without a password and without
+encryption. Visitors are answered one after another.
 """
 
 import sys

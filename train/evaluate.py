@@ -13,8 +13,8 @@ Every token of the split except the first is scored exactly once, with any batch
 size. Each row reads a part of the split and starts with an empty memory, so its
 first tokens are scored slightly worse. --warmup=memory first reads as many
 segments before the row's part as the memory holds. --warmup=exact reads L times
-as many, which covers everything that the memory can depend on: the result then
-equals that of --batch_size=1.
+as many, which covers everything that the memory can depend on: the result is
+then the same as with --batch_size=1.
 
 A model without memory has little context at the start of each segment.
 --stride=1 predicts every token from the segment_length tokens before it, each

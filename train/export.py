@@ -38,8 +38,8 @@ class Export(options.Options):
         the model's number of absolute positions.
     raw_text: Export a SavedModel with a built-in tokenizer, which takes and
         returns text.
-    num_slots: Number of clients whose memory the server can keep; 0 leaves the
-        signatures for clients out. Cannot be given with --raw_text.
+    num_slots: Number of clients whose memory the server can keep; with 0, or
+        --raw_text, the signatures for them are left out.
     max_batch_size: Limit of the server: most rows per request.
     max_generate_length: Limit of the server: most tokens that one request to
         `generate` or `generate_text` may ask for.

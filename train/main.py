@@ -141,7 +141,7 @@ def _train(workdir, strategy, stop):
 
 
 def _build_model(text, origin):
-    """Builds the model of the flags, or that of an `Origin`."""
+    """Builds the model of the flags or of an `Origin`."""
     model = model_flags.build_model(
         text.tokenizer.vocabulary_size,
         text.splits["train"].tokens,

@@ -1,4 +1,4 @@
-"""Tensors by name in files, such as those of safetensors.
+"""Reads and writes tensors by name in files, such as safetensors.
 
 A matrix can be stored as int8, with a tensor of float32 scales, `NAME/scale`,
 one per row or per column. Reading it returns their product.

@@ -28,7 +28,7 @@ _MAX_MARKS = 48  # points with a marker, or tokens with a label, along an axis
 
 def plot_learning_curve(metrics, path, unit="token", scores=None):
     """Plots bits per token against steps, with compressors' scores."""
-    # `metrics` are the lines of metrics.jsonl, `scores` are those of valid.
+    # `metrics` are the lines of metrics.jsonl, `scores` are for valid.
     figure, axes = _figure("step", f"bits per {unit}")
     for label, curve in report.learning_curve(metrics).items():
         bits = [*map(bits_per_token, curve["nll"])]

@@ -241,7 +241,7 @@ class DecoderBlock(Block):
         return inputs + ops.cast(positions, inputs.dtype)
 
     def _transform(self, inputs, attended, training=False, dropout_seed=None):
-        """Computes the equations above, given what attention returned."""
+        """Computes the equations above from the output of attention."""
         if not self.normalize_first:
             return self._post_norm(
                 inputs, attended, training, dropout_seed, first_site=1

@@ -244,7 +244,7 @@ class RingWrite:
         """Returns the entries to write, `(B, N, W, H)`."""
         if self._all_real:
             return entries[:, :, self._start :]
-        # Rows with fewer than W real tokens write back what the state has.
+        # Rows with fewer than W real tokens write back entries of the state.
         return ops.where(
             self._entry_indices[:, None, :, None] >= 0,
             _take(entries, ops.maximum(self._entry_indices, 0)),

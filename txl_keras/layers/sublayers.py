@@ -186,7 +186,7 @@ class Block(ConfiguredLayer):
         return self._drop(x, training, dropout_seed, first_site + 1)
 
     def _post_norm(self, x, attended, training, dropout_seed, first_site):
-        """Computes a post-norm block, given what attention returned."""
+        """Computes a post-norm block from the output of attention."""
         attended = self._drop(attended, training, dropout_seed, first_site)
         x = _normalized_sum(self._attention_norm, x, attended)
         update = self._feed_forward(x, training, dropout_seed, first_site + 1)

@@ -9,7 +9,7 @@ from txl_keras.layers.memory import Padding
 
 
 class Episodes:
-    """Separates the steps of one episode from those of the next."""
+    """Separates the steps of consecutive episodes."""
 
     # `reset` (B, T) is true where an episode begins, or `None`. Memory belongs
     # to episode 0.

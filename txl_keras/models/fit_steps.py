@@ -78,7 +78,7 @@ class FitSteps:
 
     def test_step(self, batch):
         """Evaluates the rows of one replica, for the model's `test_step`."""
-        # Outside of what XLA compiles: the variables take the data's size.
+        # Not compiled by XLA: the variables take the size of the data.
         stack = self.model._inference_memory
         memory = stack.read(keras.ops.shape(batch["inputs"])[0])
         nll, memory = self._compiled_score(batch, memory)

@@ -239,7 +239,7 @@ def weight_specs(config, model_class, path, max_layers):
     ):
         check_limit(name, number, max_layers, path)
     one_layer = copy.deepcopy(config)
-    # Each quantized layer has an entry of its own, and may differ.
+    # Each quantized layer has its own entry, and may differ.
     is_quantized = "quantization" in sizes
     if not is_quantized:
         backbone_config(one_layer)["num_layers"] = 1

@@ -83,7 +83,7 @@ class PresetModel(keras.Model):
                 of a folder; or `"hf://owner/name"`, a repository of the Hugging
                 Face Hub, which requires huggingface_hub.
             load_weights: Boolean. If false, weights are newly initialized. A
-                folder must have weights even then: sizes are read from them.
+                folder must have weights even then, to check its sizes.
             dtype: Optional dtype policy: `"float32"`, `"mixed_bfloat16"`,
                 `"mixed_float16"`, or `"bfloat16"` (for weights, too).
             **overrides: Arguments of this class or of the backbone that replace

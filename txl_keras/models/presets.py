@@ -161,7 +161,7 @@ def required_arguments(model_class):
 
 
 def split_overrides(model_class, overrides, backbone_class, given=()):
-    """Checks overrides; returns those of the model and of the backbone."""
+    """Splits overrides between the model and its backbone; checks them."""
     # Arguments without a default may be in `given` instead.
     own = set(arguments(model_class))
     own = own - {"backbone"} if "backbone" in own else set()

@@ -231,8 +231,8 @@ class SegmentReader:
                 such as targets.
 
         Returns:
-            List of arrays `(P, ...)`, one per text, of what `function` returns;
-            empty without a function.
+            List of arrays `(P, ...)`, one per text, with the results of
+            `function`; empty without a function.
         """
         if function not in self._programs:
             self._programs[function] = self.compile_segments(function)

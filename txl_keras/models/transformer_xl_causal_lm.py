@@ -457,7 +457,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         every token except the first is scored; each row has a cold start.
         `score_texts` scores a text as a whole.
         """
-        # Within `fit` Keras passes its `CallbackList`, and what `fit` prepared.
+        # Within `fit` Keras passes its `CallbackList` and prepared data.
         callbacks = kwargs.get("callbacks")
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             check_segment_length(segment_length, x)

@@ -63,9 +63,9 @@ class Sampler:
             whose probabilities sum to at least `top_p`, and ties with the last
             of them (nucleus sampling; Holtzman et al., 2020,
             https://arxiv.org/abs/1904.09751). 1 keeps all tokens.
-        repetition_penalty: Optional float, at least 1, which has no effect.
-            Multiplies the log-probabilities of the tokens in `seen`: `p`
-            becomes `p ** repetition_penalty`. The penalty of Keskar et al.,
+        repetition_penalty: Optional float, at least 1; 1 has no effect. The
+            log-probabilities of the tokens in `seen` are multiplied by it, so
+            `p` becomes `p ** repetition_penalty`. The penalty of Keskar et al.,
             2019 (https://arxiv.org/abs/1909.05858, section 4.1) divides logits.
             Unlike it, this penalty does not depend on a constant added to the
             logits, and never makes a token more likely.

@@ -1,4 +1,4 @@
-"""Flags for text and tokenizers, and functions that load what they name."""
+"""Flags for text and tokenizers, and functions that load them."""
 
 import os
 import pathlib
@@ -172,7 +172,7 @@ def check_outside_text(name, folder):
         pathlib.PurePath(x if files.is_remote(x) else os.path.realpath(x))
         for x in map(files.absolute_path, (folder, text))
     )
-    # Patterns match the files of one folder, not those of its folders.
+    # Patterns match the files of one folder, without its subfolders.
     is_inside = "*" in text and output == source.parent
     options.refuse(
         is_inside or tf.io.gfile.isdir(text) and output.is_relative_to(source),

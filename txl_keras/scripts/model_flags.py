@@ -32,7 +32,7 @@ class _PresetParser(flags.EnumParser):
 
 
 class Architecture(options.Options):
-    """Holds options that choose the model; those of `Model` change it.
+    """Holds options that choose the model; options of `Model` change it.
 
     Model options:
     preset: Preset of the model: its default sizes and options, which other

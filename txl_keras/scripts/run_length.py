@@ -34,7 +34,7 @@ _TESTED_SHARE = 0.3
 
 
 def keep_length(workdir):
-    """Takes over a run's steps and what `--minutes` chose for it."""
+    """Restores a run's steps and the choices of `--minutes`."""
     config = workdir.read_config() if workdir.is_claimed() else {"flags": {}}
     kept = config["flags"]
     if not kept.get("max_steps"):
@@ -96,7 +96,7 @@ def _time_training(build, segments):
         # All workers must continue, or stop, after the same step.
         total = _longest(strategy, time.monotonic() - start)
         seconds, num_steps = total / num_steps, 2 * num_steps
-    # So that names and weights equal those of a run with this --max_steps.
+    # So that names and weights are the same as with this --max_steps.
     del trainer
     keras.utils.clear_session()
     keras.utils.set_random_seed(FLAGS.seed)

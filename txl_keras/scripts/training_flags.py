@@ -1,4 +1,4 @@
-"""Flags for training, and functions that build what they describe."""
+"""Flags for training, and functions that build objects from them."""
 
 from txl_keras.data import Segments
 from txl_keras.data.segments import ORDERS

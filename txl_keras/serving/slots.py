@@ -154,7 +154,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
 
 
 def _scatter(counts, slots, written):
-    """Writes variables `(num_slots,)` after what was written in place."""
+    """Writes variables `(num_slots,)` after the writes in place."""
     # Unlike writes in place, these are stateful operations: a `tf.function`
     # executes them before its next call, even if it ignores the results.
     with tf.control_dependencies(written):

@@ -35,7 +35,7 @@ class TrainingLoop:
     metrics.jsonl, 2. the validation score, 3. the best weights, 4. the line of
     the score, 5. the checkpoint, 6. `on_score`. So all lines due before a
     checkpoint are on disk once it exists. A run that resumes drops and repeats
-    what was written later. Only the step decides what is due, so a run that was
+    later lines. Only the step decides what is due, so a run that was
     killed writes the same lines as any other. With several workers, all run the
     loop and the chief writes.
     """

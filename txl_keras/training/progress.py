@@ -35,7 +35,7 @@ class ProgressBar:
         """Shows the units done so far; the first call starts the clock."""
         now, bar = time.monotonic(), self._bar
         if self._start is None:
-            # This process spent no time on what an earlier process has done.
+            # An earlier process did these units, so they took no time here.
             self._start, self._shown = now, now
             bar.initial = bar.n = done
         if not bar.disable:

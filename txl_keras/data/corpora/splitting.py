@@ -14,7 +14,7 @@ _WORDS = {
     **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-# Other file names, such as those of code, do not count.
+# Names of other files, such as code, do not count.
 _DATA = (
     "", ".txt", ".tokens", ".raw", ".jsonl", ".ndjson", ".npy", ".npz", ".tsv",
     ".csv", ".md", ".html", ".xml", ".json", ".tex",

@@ -17,7 +17,7 @@ PROMPT_SEGMENT = 128
 
 
 class TokenReader:
-    """Computes what follows one token per row, in compiled functions.
+    """Reads one token per row with memory, in compiled functions.
 
     A call returns `answer(hidden, *args)` for hidden states `(B, D)`; by
     default the log-probabilities `(B, V)` of the next tokens. An engine is a

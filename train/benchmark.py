@@ -231,7 +231,7 @@ _EXPERIMENTS = {
 
 
 def _made_up_ids(model, *shape):
-    """Draws int32 ids, the same in each call; id r has a frequency of 1 / r."""
+    """Draws the same int32 ids in each call; id r has about frequency 1 / r."""
     uniform = np.random.default_rng(0).uniform(size=shape)
     return (model.backbone.vocabulary_size**uniform - 1).astype(np.int32)
 

@@ -1,4 +1,4 @@
-"""All uses of undocumented parts of Keras, where nothing public serves.
+"""Uses undocumented parts of Keras, where no public part is available.
 
 Keras may change these parts; setup.py admits the versions that were tested.
 """

@@ -74,7 +74,7 @@ def _time(model, settings):
 
 
 def _tokens(settings, length):
-    """Draws ids with Zipf frequencies: id r with a frequency of 1 / r."""
+    """Draws ids with Zipf frequencies: id r about 1 / r of the time."""
     uniform = torch.rand(settings["batch_size"], length)
     return (settings["vocabulary_size"] ** uniform - 1).long()
 

@@ -53,7 +53,7 @@ class HeadsAttention(ConfiguredLayer):
         self._query_dense = self._dense("query", "btd,dnh->btnh")
         self._key_dense = self._dense("key", "bsd,dnh->bsnh")
         self._value_dense = self._dense("value", "bsd,dnh->bsnh")
-        self._output_dense = None  # created in `build`, which knows D
+        self._output_dense = None  # created in `build`, where D is known
 
     def _dense(self, name, equation, output_shape=None):
         """Creates a projection, by default to the heads."""

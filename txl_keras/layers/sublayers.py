@@ -161,7 +161,7 @@ class Block(ConfiguredLayer):
             activation,
             name="feed_forward_intermediate",
         )
-        self._output_dense = None  # created in `build`, which knows D
+        self._output_dense = None  # created in `build`, where D is known
         self._dropout = RowDropout(
             self.dropout, dtype=self.dtype_policy, name="dropout"
         )

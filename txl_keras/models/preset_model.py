@@ -65,7 +65,7 @@ class PresetModel(keras.Model):
 
         Names in `presets` are sizes without weights. Names in `trained_presets`
         are trained models that come with the package, in folders as below. The
-        files of a folder tell which kind it is:
+        files of a folder determine its kind:
 
         - a preset that `save_to_preset` or `train/convert.py` wrote,
         - a run of `train/main.py`, whose best weights are loaded,

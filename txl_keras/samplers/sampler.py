@@ -352,7 +352,7 @@ def keep_first(logits, weights, enough, is_off):
 
     The other logits `(B, N)` become minus infinity unless it `is_off`.
     """
-    # An axis of size 1, because `ops.view` needs to know the size of the last.
+    # An axis of size 1, because `ops.view` needs a static last size.
     bits = ops.view(logits[..., None], "int32")[..., 0]
     keys = _with_order_of_integers(bits)
     weights, enough = (ops.cast(x, "float32") for x in (weights, enough))

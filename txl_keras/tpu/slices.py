@@ -1,4 +1,4 @@
-"""TPU slices, by their names in gcloud."""
+"""Describes TPU slices, by their names in gcloud."""
 
 import dataclasses
 import math

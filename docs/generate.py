@@ -71,17 +71,17 @@ _MAX_LINES, _MAX_COLUMNS = 30, 200
 _BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 
 _FLAGS_INTRODUCTION = """\
-Those in the tables below, by command and topic; `txl COMMAND --help` prints the
-same. A boolean flag such as `--drop_newlines` is turned off by
-`--nodrop_newlines`. `--flagfile=NAME` reads flags from a file, or from one that
-comes with the package, such as `quickstart`. If a flag is given twice, the last
-one counts. An empty default means that the flag is not set.
+The tables below list all flags by command and topic, as does `txl COMMAND
+--help`. `--nodrop_newlines` turns off a boolean flag such as `--drop_newlines`.
+`--flagfile=NAME` reads flags from a file, or from one that comes with the
+package, such as `quickstart`. If a flag is given twice, the last one counts. An
+empty default means that the flag is not set.
 """
 _API_INTRODUCTION = """\
-Those below, by package: every exported name with its signature and the first
-sentence of its docstring, and the public methods of classes. `help(name)`
-prints the whole docstring, with shapes, errors and an example. Methods that
-classes inherit from Keras are left out.
+This page lists every exported name by package, with its signature and the first
+sentence of its docstring. For classes it lists public methods, except methods
+inherited from Keras. `help(name)` prints the whole docstring, with shapes,
+errors and an example.
 """
 
 

@@ -1,4 +1,4 @@
-r"""Times the model on this machine and compares it with other ways.
+r"""Times the model on this machine and compares it with other implementations.
 
     python train/benchmark.py --experiment=training --preset=quickstart \
         --batch_size=16
@@ -13,16 +13,15 @@ training     one training step of a run, with Adam and the gradient clipped to
              a norm of 0.25
 evaluation   scoring of one segment. Memory is projected keys and values; in the
              training path it is hidden states
-generation   one token, also by engines of extensions; and reading all weights
+generation   one token, also with engines of extensions; and reading all weights
              and caches once, a lower bound
 
 Weights are random, and there is no dropout unless --dropout is given. The
-contenders take turns in one process, and each time is the median over all
-turns: on a shared machine times vary, but ratios vary much less. Utilization
-is `model_flops` per second, divided by the speed of the fastest matmul that
-this process reaches in the same precision. --peer_python adds Hugging Face's
-Transformer-XL (relative attention, norms after the sums, float32), eager and
-through torch.compile: see train/peers/hugging_face.py.
+contenders take turns in one process. Each time is the median over all turns: on
+a shared machine times vary, but ratios vary much less. Utilization is
+`model_flops` per second divided by the speed of the fastest matmul here in the
+same precision. --peer_python adds Hugging Face's Transformer-XL (post-norm,
+float32), eager and through torch.compile: see train/peers/hugging_face.py.
 
 Prints a table and, in the last line, a JSON object.
 """
@@ -58,14 +57,14 @@ from txl_keras.training.utilization import peak_flops
 class Benchmark(options.Options):
     """Holds the options of this command.
 
-    experiment: What to time, see above.
+    experiment: Experiment to run, see above.
     calls_per_turn: Timed calls in each turn of a contender: training steps,
         segments to score, or tokens to write.
-    turns: Timed turns per contender, after one that does not count.
-    engine: Engine with which to generate, too, in the experiment generation,
-        and its arguments: NAME,ARGUMENT=VALUE. May be repeated. Default: none.
-    peer_python: Path of the Python interpreter of an environment with Hugging
-        Face's Transformer-XL, to time that, too. Default: none.
+    turns: Timed turns per contender, after one warm-up turn.
+    engine: Engine to add to the experiment generation, with its arguments:
+        NAME,ARGUMENT=VALUE. May be repeated. Default: none.
+    peer_python: Python interpreter of an environment with Hugging Face's
+        Transformer-XL, which is then timed, too. Default: none.
     batch_size: Rows per batch.
     segment_length: Tokens per row and segment.
     vocabulary_size: Number of tokens in the vocabulary. Default: the preset's.
@@ -88,13 +87,13 @@ model_flags.define_model_flags()
 training_flags.Training.define("precision")
 
 _LEARNING_RATE, _CLIP_NORM = 1e-4, 0.25
-_SEGMENTS = 64  # segments per row before the text of training repeats
+_SEGMENTS = 64  # segments per row before the training text repeats
 _BANDWIDTH_BYTES = 1 << 29
 _PEER = pathlib.Path(__file__).parent / "peers" / "hugging_face.py"
 
 
 def main(_):
-    # Not with the dropout of the preset, so that all compute the same.
+    # Without the preset's dropout, so that all contenders compute the same.
     for name in ("dropout", "attention_dropout"):
         if FLAGS[name].value is None:
             FLAGS[name].value = 0.0
@@ -116,7 +115,7 @@ def main(_):
 # === Experiments ===
 
 # A contender is a function that makes some calls and returns the seconds of
-# each.
+# each call.
 
 
 def _training(model):
@@ -189,7 +188,7 @@ def _generation(model):
 
 
 def _writer(model, engine, **arguments):
-    """Returns a contender that generates one token after the other."""
+    """Returns a contender that generates one token after another."""
     prompts = np.arange(FLAGS.batch_size) % model.backbone.vocabulary_size
     return lambda: _time_items(
         model.generate(
@@ -232,7 +231,7 @@ _EXPERIMENTS = {
 
 
 def _made_up_ids(model, *shape):
-    """Draws int32 ids; id r has a frequency of about 1 / r. Same each call."""
+    """Draws the same int32 ids in each call; id r has about frequency 1 / r."""
     uniform = np.random.default_rng(0).uniform(size=shape)
     return (model.backbone.vocabulary_size**uniform - 1).astype(np.int32)
 

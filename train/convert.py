@@ -1,4 +1,4 @@
-r"""Converts published checkpoints and runs to presets, or to Hugging Face's.
+r"""Converts published checkpoints and runs to presets or to Hugging Face.
 
     txl convert --input_format=hugging_face \
         --input=transfo-xl-wt103 --vocabulary=transfo-xl-wt103/vocab.pkl \
@@ -10,9 +10,9 @@ r"""Converts published checkpoints and runs to presets, or to Hugging Face's.
     txl convert --input_format=workdir --input=runs/mine --average \
         --output=mine_average
 
-The output is what `from_preset` reads. `txl evaluate` (with --corpus), `txl
-generate` and `txl export` take it as --workdir, as a run. The content of
---config is described at `txl_keras.checkpoints.load_tf1` and `load_pytorch`.
+`from_preset` reads the output. `txl evaluate` (with --corpus), `txl generate`
+and `txl export` take it as --workdir, like a run. The content of --config is
+described at `txl_keras.checkpoints.load_tf1` and `load_pytorch`.
 """
 
 import os
@@ -41,30 +41,30 @@ from txl_keras.workdir import Workdir
 class Convert(options.Options, trained=" or ".join(TRAINED)):
     """Holds the options of this command.
 
-    input_format: What wrote the input: the original TensorFlow code (tf1),
-        Hugging Face, the original or NVIDIA's PyTorch code, txl train
-        (workdir), or save_to_preset.
+    input_format: Format of the input: original TensorFlow code (tf1), Hugging
+        Face, original or NVIDIA's PyTorch code (pytorch), a run of `txl train`
+        (workdir), or `save_to_preset` (preset).
     input: Checkpoint to convert: a prefix (tf1), a file (pytorch) or a folder.
         A preset may also be {trained}.
-    average: Take the mean of the latest checkpoints of a run, in place of its
-        best weights. Training keeps two, or --max_to_keep.
+    average: Average the latest checkpoints of a run instead of taking its best
+        weights. Training keeps two, or --max_to_keep.
     config: JSON file with sizes and options, for the input formats tf1 and
         pytorch.
     output_format: Format of the output: a preset, or a Hugging Face folder.
     output: New folder to write.
-    cold_start: State of the memory at the start of a text: masked out, or zeros
-        as in Hugging Face's code. Default: as in the input.
-    symbols: Kind of the symbols in --vocabulary: words; bytes as decimal
-        numbers, without newlines (enwik8); characters with `_` for the space
+    cold_start: Memory at the start of a text: masked, or zeros as in Hugging
+        Face's code. Default: as in the input.
+    symbols: Kind of symbols in --vocabulary: words; bytes as decimal numbers,
+        without newlines (enwik8); or characters, with `_` for the space
         (text8).
 
     Model options:
-    same_length: The same_length option of `CausalMultiHeadAttention`; Hugging
-        Face's code needs pytorch. Default: as in the input.
+    same_length: The same_length option of `CausalMultiHeadAttention`; export to
+        Hugging Face needs pytorch. Default: as in the input.
 
     Tokenizer options:
     vocabulary: File with the symbols of the vocabulary: text, JSON or a known
-        pickle. A tokenizer.json of a run is also read, with all of its options.
+        pickle; or a run's tokenizer.json, with all of its options.
     """
 
     input_format: options.one_of(
@@ -98,7 +98,7 @@ def main(_):
     )
     options.refuse(not FLAGS.output, "`output` must be given, a path.")
     check_new("output", FLAGS.output)
-    # First, because it is fast and fails before a large model is loaded.
+    # First, because it is fast, and may fail before a large model is loaded.
     tokenizer = _read_tokenizer() if FLAGS.vocabulary else None
     model, training = _load_model()
     if FLAGS.output_format == "preset":
@@ -110,7 +110,7 @@ def main(_):
 
 
 def _load_model():
-    """Returns the model, and how it was trained, as far as it is known."""
+    """Returns the model, and how it was trained, as far as known."""
     same_length = {"false": False, "true": True}
     overrides = {
         "cold_start": FLAGS.cold_start,

@@ -1,15 +1,15 @@
-r"""Serves a page on which to write with a model and to see what surprises it.
+r"""Serves a web page that writes with a model and shows what surprises it.
 
     txl demo --workdir=runs/quickstart
     txl demo --preset=my_model --port=0
 
 Open the printed address in a browser; Ctrl-C ends the server. The page writes
-text after a prompt, with the memory of training and with less side by side. It
-also shows how surprising each token of any text is, with memory and without.
+text after a prompt, side by side with the memory of training and with less. It
+also shows how surprising each token of a text is, with memory and without.
 
-Only this machine can open the page, unless --host is another address than
-127.0.0.1: then everybody who reaches that address can, without a password and
-without encryption. Visitors are answered one after the other.
+By default only this machine can open the page. With another --host, everybody
+who can reach that address can use the page, without a password and without
+encryption. Visitors are answered one after another.
 """
 
 import sys
@@ -27,9 +27,9 @@ from txl_keras.scripts.options import FLAGS
 class Demo(options.Options):
     """Holds the options of this command.
 
-    host: Address or name to listen at. The default admits this machine only;
-        0.0.0.0 admits all who can reach it.
-    port: Port to listen at; 0 takes any free one.
+    host: Address or name to listen on. The default admits this machine only;
+        0.0.0.0 admits everybody who can reach the machine.
+    port: Port to listen on; 0 takes any free port.
     """
 
     host: str = "127.0.0.1"
@@ -42,7 +42,7 @@ trained_model.define_memory_flag()
 
 
 def main(_):
-    # First, so that a port that is in use is noticed before loading.
+    # First, so that a busy port is noticed before the model is loaded.
     server = DemoServer(FLAGS.host, FLAGS.port)
     playground = Playground(*trained_model.load_trained_model())
     if not server.is_local:

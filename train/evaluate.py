@@ -13,12 +13,12 @@ Every token of the split except the first is scored exactly once, with any batch
 size. Each row reads a part of the split and starts with an empty memory, so its
 first tokens are scored slightly worse. --warmup=memory first reads as many
 segments before the row's part as the memory holds. --warmup=exact reads L times
-as many, all on which the memory can depend: the result then equals that of
---batch_size=1.
+as many, which covers everything that the memory can depend on: the result is
+then the same as with --batch_size=1.
 
 A model without memory has little context at the start of each segment.
 --stride=1 predicts every token from the segment_length tokens before it, each
-in a window of its own: the evaluation of Al-Rfou et al., which takes
+in its own window. This is the evaluation of Al-Rfou et al.; it takes
 segment_length times as long. --stride=K predicts K tokens per window and takes
 one K-th of that time.
 
@@ -63,23 +63,25 @@ from txl_keras.workdir import write_json
 class Evaluate(options.Options, WHOLE=WHOLE):
     """Holds the options of this command.
 
-    stride: Use a sliding window of segment_length tokens that advances by this
-        many tokens and scores only those; needs memory_length=0. Default: no
-        sliding window.
+    stride: Score with a sliding window of segment_length tokens that advances
+        by this many tokens and scores only these; needs memory_length=0.
+        Default: no sliding window.
     warmup: Text that each row reads before its own part, to fill its memory.
-    token_nll: .npy file for the nats of every token, in the order of the text,
-        as float32 (NaN for a token without a score). Default: none.
+        memory: as many segments as memory holds; exact: all segments that
+        memory can depend on, which gives the scores of --batch_size=1.
+    token_nll: .npy file to write the nats of every token to, as float32 in the
+        order of the text; NaN for a token without a score. Default: none.
     position_curve: Add scores by the position of a token in its document, and
         draw them to WORKDIR/evaluation_SPLIT_positions.png.
-    html: Write a web page of the first tokens of the split, up to 5000, each
-        shaded by its bits with memory and without:
-        WORKDIR/evaluation_SPLIT.html.
+    html: Write WORKDIR/evaluation_SPLIT.html, a web page of the first tokens of
+        the split, up to 5000. Each token is shaded by its bits with memory and
+        without.
 
     Data options:
-    split: Split of the text to score; {WHOLE}: the whole --corpus, not split.
+    split: Split of the text to score; {WHOLE} is the whole --corpus, not split.
     segment_length: Tokens per segment. Default: as in training, or 128 for a
         --preset.
-    batch_size: Rows per batch. Default: 16, unless another option says so.
+    batch_size: Rows per batch. Default: 16, unless another option sets it.
 
     Evaluation options:
     max_eval_tokens: Score only this many tokens from the start of the split.
@@ -105,9 +107,9 @@ _EVALUATORS = registered("evaluator")
 for _options in _EVALUATORS.values():
     _options.define()
 
-# A longer page is slow to scroll.
+# Most tokens of a page; a longer page would be slow to scroll.
 _MAX_PAGE_TOKENS = 5000
-# What a preset has in place of a run's config.json.
+# Settings of a preset, which has no run's config.json.
 _NO_RUN = {"flags": {"segment_length": 128}, "corpus": {}, "data": {}}
 
 
@@ -131,7 +133,7 @@ def _evaluate(workdir, chosen, stop):
     tokenizer = model.tokenizer
     name, text, split = _prepare_text(config, tokenizer)
     tokens, documents = split.head(FLAGS.max_eval_tokens)
-    # All that tells one result from another.
+    # Everything that distinguishes one result from another.
     settings = {
         "split": FLAGS.split,
         **checkpoint,
@@ -169,9 +171,9 @@ def _evaluate(workdir, chosen, stop):
     path = workdir.file(f"evaluation_{FLAGS.split}")
     if FLAGS.position_curve:
         scores["position_curve"] = report.position_curve(nll, documents)
-    # In place of an earlier one with the same settings. Read now, because
-    # another process may have added a result meanwhile; written before what
-    # may fail.
+    # Replaces an earlier result with the same settings. The list is read now,
+    # because another process may have added a result meanwhile, and written
+    # before steps that may fail.
     others = [
         result
         for result in workdir.read_evaluations(FLAGS.split)
@@ -218,7 +220,7 @@ def _chosen_evaluator():
 
 
 def _check_flags():
-    """Checks flags that exclude each other before anything is loaded."""
+    """Checks flags that exclude each other, before anything is loaded."""
     if FLAGS.token_nll is not None:
         options.refuse(
             not FLAGS.token_nll.endswith(".npy"),
@@ -247,8 +249,8 @@ def _prepare_text(config, tokenizer):
         paths = source["corpus"], run_corpus["corpus"]
         options.refuse(
             len(set(map(os.path.realpath, paths))) == 1,
-            f"`split` {WHOLE} is for text that the model was not trained on, "
-            f"and not for {paths[0]}, the text of the run.",
+            f"`split` {WHOLE} is for text that the model was not trained on; "
+            f"{paths[0]} is the text of the run.",
         )
     corpus, split = data_flags.prepare_split(
         source, tokenizer, FLAGS.split, whole=is_whole
@@ -257,7 +259,7 @@ def _prepare_text(config, tokenizer):
     if split.fingerprint() == expected:  # even if the files were moved
         text = {"corpus": None, "fingerprint": None}
         return f"{corpus.name} (the text of the run)", text, split
-    # Other options do not identify a text, but the location of its files.
+    # The other options are locations of files and do not identify a text.
     names = "corpus", "document_separator", "text_key"
     if expected and all(source[n] == run_corpus.get(n) for n in names):
         data_flags.check_run_text(
@@ -270,7 +272,7 @@ def _prepare_text(config, tokenizer):
 
 
 def _settings(backbone, run_flags, num_tokens):
-    """Returns the settings of the evaluation, to record with its result."""
+    """Returns the settings of the evaluation, to store with its result."""
     segment_length = FLAGS.segment_length or run_flags.get("segment_length")
     check_integer("segment_length", segment_length, 1)
     if FLAGS.stride:
@@ -286,7 +288,7 @@ def _settings(backbone, run_flags, num_tokens):
         print(
             f"Each of the {FLAGS.batch_size} rows has about {per_row:,} tokens "
             "and starts with an empty memory, which holds "
-            f"{backbone.memory_length:,}: the scores are worse than those of "
+            f"{backbone.memory_length:,}: the scores are worse than with "
             "--warmup=exact or --batch_size=1.",
             file=sys.stderr,
         )

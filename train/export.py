@@ -1,12 +1,12 @@
-"""Exports a run: as a SavedModel that needs only TensorFlow.
+r"""Exports a run as a SavedModel that needs only TensorFlow.
 
     txl export --workdir=runs/quickstart
     txl export --workdir=runs/quickstart --raw_text
 
 The first command writes `runs/quickstart/export/STEP`, whose signatures take
 and return token ids. The second writes `runs/quickstart/export_text/STEP`,
-whose signatures take and return strings. The folder above STEP is the
-`--model_base_path` of TensorFlow Serving. `export` of `txl_keras.serving`
+whose signatures take and return strings. Pass the folder above STEP as
+`--model_base_path` to TensorFlow Serving. `export` of `txl_keras.serving`
 describes inputs and outputs. `assets/` holds the tokenizer and the
 configuration of the run. Extensions add other formats, which are written to
 `export_FORMAT/STEP`.
@@ -30,19 +30,19 @@ _FORMATS = registered("export_format")
 class Export(options.Options):
     """Holds the options of this command.
 
-    format: What to write: a SavedModel, or the format of an extension.
+    format: Format to write: a SavedModel, or the format of an extension.
     output: Folder to write, NAME/VERSION. Default: WORKDIR/export/STEP, with
         --raw_text WORKDIR/export_text/STEP, and with another --format
         WORKDIR/export_FORMAT/STEP.
-    max_segment_length: Most tokens in a segment of a request. Default: 512, or
-        the number of absolute positions of the model.
+    max_segment_length: Most tokens per segment in a request. Default: 512, or
+        the model's number of absolute positions.
     raw_text: Export a SavedModel with a built-in tokenizer, which takes and
         returns text.
-    num_slots: Number of clients whose memory the server can keep, unless
-        --raw_text is given; 0 exports no such signatures.
-    max_batch_size: Limit of the server: the most rows of one request.
-    max_generate_length: Limit of the server: the most tokens that one request
-        to `generate` or `generate_text` may ask for.
+    num_slots: Number of clients whose memory the server can keep; with 0, or
+        --raw_text, the signatures for them are left out.
+    max_batch_size: Limit of the server: most rows per request.
+    max_generate_length: Limit of the server: most tokens that one request to
+        `generate` or `generate_text` may ask for.
     """
 
     format: options.one_of(["saved_model", *_FORMATS]) = "saved_model"
@@ -60,7 +60,7 @@ trained_model.TrainedModel.define("workdir", workdir=options.REQUIRED)
 trained_model.define_memory_flag()
 
 
-# The formats that use a flag, unless all do.
+# Values of --format for flags that only some formats use.
 _LIMITS = "max_segment_length", "max_batch_size", "max_generate_length"
 _ONLY_FOR = {
     **dict.fromkeys((*_LIMITS, "num_slots", "raw_text"), ("saved_model",)),

@@ -10,12 +10,12 @@ r"""Trains a text classifier on the backbone of a language model.
 Texts of any length are read whole, segment by segment with memory, unless
 --max_text_tokens limits them. --initialize_from names a trained model, such as
 the workdir of a run, and takes its weights, sizes and tokenizer. With
---from_scratch it takes everything except the weights: a baseline that shows
-what the pretrained weights add.
+--from_scratch it takes everything except the weights, as a baseline that shows
+the gain from the pretrained weights.
 
 Files are .tsv, .csv or .jsonl (or .gz of these). Without --valid_file, a tenth
-of train is split off by a hash of each text. Training ends when the loss of
-valid has not fallen for --patience epochs; the best weights are kept.
+of train is split off by a hash of each text. Training ends when the validation
+loss has not fallen for --patience epochs; the best weights are kept.
 
 Writes to the workdir: metrics.jsonl (one line per epoch), model (the best
 weights, for `TransformerXLTextClassifier.from_preset`), results.json (accuracy,
@@ -72,21 +72,21 @@ class Finetune(options.Options):
         --text_column.
     from_scratch: Use only the sizes and the tokenizer of --initialize_from, and
         start from random weights.
-    pooling: Hidden states to classify: that of the last token, or the mean over
-        all.
+    pooling: Hidden states to classify: last takes the state of the last token,
+        mean the mean over all tokens.
     max_text_tokens: Most tokens of a text to read; the rest is cut off.
         Default: no limit.
     epochs: Most epochs to train.
-    patience: Epochs without a lower loss of valid after which training ends.
+    patience: Epochs without a lower validation loss after which training ends.
 
     Data options:
     segment_length: Tokens per segment. Default: as in the run of
         --initialize_from, or 128.
-    batch_size: Most texts per step; long texts come in smaller batches.
+    batch_size: Most texts per step; batches of long texts are smaller.
 
     Optimization options:
-    learning_rate: Peak learning rate of adamw: it rises for a tenth of all
-        steps, and then decays linearly to 0.
+    learning_rate: Peak learning rate of adamw. The rate rises during the first
+        tenth of the steps, then decays linearly to 0.
     seed: Seed of the initial weights, the order of the texts and dropout.
     """
 
@@ -202,7 +202,7 @@ def main(_):
         callbacks=[keras.callbacks.TerminateOnNaN(), stopping, writing],
         verbose=1 if sys.stdout.isatty() else 2,
     ).history
-    # The last step may ruin only val_loss.
+    # If the last step diverges, only val_loss shows it.
     losses = np.array([history["loss"], history["val_loss"]])
     bad = losses[~np.isfinite(losses)]
     if len(bad):
@@ -211,7 +211,7 @@ def main(_):
             f"learning rate. Received: --learning_rate={FLAGS.learning_rate}"
         )
 
-    # Score and export the best.
+    # Score and export the best weights.
     epoch = stopping.best_epoch + 1
     results = {"step": epoch * steps, "epoch": epoch}
     training = {
@@ -254,8 +254,8 @@ def _read_texts():
     paths = {split: FLAGS[f"{split}_file"].value for split in SPLITS}
     options.refuse(
         any(paths.values()) if FLAGS.tfds_name else not FLAGS.train_file,
-        "Either `train_file` or `tfds_name` must be given, and `valid_file` "
-        "and `test_file` only with the first.",
+        "Either `train_file` or `tfds_name` must be given; `valid_file` and "
+        "`test_file` only go with `train_file`.",
     )
     if FLAGS.tfds_name:
         # Imported here, because TensorFlow Datasets may not be installed.
@@ -286,9 +286,9 @@ def _build_optimizer(max_steps):
 
 
 def _scores(model, batches, label_ids, label_names, is_long):
-    """Scores all texts, and those longer than a segment."""
+    """Scores all texts, and separately texts longer than a segment."""
     logits = model.predict(batches.dataset(batches.steps_per_epoch), verbose=0)
-    logits = logits[np.argsort(batches.order())]  # as the texts are
+    logits = logits[np.argsort(batches.order())]  # in the order of the texts
     scores = classification_scores(label_ids, logits, label_names)
     if any(is_long):
         scores["longer_than_segment"] = classification_scores(

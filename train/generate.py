@@ -1,4 +1,4 @@
-r"""Writes text with the model of a run, or of a preset.
+r"""Writes text with the model of a run or of a preset.
 
     txl generate --preset=my_model --prompt="def main("
     txl generate --workdir=runs/quickstart --prompt="def main("
@@ -8,12 +8,12 @@ r"""Writes text with the model of a run, or of a preset.
         --prompt="import " --stop="\n\n"
     txl generate --workdir=runs/music --prompt="60 64 67" --output=tune.npy
 
-The text of a single prompt is printed token by token. Several prompts are
-continued in one batch, each independently of the others, and their texts are
-printed at the end.
+The text after a single prompt is printed token by token. Several prompts are
+continued in one batch, each independently of the others, and printed at the
+end.
 
 A model of token ids (--tokenizer=ids) continues numbers, or the ids in an .npy
-file, and --output writes them to a file that can be a --corpus.
+file. --output writes ids to a file that can be used as --corpus.
 """
 
 import functools
@@ -47,15 +47,15 @@ _ENGINE_OPTIONS = {
 class Generate(options.Options):
     r"""Holds the options of this command.
 
-    prompt: Text to continue; may be repeated. Default: a newline, or
-        a space without newlines. For a model of token ids: numbers, or an .npy
-        file, which must be given.
+    prompt: Text to continue; may be repeated. Default: a newline, or a space if
+        the vocabulary has no newline. A model of token ids requires it:
+        numbers, or an .npy file.
     max_tokens: Most tokens to write after the prompt; --stop may end the text
         sooner.
     stop: Text at which to stop; \n is a newline. It is not printed. May be
         repeated.
-    output: File for the prompts and what follows them, of a model of token ids:
-        .npy, or .npz, which also has where each begins. Default: none.
+    output: File to write prompts and continuations to, for a model of token
+        ids: .npy, or .npz, which also stores where each begins. Default: none.
     temperature: Softmax temperature of sampling; 0 always takes the most likely
         token.
     top_k: Sample from the k most likely tokens only. Default: no limit.
@@ -63,8 +63,8 @@ class Generate(options.Options):
         (nucleus sampling). Default: no limit.
     repetition_penalty: Factor for the log-probabilities of tokens that occurred
         before; above 1 makes repetition less likely. Default: 1.
-    engine: What decodes token by token: TensorFlow, or the engine of an
-        extension.
+    engine: Implementation that decodes token by token: TensorFlow, or the
+        engine of an extension.
 
     Optimization options:
     seed: Seed of sampling; the same seed writes the same text.
@@ -100,7 +100,7 @@ def main(_):
     _check_kind(is_text)
     prompts = FLAGS.prompt
     if not prompts:
-        # Published models of characters leave newlines out.
+        # Published character models leave newlines out.
         prompts = ["\n" if len(model.tokenizer.encode("\n")) else " "]
     if not is_text:
         prompts = [_read_ids(model.tokenizer, prompt) for prompt in prompts]
@@ -130,15 +130,15 @@ def main(_):
 
 
 def _check_kind(is_text):
-    """Checks the flags that only suit models of text, or of token ids."""
+    """Checks the flags that only suit models of text or of token ids."""
     options.refuse(
         is_text and FLAGS.output is not None,
         "`output` can only be given for a model of token ids: text is printed.",
     )
     options.refuse(
         not is_text and (not FLAGS.prompt or FLAGS.stop),
-        "`prompt` must be given for a model of token ids, and `stop` must not, "
-        "which is text.",
+        "`prompt` must be given for a model of token ids, and `stop` must not: "
+        "it is text.",
     )
     options.refuse(
         not (FLAGS.output or ".npy").endswith((".npy", ".npz")),
@@ -147,7 +147,7 @@ def _check_kind(is_text):
 
 
 def _read_ids(tokenizer, prompt):
-    """Returns the ids of a prompt: numbers, or the name of a file of ids."""
+    """Returns the ids of a prompt: numbers, or the path of a file of ids."""
     if is_id_file(prompt):
         prompt = open_ids(os.path.expanduser(prompt))[0]
     return tokenizer.encode(prompt)

@@ -7,9 +7,9 @@ r"""Trains a Transformer-XL language model on text.
     txl train --flagfile=enwik8_base \
         --flagfile=v2_8 --compile_only
 
-Run the same command again to resume a run that was stopped. SIGTERM, SIGHUP (a
-closed terminal) and Ctrl-C finish the current steps, save a checkpoint and exit
-with code 75.
+Run the same command again to resume a run that was stopped. On SIGTERM, SIGHUP
+(a closed terminal) and Ctrl-C, training finishes the current steps, saves a
+checkpoint and exits with code 75.
 """
 
 import functools
@@ -36,7 +36,7 @@ from txl_keras.scripts.samples import legible_passage
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.utilization import training_bytes
 
-# Tokens of valid in surprise.html.
+# Tokens of valid to show in surprise.html.
 _PAGE_TOKENS = 1000
 
 data_flags.Corpus.define()
@@ -77,7 +77,7 @@ def _train(workdir, strategy, stop):
     )
     is_new = not workdir.is_claimed()
     if FLAGS.minutes is not None and is_new:
-        # This changes flags that `build` and what follows read.
+        # This changes flags that `build` and the code below read.
         run_length.choose(strategy, build, segments)
     trainer = build()
     evaluator = Evaluator(
@@ -136,7 +136,7 @@ def _train(workdir, strategy, stop):
             training_run.draw_curve(tokenizer.unit, loop, None, scores["valid"])
             samples.finish(loop, step)
             if trainer.model.backbone.has_attention:
-                # Copied to one device: that model may be on several.
+                # Loaded on one device: the trained model may be on several.
                 best = workdir.load_model(tokenizer)
                 trained_model.export_run(workdir, *best)
             workdir.write_results({"step": step, **scores})
@@ -145,7 +145,7 @@ def _train(workdir, strategy, stop):
 
 
 def _build_model(text, origin):
-    """Builds the model of the flags, or that of an `Origin`."""
+    """Builds the model of the flags or of an `Origin`."""
     model = model_flags.build_model(
         text.tokenizer.vocabulary_size,
         text.splits["train"].tokens,
@@ -157,7 +157,7 @@ def _build_model(text, origin):
 
 
 def _bytes_per_token(text, valid):
-    """Returns the means of train and valid, `None` if they are not known."""
+    """Returns the means of train and valid, `None` if they are unknown."""
     # The first token of a document that resets memory has no score.
     if not text.tokenizer.is_lossless or FLAGS.reset_documents:
         return None
@@ -168,7 +168,7 @@ def _bytes_per_token(text, valid):
 
 
 def _describe_step(trainer):
-    """Returns words for a step: its tokens, and the memory that it takes."""
+    """Describes a step by its tokens and its memory on the device."""
     parts = training_bytes(
         trainer.model,
         trainer.optimizer,
@@ -185,7 +185,7 @@ def _describe_step(trainer):
 
 
 def _describe(tokenizer, sizes, nll, split):
-    """Returns words for nats per token of a split."""
+    """Formats nats per token of a split for the output."""
     scores = {"nll": nll}
     if sizes:
         scores["bits_per_byte"] = bits_per_token(nll) / sizes[split]

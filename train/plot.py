@@ -13,7 +13,7 @@ r"""Draws pictures that compare runs.
     txl plot --picture=learning_curves --labels=memory,memory,none,none \
         --workdirs=runs/a0,runs/a1,runs/b0,runs/b1 --output=runs/seeds.png
 
-All pictures but learning_curves use the text of the runs, or --corpus:
+All pictures except learning_curves use the text of the runs, or --corpus:
 
 learning_curves  training and validation loss by tokens read. Runs of one label
                  are seeds, drawn in one colour; prints means and deviations
@@ -22,15 +22,15 @@ context_losses   loss of --num_positions tokens, each predicted from exactly c
 positions        loss by position in the segment, with a band of two standard
                  errors: context fragmentation
 attention        attention maps of the segment in the middle of the text
-recl             relative effective context lengths, of the same losses:
+recl             relative effective context lengths, from the same losses:
                  `effective_context_lengths` of `txl_keras.evaluation`
 
 The runs must share one tokenizer, or for learning_curves one unit of tokens.
 The numbers in a picture, except attention maps, are written beside it as .json,
-with losses in nats. --numbers draws such a file again, in another file type;
-several files of learning_curves become one picture. context_losses and recl may
-be stopped: the same command goes on. For each model they read as many tokens as
-num_positions times the sum of the context lengths.
+with losses in nats. --numbers draws this file again, in another file type;
+several files of learning_curves become one picture. context_losses and recl can
+be stopped: the same command resumes. For each model they read num_positions
+times the sum of the context lengths in tokens.
 """
 
 import os
@@ -70,19 +70,19 @@ _PICTURES = (
 class Plot(options.Options, formats=", ".join(plots.FORMATS)):
     """Holds the options of this command.
 
-    picture: The picture to draw, see above.
-    output: Picture to write, of type {formats}.
+    picture: Kind of picture to draw; `txl plot --help` describes each kind.
+    output: Picture file to write, of type {formats}.
     workdirs: Folders of the runs to compare.
-    labels: Names of the runs in the picture, in their order; in learning_curves
-        runs of one name are seeds. Default: their folders.
-    numbers: JSON file of an earlier picture to draw again, instead of measuring
-        --workdirs; of learning_curves also several.
-    context_lengths: Context lengths to compare, in tokens; at equal intervals
-        for recl. Default: 1, 2, 4, ..., 512; for recl 100, 200, ..., 1000.
+    labels: Names of the runs in the picture, in the order of --workdirs; in
+        picture learning_curves equal names are seeds. Default: folder names.
+    numbers: JSON file of an earlier picture, to draw it again instead of
+        measuring --workdirs; picture learning_curves takes several files.
+    context_lengths: Context lengths to compare, in tokens; equally spaced for
+        picture recl. Default: 1, 2, 4, ..., 512; for recl 100, 200, ..., 1000.
     num_positions: Number of tokens to predict from each context length.
-    top_r: Shares of the positions to average over in recl, the hardest first.
-    layers: Layers to show in attention, counted from 0. Default: all.
-    heads: Heads to show in attention, counted from 0. Default: all.
+    top_r: Shares of positions to average over in picture recl, hardest first.
+    layers: Layers to show in picture attention, from 0. Default: all.
+    heads: Heads to show in picture attention, from 0. Default: all.
 
     Data options:
     split: Split of the text to read.
@@ -90,8 +90,8 @@ class Plot(options.Options, formats=", ".join(plots.FORMATS)):
     batch_size: Rows per batch.
 
     Evaluation options:
-    max_eval_tokens: Score only this many tokens from the start of the split, in
-        positions. Default: all.
+    max_eval_tokens: Read only this many tokens from the start of the split, for
+        the picture positions. Default: all.
     """
 
     picture: options.one_of(_PICTURES) = options.REQUIRED
@@ -142,7 +142,7 @@ def _stem():
 
 
 def _read():
-    """Reads the files `--numbers`, of which several become one picture."""
+    """Reads the files `--numbers`; several files become one picture."""
     pictures = [FLAGS.picture]
     if FLAGS.picture == "context_losses":
         pictures.append("recl")  # these files hold the same losses
@@ -157,7 +157,7 @@ def _read():
     found = {numbers.get("picture") for numbers in files}
     options.refuse(
         not found <= {*pictures},
-        f"`numbers` must be those of a picture of {' or '.join(pictures)}, "
+        f"`numbers` must be files of a picture of {' or '.join(pictures)}, "
         f"not of {', '.join(sorted(map(str, found)))}.",
     )
     units = [numbers["unit"] for numbers in files]
@@ -177,7 +177,7 @@ def _check_equal(name, kind, facts):
 
 
 def _labels():
-    """Returns names of runs: `--labels`, folder names, or paths."""
+    """Returns names of runs: `--labels`, folder names, or else paths."""
     paths = FLAGS.workdirs
     folders = [os.path.basename(path.rstrip("/")) for path in paths]
     found = FLAGS.labels or folders
@@ -208,7 +208,7 @@ def _learning_curves():
         scores = workdir.read_evaluations("test")
         if not scores and workdir.is_finished():
             scores = [workdir.read_results()["test"]]
-        # That of most tokens, the latest, or of the training.
+        # The score of the most tokens (latest first), or else the training's.
         test = max(reversed(scores), key=lambda x: x["num_tokens"], default={})
         names = {"nll", "num_tokens", "segment_length", "memory_length"}
         names.add("evaluator")
@@ -230,7 +230,7 @@ def _learning_curves():
 
 def _draw_learning_curves(numbers, path):
     plots.plot_learning_curves(numbers, path)
-    # The last loss of valid, and of test, with the spread of runs.
+    # The last loss of valid, and of test, with the spread over runs.
     models = numbers["models"]
     name, convert = report.measure(numbers["unit"])
     labels = [*dict.fromkeys(model["label"] for model in models)]
@@ -298,8 +298,8 @@ def _context_lengths():
 
 def _open_runs():
     """Opens the runs and prepares `--split` of `--corpus` or of their text."""
-    # Returns pairs of a model and facts about it to write as JSON, facts about
-    # the text, and the `PreparedSplit`.
+    # Returns pairs of a model and facts about it for the JSON file, facts
+    # about the text, and the `PreparedSplit`.
     names, workdirs = _labels(), [Workdir(path) for path in FLAGS.workdirs]
     configs = [workdir.read_config() for workdir in workdirs]
     hashes = [config["tokenizer"] for config in configs]
@@ -338,7 +338,7 @@ def _open_runs():
 
 
 def _losses(runs, numbers, tokens):
-    """Adds losses by context length to the facts of the runs, and RECLs."""
+    """Adds losses by context length and RECLs to the facts of the runs."""
     lengths, models = numbers["context_lengths"], [facts for _, facts in runs]
     positions = evaluation.spread_positions(
         len(tokens), FLAGS.num_positions, max(lengths)

@@ -5,8 +5,8 @@ r"""Prepares text for training and prints statistics of its tokens.
     txl prepare --corpus=articles.txt --tokenizer=words \
         --min_count=5
 
-This step is optional: training prepares its text itself, and reuses what this
-script has prepared in the same folder.
+This step is optional: training prepares its text itself. It reuses text that
+was prepared in the same folder.
 """
 
 import os

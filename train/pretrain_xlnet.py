@@ -8,11 +8,11 @@ r"""Trains an XLNet to predict tokens of a text from any other tokens.
         --segment_length=512 --memory_length=384 --reuse_half --tpu=local
 
 The objective is permutation language modelling with spans (Yang et al., 2019).
-A score is the mean over the tokens that were drawn as targets; beside it is
-the score of a baseline that predicts by token frequency alone. The text, the
-training flags and the files in the workdir are those of main.py;
-`XLNetPermutationLM.from_preset` of the workdir loads the model with the best
-validation score. It stops and resumes as main.py does.
+A score is the mean over the tokens that were drawn as targets. It is printed
+beside the score of a baseline that predicts by token frequency alone. The text,
+the training flags and the files in the workdir are the same as for `txl train`;
+it stops and resumes in the same way. `XLNetPermutationLM.from_preset` of the
+workdir loads the model with the best validation score.
 """
 
 import functools
@@ -49,10 +49,10 @@ _MODEL_DEFAULTS = {
 
 
 class Permutation(options.Options, free=()):
-    """Holds options of the targets.
+    """Holds options about the targets.
 
     Model options:
-    reuse_half: Advance by half a segment per step, and keep only that half in
+    reuse_half: Advance by half a segment per step and keep only that half in
         memory, so that segments overlap by half.
     """
 
@@ -65,9 +65,9 @@ model_flags.Model.define(*_MODEL_DEFAULTS, **_MODEL_DEFAULTS)
 Permutation.define()
 training_flags.Loop.define(max_steps=1000, eval_every=500, checkpoint_every=500)
 training_flags.Training.define(
-    # Only one token of six is a target: with the small batch and the high
-    # learning rate of main.py, 1,900 steps learned no more than the frequencies
-    # of bytes.
+    # Only one token in six is a target. With the small batch and the high
+    # learning rate of main.py, a model learned only byte frequencies in 1,900
+    # steps.
     batch_size=16,
     segment_length=128,
     learning_rate=2.5e-4,
@@ -124,7 +124,7 @@ def _train(workdir, strategy, stop):
         describe=_describe,
     )
 
-    # Scores, also of a baseline by the token frequencies of train.
+    # Scores, also of a baseline that uses token frequencies of train.
     if not loop.is_finished():
         step, scores = training_run.train_and_score(
             loop, evaluator.evaluate, test
@@ -160,12 +160,12 @@ def _build_model(vocabulary_size):
 
 
 def _describe(nll, split=None):
-    """Returns words for nats per predicted token."""
+    """Formats nats per predicted token for the output."""
     return f"{bits_per_token(nll):.3f} bits per predicted token"
 
 
 def _stride():
-    """Returns the tokens by which each step advances."""
+    """Returns the number of tokens by which each step advances."""
     length = FLAGS.segment_length
     if not FLAGS.reuse_half:
         return length

@@ -1,9 +1,9 @@
-r"""Compiles the claims of tpu_configs/ and writes their table.
+r"""Compiles the claims in tpu_configs/ and writes their table.
 
     python train/tpu_table.py
 
-A claim, the first fields of a line of tpu_configs/compiled.jsonl, is that an
-experiment fits on a TPU slice. `train/main.py --compile_only` compiles its
+A claim says that an experiment fits on a TPU slice: it is the first fields of a
+line of tpu_configs/compiled.jsonl. `train/main.py --compile_only` compiles the
 training step, in minutes for a large model; its report completes the line.
 Reports by the installed versions are not compiled again: after a change of the
 training step remove all other fields. Exits with code 1 if a claim does not fit

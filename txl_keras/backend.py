@@ -1,4 +1,4 @@
-"""The backend of Keras, and TensorFlow, which the other ones do without."""
+"""The backend of Keras, and TensorFlow, which other backends do without."""
 
 from typing import TYPE_CHECKING
 
@@ -6,13 +6,13 @@ import keras
 
 from txl_keras.lazy import import_extra
 
-# On other backends layers compute with `keras.ops` alone.
+# On other backends, layers compute only with `keras.ops`.
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 ON_TORCH = keras.backend.backend() == "torch"
 
 
 class _TensorFlow:
-    """TensorFlow, which is imported when a name of it is first used."""
+    """Imports TensorFlow when one of its names is first used."""
 
     def __getattr__(self, name):
         value = getattr(import_extra("tensorflow", f" for `tf.{name}`"), name)

@@ -20,7 +20,7 @@ class ResetMemory(keras.callbacks.Callback):
 
     Resets every `MemoryStack` of the model when an epoch of `fit`, a call of
     `evaluate` or a call of `predict` begins. Without this, the first batch of
-    an epoch would attend to the end of the epoch before.
+    an epoch would attend to the end of the previous epoch.
     `TransformerXLCausalLM` resets its own memory; a model that you build from
     `MemoryStack` needs this callback.
 
@@ -71,18 +71,18 @@ class ResetMemory(keras.callbacks.Callback):
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Lets an interrupted `fit` of a language model go on exactly.
+    """Resumes an interrupted `fit` of a language model exactly.
 
     Saves the model, the optimizer, the memory, the position in the data, the
     seed of dropout and the metrics of the epoch. If the same program is started
-    again, `fit` goes on after the last step that was saved, and ends with the
-    weights of a run that was never interrupted. `keras.callbacks.
-    BackupAndRestore` has no memory and begins an epoch again.
+    again, `fit` resumes after the last saved step, and ends with the weights of
+    a run that was never interrupted. `keras.callbacks.BackupAndRestore` does
+    not save memory, and starts the interrupted epoch again.
 
-    For a `TransformerXLCausalLM` with its default loss, trained on `Segments`,
-    arrays or a `tf.data.Dataset` whose order is always the same. Other
-    callbacks begin again after an interruption; a warning names those that
-    monitor a metric, such as `EarlyStopping`.
+    It is for a `TransformerXLCausalLM` with its default loss, trained on
+    `Segments`, arrays or a `tf.data.Dataset` whose order is always the same.
+    Other callbacks start again after an interruption; a warning names those
+    that monitor a metric, such as `EarlyStopping`.
 
     Args:
         backup_dir: String or path, local or in a bucket. Use another folder for
@@ -90,7 +90,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         save_freq: `"epoch"`, or an integer: the number of batches after which
             the state is saved.
         delete_checkpoint: Boolean, whether the backup is removed when `fit`
-            ends, and with it the folder unless it holds other files.
+            ends. The folder is then removed, too, if it holds no other files.
 
     Example:
 

@@ -36,7 +36,7 @@ def shown(value):
 
 
 def check_number(name, value, minimum, maximum=math.inf, exclusive=False):
-    """Returns `value` if it is a finite number in its range, and no boolean."""
+    """Returns `value` if it is a finite number in its range and no boolean."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     is_inside = (
         is_number
@@ -85,7 +85,7 @@ def check_one_of(name, value, known):
 
 
 def check_dtype_policy(policy):
-    """Checks that the dtypes of a policy are those that models support."""
+    """Checks that models support the dtypes of a policy."""
     dtypes = policy.variable_dtype, policy.compute_dtype
     if dtypes not in (
         ("float32", "float32"),
@@ -107,8 +107,8 @@ def check_dtype_policy(policy):
 
 def check_model_name(name):
     """Checks that a model's name can be a name scope of a graph."""
-    # After TensorFlow's error about it, Keras would name the weights of all
-    # later models wrongly.
+    # TensorFlow raises an error about it, after which Keras would name the
+    # weights of all later models wrongly.
     if not re.fullmatch(r"[A-Za-z0-9.][\w.>-]*", name, re.ASCII):
         raise ValueError(
             "`name` must consist of ASCII letters, digits and `_.>-`, and "
@@ -119,7 +119,7 @@ def check_model_name(name):
 
 def check_path(name, path):
     """Returns a path as a string with `~` expanded, unless it is empty."""
-    # Joined with file names, an empty path would be the current folder.
+    # Joined with file names, an empty path would mean the current folder.
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise ValueError(
             f"`{name}` must be a path that is not empty; `.` is the current "
@@ -141,7 +141,7 @@ def check_no_pattern(name, path):
 def check_list(name, values):
     """Checks that an argument is a list, a tuple or an array."""
     is_list = isinstance(values, collections.abc.Sized) and np.iterable(values)
-    is_dataset = hasattr(values, "element_spec")  # of TensorFlow
+    is_dataset = hasattr(values, "element_spec")  # a TensorFlow dataset
     if not is_list or is_dataset or isinstance(values, (str, bytes, dict)):
         raise ValueError(
             f"`{name}` must be a list. Received: {name}={shown(values)}"
@@ -177,7 +177,7 @@ def check_shape(name, tensor, expected, remedy=""):
             f"`{name}` must be a tensor of shape {expected}. "
             f"Received: {name}={shown(tensor)}"
         )
-    if getattr(shape, "rank", 0) is None:  # one of TensorFlow
+    if getattr(shape, "rank", 0) is None:  # a shape of TensorFlow
         return
     shape = tuple(shape)
     if len(shape) != len(expected) or any(
@@ -192,9 +192,9 @@ def check_shape(name, tensor, expected, remedy=""):
 
 def check_shape_in_graph(name, tensor, expected, remedy=""):
     """Checks static sizes of a tensor now and the others when a graph runs."""
-    # Returns the tensor, with a control dependency on the check in the graph,
+    # In a graph, returns the tensor with a control dependency on the check,
     # which raises `InvalidArgumentError`. XLA cannot raise errors, so it drops
-    # that check. `expected` holds integers, scalar tensors, or `None` for any
+    # this check. `expected` holds integers, scalar tensors, or `None` for any
     # size.
     check_shape(name, tensor, expected, remedy)
     is_tensor = ON_TENSORFLOW and isinstance(tensor, tf.Tensor)
@@ -218,7 +218,7 @@ def check_shape_in_graph(name, tensor, expected, remedy=""):
 def _runtime_shape(tensor):
     """Returns a tensor's shape in a way that Grappler does not simplify."""
     # Grappler assumes that the operands of an op have matching shapes, and
-    # removes a check of that. It does not look through
+    # removes a check of these shapes. It does not look through
     # `PlaceholderWithDefault`; the tensor passed through it is empty, so no
     # values are copied.
     empty = tensor[..., None][..., :0]
@@ -239,9 +239,9 @@ def check_vocabulary(tokenizer, vocabulary_size):
     size = getattr(tokenizer, "vocabulary_size", None)
     if size is None or callable(size):
         raise ValueError(
-            "`tokenizer` must be a tokenizer of `txl_keras.data`: "
-            "pass one of KerasHub as `KerasHubTokenizer(tokenizer)`, and a "
-            "tokenizer.json as `HuggingFaceTokenizer.from_file(path)`. "
+            "`tokenizer` must be a tokenizer of `txl_keras.data`: wrap one "
+            "of KerasHub in `KerasHubTokenizer(tokenizer)`, and load a "
+            "tokenizer.json with `HuggingFaceTokenizer.from_file(path)`. "
             f"Received: tokenizer={shown(tokenizer)}"
         )
     if size != vocabulary_size:
@@ -264,9 +264,9 @@ def check_no_empty_text(name, texts, ids):
 def check_token_ids(name, token_ids, vocabulary_size, first=0, remedy=""):
     """Checks that integers (token ids) are in `[first, vocabulary_size)`."""
     # Symbolic tensors are checked when the graph runs, with an
-    # `InvalidArgumentError`; XLA cannot raise errors, so it drops that check.
-    # Returns an array for lists, and for a symbolic tensor one with a control
-    # dependency on the check. `vocabulary_size` may be a scalar tensor.
+    # `InvalidArgumentError`; XLA cannot raise errors, so it drops this check.
+    # Returns an array for lists, and for a symbolic tensor a tensor with a
+    # control dependency on the check. `vocabulary_size` may be a scalar tensor.
     token_ids = _as_array_or_tensor(name, token_ids)
     dtype = keras.backend.standardize_dtype(token_ids.dtype)
     last = "limit" if ops.is_tensor(vocabulary_size) else vocabulary_size
@@ -290,7 +290,7 @@ def _check_range(tensor, first, limit, message, remedy):
                 + (remedy and f". {remedy}")
             )
         return tensor
-    is_symbolic = ON_TENSORFLOW and ops.is_tensor(tensor)  # not one of Keras
+    is_symbolic = ON_TENSORFLOW and ops.is_tensor(tensor)  # not a KerasTensor
     if not is_symbolic or _is_compiled_by_xla():
         return tensor
     values = tf.cast(tensor, tf.int64)  # a limit of 256 overflows uint8
@@ -308,13 +308,13 @@ def _check_range(tensor, first, limit, message, remedy):
 
 
 def _known_values(tensor):
-    """Returns the values that can be checked at once, or `None` in a graph."""
+    """Returns the values if they can be checked now, or `None` in a graph."""
     if ON_TENSORFLOW:
         is_known = isinstance(tensor, tf.__internal__.EagerTensor)
     elif ON_TORCH:
         import torch
 
-        # A GPU is not waited for.
+        # Do not wait for a GPU.
         is_known = type(tensor) is torch.Tensor and tensor.device.type == "cpu"
     else:
         import jax
@@ -328,7 +328,7 @@ def _known_values(tensor):
 
 
 def _is_compiled_by_xla():
-    """Returns whether XLA, which cannot raise errors, compiles this graph."""
+    """Returns whether XLA compiles this graph; it cannot raise errors."""
     # A private function of TensorFlow: a test fails if it is removed.
     from tensorflow.python.ops import control_flow_util
 
@@ -340,8 +340,8 @@ def _is_compiled_by_xla():
 def check_mask(name, mask, shape):
     """Checks a mask and returns it as a boolean tensor; `None` for `None`."""
     # Accepts booleans and the integers 0 and 1, but not an additive mask. In a
-    # graph the result depends on the checks of values and sizes that are known
-    # only when it runs; XLA drops these checks.
+    # graph the result depends on checks of values and sizes that are known only
+    # when the graph runs; XLA drops these checks.
     if mask is None:
         return None
     mask = _as_array_or_tensor(name, mask)
@@ -361,7 +361,7 @@ def check_mask(name, mask, shape):
 
 
 def _as_array_or_tensor(name, value):
-    """Converts lists and scalars to an array; tensors stay as they are."""
+    """Converts lists and scalars to an array; returns tensors unchanged."""
     if isinstance(value, keras.KerasTensor) or ops.is_tensor(value):
         return value
     if isinstance(value, keras.Variable):

@@ -32,7 +32,7 @@ def device_of(strategy):
 
 
 def specs_of(function):
-    """Returns what a function of no arguments would return, without values."""
+    """Returns the specs of what a function without arguments returns."""
     if not ON_TENSORFLOW:
         return shapes_alone(function)
     function = compile_function(function)
@@ -42,7 +42,7 @@ def specs_of(function):
 def compile_function(function, weights=(), **options):
     """Compiles a function of tensors that reads weights.
 
-    `options` are those of `tf.function`.
+    `options` are passed to `tf.function`.
     """
     if ON_TENSORFLOW:
         return tf.function(function, autograph=False, **options)
@@ -84,7 +84,7 @@ def compile_layers(
     attention=None,
     jit_compile=True,
 ):
-    """Compiles what one replica does between collectives to a `tf.function`."""
+    """Compiles one replica's work between collectives to a `tf.function`."""
     if jit_compile is None:  # to be run eagerly
         return function
     # The layers of a `model` or a backbone may be compiled in parts on a CPU

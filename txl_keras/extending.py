@@ -1,10 +1,10 @@
-"""What extensions add under a name: backbones, presets, options of commands.
+"""Registers what extensions add by name: backbones, presets, command options.
 
 An extension is a module of `txl_keras.extensions` or `txl_keras.pages`, the
-package `txl_keras.tpu`, one that an installed package names as an entry point
-of the group `txl_keras.extensions`, or any that was imported. The rest of the
-package imports none of them: it asks for what is `registered`. So models find
-the loaders of `txl_keras.checkpoints`, which import the models.
+package `txl_keras.tpu`, a module that an installed package names as an entry
+point of the group `txl_keras.extensions`, or any imported module. The rest of
+the package imports no extension: it looks up objects with `registered`. Models
+find the loaders of `txl_keras.checkpoints`, which import models, in this way.
 """
 
 import functools
@@ -24,8 +24,8 @@ def register(kind: str, **named: Any) -> None:
     """Registers objects of a kind, which other modules look up by name.
 
     Args:
-        kind: String, such as `"backbone"`: docs/extending.md lists the kinds
-            and what an object of each must be.
+        kind: String, such as `"backbone"`. docs/extending.md lists the kinds
+            and the requirements on an object of each kind.
         **named: The objects by name.
 
     Raises:
@@ -63,7 +63,7 @@ def _import_extensions():
     importlib.import_module("txl_keras.checkpoints")
     for entry in importlib.metadata.entry_points(group=_GROUP):
         entry.load()
-    if not ON_TENSORFLOW:  # for which these modules are written
+    if not ON_TENSORFLOW:  # these modules need it
         return
     for path in txl_keras.__path__:
         for folder in ("extensions", "pages"):

@@ -1,4 +1,4 @@
-"""Locks on files, which let one process at a time do something."""
+"""Locks on files, which only one process at a time can hold."""
 
 import contextlib
 import time
@@ -12,11 +12,11 @@ except ImportError:  # Windows
 
 def lock(file, wait=True, shared_with_children=False):
     """Locks an open file until it is closed or this process ends."""
-    # The lock excludes other processes, not other threads of this one. If it is
-    # `shared_with_children` (not on Windows), it is held until all processes
-    # that inherited the file have closed it, too.
+    # The lock excludes other processes, not other threads of this process. If
+    # it is `shared_with_children` (not on Windows), it is held until all
+    # processes that inherited the file have closed it, too.
     if fcntl:
-        # Forked processes inherit the locks of `flock`, not those of `lockf`.
+        # Forked processes inherit locks of `flock`, but not of `lockf`.
         call = fcntl.flock if shared_with_children else fcntl.lockf
         call(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         return

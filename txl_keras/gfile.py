@@ -1,4 +1,4 @@
-"""Functions of `tf.io.gfile`, which do without TensorFlow for local paths."""
+"""Functions of `tf.io.gfile` that do not need TensorFlow for local paths."""
 
 import functools
 import glob as local_glob
@@ -12,13 +12,13 @@ from txl_keras.backend import tf
 
 def errors():
     """Returns the errors that functions of this module raise."""
-    # TensorFlow has raised none if nothing has imported it yet.
+    # If nothing has imported TensorFlow yet, it has raised none.
     is_imported = sys.modules.get("tensorflow")
     return OSError, *([tf.errors.OpError] if is_imported else [])
 
 
 def _or_of_tensorflow(name, local):
-    """Returns a function that is `local` if all of its paths are."""
+    """Returns a function that calls `local` if all of its paths are local."""
 
     def call(*paths, **options):
         is_local = not any("://" in os.fspath(path) for path in paths)

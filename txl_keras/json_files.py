@@ -11,7 +11,7 @@ from txl_keras.checks import shown
 MAX_BYTES = 1 << 20
 MAX_VOCABULARY_BYTES = 16 << 20
 # A list or a short string takes 64 bytes of memory for 3 bytes of a file, so
-# their number is limited: to this many, plus one per 16 bytes of the file.
+# their number is limited to this value plus one per 16 bytes of the file.
 _MAX_ITEMS = 1 << 20
 _KINDS = {
     "an object": dict,
@@ -32,13 +32,13 @@ def read_json(path, kind=dict, max_bytes=MAX_BYTES):
 
 
 def open_checked(path, max_bytes):
-    """Opens a file for reading bytes, unless it is missing or too large."""
+    """Opens a file to read bytes; raises if it is missing or too large."""
     path = str(path)
     if not gfile.exists(path):
         raise FileNotFoundError(f"There is no file {path}.")
     if gfile.isdir(path):
         raise FileNotFoundError(f"{path} must be a file. Received: a folder")
-    # Opening a named pipe would block. Only local paths can be one.
+    # Opening a named pipe would block. Only local paths can be pipes.
     if "://" not in path and not pathlib.Path(path).is_file():
         raise ValueError(
             f"{path} must be a file. Received: a pipe, socket or device"
@@ -98,7 +98,7 @@ def check_fields(content, fields, source):
 
 
 def check_known(content, known, source):
-    """Raises `ValueError` if a JSON object has a key that is not known."""
+    """Raises `ValueError` if a JSON object has an unknown key."""
     unknown = sorted(content.keys() - known)
     if unknown:
         raise ValueError(f"{source} has the unknown key {shown(unknown[0])}")
@@ -109,6 +109,6 @@ def _is_kind(value, kind):
     if is_boolean or not isinstance(value, _KINDS[kind]):
         return False
     if isinstance(value, int):
-        # A larger one has no meaning as a size, and overflows in TensorFlow.
+        # A larger integer makes no sense as a size and overflows in TensorFlow.
         return abs(value) < 1 << 63
     return kind != "a number" or math.isfinite(value)

@@ -1,6 +1,6 @@
-"""All uses of what Keras does not document, where nothing public serves.
+"""Uses undocumented parts of Keras, where no public part is available.
 
-Keras may change any of it: setup.py admits the versions that tests ran with.
+Keras may change these parts; setup.py admits the versions that were tested.
 """
 
 import contextlib
@@ -14,34 +14,34 @@ from txl_keras.backend import tf
 
 def layers_of(model):
     """Returns a model and all layers inside of it, at any depth."""
-    # `model.layers` has the outermost ones.
+    # `model.layers` only has the outermost layers.
     return list(model._flatten_layers())
 
 
 def build_and_stay_open(model):
     """Builds a model in its constructor; a subclass may add layers after it."""
     model.build((None, None))
-    # Keras takes no more layers once a model is built.
+    # Keras does not accept layers after a model is built.
     model._tracker.unlock()
 
 
 def scope_of(model):
     """Returns the context in which variables of a model are created."""
-    strategy = getattr(model, "distribute_strategy", None)  # of TensorFlow
+    strategy = getattr(model, "distribute_strategy", None)  # on TensorFlow
     return strategy.scope() if strategy else contextlib.nullcontext()
 
 
 def note_weights(model):
-    """Lets a model of PyTorch know weights that its layers got later."""
-    # Gradients of others would never be set to zero.
+    """Registers weights that a PyTorch model's layers got later."""
+    # Otherwise their gradients would never be set to zero.
     if ON_TORCH:
         model._track_variables()
 
 
 def make_quantized(layer, mode, config):
-    """Gives a layer the zeros of a quantized kernel in place of its own."""
-    # As `quantize` of the layer does, which computes values: a graph, and a
-    # file whose values are loaded next, need none.
+    """Replaces a layer's kernel by the zeros of a quantized kernel."""
+    # The layer's `quantize` also computes values. A graph, and a layer that is
+    # about to load values from a file, need none.
     name, shape = mode, layer.kernel.shape
     if mode == "int4":
         name += f"/{getattr(config, 'block_size', None) or -1}"
@@ -55,7 +55,7 @@ def make_quantized(layer, mode, config):
 
 
 def shapes_alone(build):
-    """Returns what is built, of tensors that have shapes and no values."""
+    """Calls `build` with tensors that have shapes but no values."""
     if ON_TENSORFLOW:
         with tf.Graph().as_default():
             return build()
@@ -81,7 +81,7 @@ def is_on_cpu(tensor):
 class _AnyRows(tuple):
     """Compares equal to the shapes of a variable with other rows."""
 
-    # Keras compares those of state and variable at each trace of a step.
+    # Keras compares the shapes of state and variable at each trace of a step.
     __slots__ = ()
     __hash__ = tuple.__hash__
 
@@ -95,7 +95,7 @@ class _AnyRows(tuple):
 class GrowingVariable(keras.Variable):
     """Lets a variable of JAX or PyTorch have any number of rows."""
 
-    # Those of TensorFlow can be made so.
+    # A variable of TensorFlow can be created with any number of rows.
     grows = False  # until it is set
 
     @property
@@ -105,14 +105,14 @@ class GrowingVariable(keras.Variable):
         return _AnyRows((None, *self._shape[1:]))
 
     def assign(self, value):
-        # Keras traces on PyTorch's device of shapes, then perhaps on another.
+        # Keras traces on PyTorch's `meta` device, then perhaps on another.
         if ON_TORCH and keras.ops.is_tensor(value) and value.is_meta:
             return value
         return super().assign(value)
 
     def _direct_assign(self, value):
         if ON_TORCH:
-            # In place it would change what was read before.
+            # In place it would change values that were read before.
             self.value.data = value.detach()
         else:
             # The next step of JAX deletes its argument.
@@ -146,15 +146,15 @@ def gradient_sums(optimizer):
 
 
 class ModelAsLayer:
-    """Lets a model be a layer of another one that is exported."""
+    """Lets a model be a layer of another model that is exported."""
 
-    # For each model inside of the exported one, TensorFlow would trace the
+    # For each model inside of the exported model, TensorFlow would trace the
     # signature that Keras guesses, which takes floats.
     _default_save_signature = None
 
 
 class IntegerBatches:
-    """Lets a model of integers be built under a strategy."""
+    """Lets a model with integer inputs be built under a strategy."""
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy Keras would trace `call` to build the optimizer and
@@ -164,10 +164,10 @@ class IntegerBatches:
 
     def _symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy Keras builds loss and metrics with the mean of the
-        # replicas' batches, and the mean of integers is of floats.
+        # replicas' batches, and a mean of integers would be a float.
         if not ON_TENSORFLOW:
             note_weights(self)
-            # Keras looks only after this on PyTorch.
+            # On PyTorch, Keras looks only after this.
             self._assert_compile_called("evaluate")
             if getattr(self, "fit_steps", None) is None:
                 super()._symbolic_build(iterator, data_batch)

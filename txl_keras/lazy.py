@@ -1,4 +1,4 @@
-"""Imports of what is used: of modules of a package, and of optional ones."""
+"""Imports on first use: of a package's modules, and of optional packages."""
 
 import ast
 import contextlib
@@ -22,7 +22,7 @@ _REMEDIES = {"sentencepiece": _SUBWORDS, "tensorflow_text": _SUBWORDS}
 
 def on_first_use(package):
     """Returns `__getattr__` and `__dir__` of a package for its `__all__`."""
-    # Names are imported from where `if TYPE_CHECKING` imports them from, so
+    # Names come from the modules that `if TYPE_CHECKING` imports them from, so
     # that type checkers and Python read one list. Others are submodules.
     module = sys.modules[package]
     places = {

@@ -19,8 +19,8 @@ def bits_per_token(nll: float | Tensor) -> float | Tensor:
         nll: Float or tensor, nats per token.
 
     Returns:
-        The same in bits per token: bits per byte if tokens are bytes, bits per
-        character (bpc) if they are characters.
+        The value in bits per token: bits per byte if tokens are bytes, bits per
+        character (bpc) if tokens are characters.
     """
     return nll / math.log(2)
 
@@ -45,7 +45,7 @@ class NllMetric(keras.metrics.Mean):
 
     Sums over all targets of an epoch are divided once, in `result`, so batches
     of different lengths count by their targets. Targets of weight 0 do not
-    count, whatever they are. A subclass overrides `units` or `result`.
+    count and may have any value. A subclass overrides `units` or `result`.
 
     Call arguments:
         y_true: Integer targets of shape `(B, T)`.
@@ -70,7 +70,7 @@ class NllMetric(keras.metrics.Mean):
         mask = getattr(y_pred, "_keras_mask", None)
         if mask is not None:
             weights = weights * ops.cast(mask, self.dtype)
-        # Targets that do not count may be anything, such as -1.
+        # Targets that do not count may have any value, such as -1.
         targets = ops.where(weights != 0, y_true, 0)
         nll = keras.losses.sparse_categorical_crossentropy(
             targets, ops.cast(y_pred, self.dtype), from_logits=True
@@ -109,7 +109,7 @@ class NllMetric(keras.metrics.Mean):
         return ops.broadcast_to(weights, ops.shape(like))
 
     def units(self, targets: Tensor, counts: Tensor) -> Tensor:
-        """Returns how many units each target is, in a shape like `counts`.
+        """Returns the number of units per target, in a shape like `counts`.
 
         `counts` is false at targets of weight 0.
         """
@@ -123,7 +123,7 @@ class BitsPerToken(NllMetric):
 
     If tokens are bytes, the result is in bits per byte; if they are characters,
     in bits per character. The mean is over all targets of an epoch, weighted by
-    `sample_weight`, also if batches differ in length.
+    `sample_weight`, even if batches differ in length.
 
     Args:
         name: String.
@@ -152,8 +152,8 @@ class Perplexity(NllMetric):
     """Computes the perplexity of a language model, for `compile`.
 
     The result is `exp` of the mean negative log-likelihood over all targets of
-    an epoch, weighted by `sample_weight`; not the mean of the perplexities of
-    batches.
+    an epoch, weighted by `sample_weight`. (It is not the mean of the batches'
+    perplexities.)
 
     Args:
         name: String.
@@ -181,8 +181,9 @@ class Perplexity(NllMetric):
 class BitsPerByte(BitsPerToken):
     """Computes the bits per byte of a language model's text, for `compile`.
 
-    It compares models of different vocabularies: the bits of all targets of an
-    epoch, divided by the bytes of their text, both weighted by `sample_weight`.
+    It can compare models of different vocabularies. It is the bits of all
+    targets of an epoch, divided by the bytes of their text, both weighted by
+    `sample_weight`.
 
     Args:
         bytes_per_token: The bytes of text per token: a number for all tokens,
@@ -254,12 +255,12 @@ _BY_NAME = {"bits_per_token": BitsPerToken, "perplexity": Perplexity}
 
 
 def get(identifier: Any, tokenizer: Any = None) -> Any:
-    """Returns a new metric for its name; anything else is returned as it is."""
+    """Returns a new metric for a name; returns other objects unchanged."""
     if identifier == "bits_per_byte":
         if tokenizer is None or not tokenizer.is_lossless:
             raise ValueError(
-                "`weighted_metrics` may name bits_per_byte for a model with a "
-                "tokenizer that encodes text without loss. Pass "
+                "`weighted_metrics` may only name bits_per_byte for a model "
+                "with a lossless tokenizer. Pass "
                 "`BitsPerByte(bytes_per_token)` for other models. Received: "
                 f"tokenizer={type(tokenizer).__name__}"
             )

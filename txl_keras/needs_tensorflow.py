@@ -1,4 +1,4 @@
-"""Refuses other backends of Keras, for what only TensorFlow runs."""
+"""Raises if Keras has another backend, for parts that need TensorFlow."""
 
 import os
 

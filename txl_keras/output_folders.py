@@ -12,7 +12,7 @@ from txl_keras.data.corpora.files import remove_folder
 
 def check_replaceable(name, path, what, is_ours):
     """Raises `ValueError` unless a folder may be written or replaced."""
-    # `is_ours` takes the names of files and tells whether they are `what`.
+    # `is_ours` takes names of files and returns whether they are `what`.
     if not gfile.exists(path):
         return
     names = sorted(gfile.listdir(path)) if gfile.isdir(path) else ["a file"]
@@ -35,10 +35,10 @@ def check_new(name, path):
 @contextlib.contextmanager
 def replaced_when_complete(path, last=()):
     """Yields a new folder to write to, which replaces `path` at the end."""
-    # Of a folder in a bucket, the files named `last` are copied last.
+    # In a bucket, the files named `last` are copied last.
     path = os.fspath(path)
-    # In the same parent folder. Its name is not a number, so servers do not
-    # load it as a version.
+    # Created in the same parent folder. Its name is not a number, so servers do
+    # not load it as a version.
     parent, name = os.path.split(path.rstrip("/"))
     unfinished = os.path.join(parent, f"unfinished.{name}")
     remove_folder(unfinished)

@@ -1,7 +1,7 @@
-"""Tensors by name in files, such as those of safetensors.
+"""Reads and writes tensors by name in files, such as safetensors.
 
-A matrix can be stored as int8 beside a tensor of float32 scales, `NAME/scale`,
-one per row or per column. It is read as their product.
+A matrix can be stored as int8, with a tensor of float32 scales, `NAME/scale`,
+one per row or per column. Reading it returns their product.
 """
 
 import collections.abc
@@ -71,7 +71,7 @@ def read_safetensors(path):
     """Returns the `Tensors` of a safetensors file, local or remote."""
     # Reads only the header, which must account for every byte of the file.
     open_checked(path, math.inf).close()
-    # A file that is mapped into memory outlives its name.
+    # A file that is mapped into memory may outlive its name.
     with tempfile.TemporaryDirectory() as folder:
         local = os.fspath(path)
         if "://" in local:
@@ -105,7 +105,7 @@ def read_safetensors(path):
 
 
 def _find_scales(shapes, dtypes):
-    """Returns the names of scales by the names of the int8 tensors."""
+    """Returns the names of scales by the names of their int8 tensors."""
     scales = {}
     for name, shape in shapes.items():
         scale = name + _SCALE
@@ -127,9 +127,9 @@ def _find_scales(shapes, dtypes):
 
 def int8_with_scale(name, array):
     """Rounds a matrix to int8, with one scale per row or per column."""
-    # A kernel with more axes counts as a matrix, as nearly square as their
-    # order allows. Of rows and columns, those are taken whose scales, and so
-    # errors, are smaller.
+    # A kernel with more axes counts as a matrix, as nearly square as the order
+    # of axes allows. Scales are per row or per column, whichever gives smaller
+    # scales and so smaller errors.
     split = min(
         range(1, array.ndim),
         key=lambda i: max(
@@ -142,7 +142,7 @@ def int8_with_scale(name, array):
         for reduced in (axes[:split], axes[split:])
     ]
     largest = min(largest, key=lambda m: np.mean(m, dtype=float))
-    tiny = np.finfo(np.float32).tiny  # of rows of zeros
+    tiny = np.finfo(np.float32).tiny  # for rows of zeros
     scale = np.maximum(largest / np.float32(_MAX_INT8), tiny)
     values = np.rint(array / scale).astype(np.int8)
     return {name: values, name + _SCALE: scale}
@@ -150,7 +150,7 @@ def int8_with_scale(name, array):
 
 def write_safetensors(arrays, path, metadata=None, dtype="float32"):
     """Writes arrays by name to a safetensors file, local or remote."""
-    # Arrays of int8 are written as they are, others as `dtype`.
+    # int8 arrays are written unchanged, others as `dtype`.
     dtype = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}[dtype]
     arrays = {
         name: np.asarray(
@@ -169,8 +169,8 @@ def shapes_of(variables):
 
 def check_shapes(path, saved, expected):
     """Raises `ValueError` unless a checkpoint has these shapes."""
-    # Of the groups of `expected`, such as weights or optimizer, it must have no
-    # other variables; results are left to the caller.
+    # In the groups of `expected`, such as weights or optimizer, there must be
+    # no other variables. The caller checks results.
     groups = {name.split("/")[0] for name in expected} - {"results"}
     problems = [
         f"{name} is missing" if name not in saved
@@ -188,14 +188,14 @@ def check_shapes(path, saved, expected):
         raise ValueError(
             f"{path} is of another model: {'; '.join(problems[:3])}{more}. "
             "Bring back the config.json that it was saved with, or build the "
-            "model of the same sizes."
+            "model with the same sizes."
         )
 
 
 def first_not_finite(state):
     """Returns the name of the first array with NaN or infinity, if any."""
     for name, value in state.items():
-        # Results may be: those of steps that float16 skipped are infinite.
+        # Results may be infinite: those of steps that float16 skipped.
         if name.startswith("results/"):
             continue
         # NumPy has no bfloat16: its kind is "V".

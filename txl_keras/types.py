@@ -1,11 +1,11 @@
-"""Types in the signatures of what the package exports."""
+"""Types in the signatures of exported names."""
 
 import os
 from typing import Any
 
 import keras
 
-# Of the backend of Keras, or a NumPy array; shapes are in docstrings.
+# A tensor of Keras's backend, or a NumPy array; shapes are in docstrings.
 Tensor = Any
 Shape = tuple[int | None, ...]
 DType = str | keras.DTypePolicy

@@ -1,4 +1,4 @@
-"""Helpers to name the weights of a model and to create them without copies."""
+"""Names the weights of a model, and creates them without copies."""
 
 import math
 import random
@@ -12,10 +12,10 @@ from txl_keras.backend import ON_TENSORFLOW
 from txl_keras.backend import tf
 from txl_keras.keras_internals import shapes_alone
 
-# Of lists of layers, such as blocks.
+# Matches lists of layers, such as blocks.
 _FIRST_LAYER = re.compile(r"^([a-z_]+)_0/")
 _STDDEVS = ("initializer_stddev", "projection_initializer_stddev")
-# Bytes. Kernels of TensorFlow and XLA assume this alignment of buffers.
+# In bytes. Kernels of TensorFlow and XLA assume this alignment of buffers.
 _ALIGNMENT = 64
 
 
@@ -36,8 +36,8 @@ def normal_initializer(stddev):
 class UntouchedZeros(keras.initializers.Initializer):
     """Initializes with zeros whose pages are not allocated until written."""
 
-    # A large model loads in half the memory, since a file's weights replace
-    # them.
+    # A large model loads in half the memory, because the weights in the file
+    # replace them.
 
     def __call__(self, shape, dtype=None):
         dtype = keras.backend.standardize_dtype(dtype or keras.config.floatx())
@@ -62,7 +62,7 @@ def build_in_graph(build):
 
 
 def of_all_layers(first, num_layers):
-    """Repeats what the first of equal layers has, under the names of all."""
+    """Repeats the items of the first layer under the names of all layers."""
     return {
         _FIRST_LAYER.sub(rf"\g<1>_{layer}/", name): value
         for name, value in first.items()
@@ -71,8 +71,8 @@ def of_all_layers(first, num_layers):
 
 
 def build_undrawn(build, config):
-    """Builds a model whose weights a file replaces, all zeros at first."""
-    # Drawing them takes seconds, and three times their memory. `build` reads
+    """Builds a model of zeros, whose weights a file will replace."""
+    # Drawing weights takes seconds and three times their memory. `build` reads
     # the arguments of the backbone from `config`.
     stddevs = {name: config[name] for name in _STDDEVS if name in config}
     config.update(dict.fromkeys(stddevs, 0.0))

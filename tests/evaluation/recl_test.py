@@ -106,7 +106,7 @@ def test_what_is_no_group_or_no_measurement_is_refused():
         ([one], LENGTHS, {}, "two models or more.*Received: 1"),
         ([one, other[:, :3]], LENGTHS, {}, "same shape"),
         ([one, other], LENGTHS[:3], {}, "`losses` must have the shape"),
-        ([one[:, :0]] * 2, LENGTHS, {}, "finite, and of one token"),
+        ([one[:, :0]] * 2, LENGTHS, {}, "finite, for at least one token"),
         ([one, unknown], LENGTHS, {}, "`losses` must be finite"),
         *(
             ([one, one], lengths, {}, "`context_lengths` must be two")

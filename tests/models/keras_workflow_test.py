@@ -95,7 +95,7 @@ def batches(*sizes):
         ({**ARRAYS, "y": tf.Variable(Y + V)}, "`y` must hold integers"),
         ({**ARRAYS, "shuffle": True}, "shuffle=True"),
         ({"x": SEGMENTS, "y": Y}, "`y` and `sample_weight` must be None"),
-        ({"x": SEGMENTS, "batch_size": B + 1}, "that of the `Segments`"),
+        ({"x": SEGMENTS, "batch_size": B + 1}, "batch size of the `Segments`"),
         ({**ARRAYS, "validation_split": 0.5}, "`validation_split` must be 0"),
         ({"x": PAIRS, "sample_weight": Y}, "`sample_weights` should not be"),
         ({"x": PAIRS.repeat()}, "`steps_per_epoch`, .* must be given"),

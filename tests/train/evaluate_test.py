@@ -250,7 +250,7 @@ def test_a_configuration_names_text_but_no_folder_to_write_to(
     save_run(run, model, 3, ByteTokenizer(), **config)
     flags = (f"--workdir={run}", "--max_eval_tokens=50")
     _, error = here("evaluate.py", *flags)
-    assert "`data_dir` must be given, as config.json names" in error
+    assert "`data_dir` must be given: no text was prepared" in error
     assert str(theirs) in error
     assert not list(theirs.iterdir())
     _, error = here("evaluate.py", *flags, f"--data_dir={tmp_path / 'mine'}")

@@ -8,10 +8,10 @@ in an environment of its own and does not import txl_keras:
 
 It builds the model with random weights (nothing is downloaded) from the JSON
 object in its argument. The last line that it prints is a JSON object with the
-seconds of calls of the model, and of the model through torch.compile, which is
+seconds per call of the model, eager and through torch.compile; the latter is
 left out if it fails. A training step is forward, backward, clipping to a norm
-of 0.25, and Adam. Everything runs in float32, because their loss fails under
-autocast to bfloat16.
+of 0.25, and Adam. Everything runs in float32, because Hugging Face's loss fails
+under autocast to bfloat16.
 """
 
 import json
@@ -31,7 +31,7 @@ def main():
     settings = json.loads(sys.argv[1])
     torch.set_num_threads(settings["num_threads"])
     torch.manual_seed(0)
-    # Silences torch.compile's warnings of the many graph breaks.
+    # Silences torch.compile's warnings about the many graph breaks.
     torch._logging.set_logs(all=logging.ERROR)
     is_training = settings["experiment"] == "training"
     torch.set_grad_enabled(is_training)
@@ -47,7 +47,7 @@ def main():
 
 
 def _time(model, settings):
-    """Returns the seconds of each call, after one turn that does not count."""
+    """Returns the seconds of each call, after one warm-up turn."""
     rows, length = settings["batch_size"], settings["segment_length"]
     # `mems` has their layout. It is full from the start, so that the first
     # token costs as much as any later one.

@@ -12,7 +12,7 @@ from txl_keras.checkpoints.tf1 import load_tf1
 from txl_keras.checkpoints.vocabularies import load_vocabulary
 from txl_keras.extending import register
 
-# What `from_preset` reads folders of Hugging Face with.
+# Loaders that `from_preset` uses for Hugging Face folders.
 register(
     "hugging_face",
     transfo_xl=load_with_tokenizer,

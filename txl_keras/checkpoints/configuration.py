@@ -16,7 +16,7 @@ SIZES = {
     "d_inner": "intermediate_dim",
     "mem_len": "memory_length",
 }
-# Optional keys, with the values for an original that lacks the option.
+# Optional keys, with the values for originals that lack the option.
 DEFAULTS = {
     "attn_type": 0,
     "clamp_len": -1,
@@ -43,7 +43,7 @@ _IRRELEVANT = {
 }
 ATTENTION_TYPES = ("relative", "shaw", "vaswani", "al_rfou")  # by attn_type
 _MAX_CUTOFFS = 100  # the originals use three
-_MAX_PROBLEMS = 50  # that an error lists
+_MAX_PROBLEMS = 50  # listed in an error
 
 
 def read_config(config, overrides, source="`config`", defaults=()):
@@ -110,7 +110,7 @@ def sized_arguments(config):
 
 
 def raise_found(message, problems):
-    """Raises `ValueError` that lists the problems that are true, if any is."""
+    """Raises `ValueError` that lists the problems that were found, if any."""
     found = [f"- {text[:300]}" for text, is_true in problems.items() if is_true]
     if len(found) > _MAX_PROBLEMS:
         found[_MAX_PROBLEMS:] = [f"- and {len(found) - _MAX_PROBLEMS} more"]

@@ -90,7 +90,7 @@ def load_hugging_face(
 
 def load_with_tokenizer(folder, dtype, drop_head, **overrides):
     """Loads a model, and a function that reads its tokenizer."""
-    del drop_head  # the only head there is
+    del drop_head  # there is only one kind of head
 
     def load_tokenizer():
         names = (os.path.join(folder, name) for name in VOCABULARIES)
@@ -106,7 +106,7 @@ def save_hugging_face(model: keras.Model, folder: PathLike) -> None:
     """Writes a folder that Hugging Face's `from_pretrained` can load.
 
     A `TransfoXLLMHeadModel` (transformers up to 4.35) then computes the same
-    outputs. If writing fails, there is no folder.
+    outputs. If writing fails, the folder is not created.
 
     Args:
         model: `TransformerXLCausalLM`.
@@ -131,7 +131,7 @@ def save_hugging_face(model: keras.Model, folder: PathLike) -> None:
 
 
 def _check_exportable(model):
-    """Checks what the library has no option for; `write` checks the weights."""
+    """Checks for options that the library lacks; `write` checks weights."""
     backbone = model.backbone
     if type(backbone) is not TransformerXLBackbone:
         raise ValueError(
@@ -194,7 +194,7 @@ def _config(model):
     }
 
 
-# Files of a folder, also of an XLNet.
+# Files of a folder, also for XLNet.
 
 
 def folder_config(folder, model_type, known):

@@ -55,19 +55,19 @@ def load_hugging_face_xlnet(
 
     No pickled code is executed.
 
-    The published configurations have a `mem_len` of null. Such a model has no
+    Published configurations have a `mem_len` of null. Such a model has no
     memory, unless `memory_length` is passed.
 
     Args:
         folder: String or path of the folder, with `config.json` and either
             `model.safetensors` or `pytorch_model.bin`.
         dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
-        drop_head: Boolean, load the backbone without the head. It must be true
-            for heads other than that of `XLNetLMHeadModel`, which cannot be
-            loaded.
+        drop_head: Boolean. If true, loads the backbone without the head.
+            Required for heads other than the one of `XLNetLMHeadModel`, because
+            they cannot be loaded.
         **overrides: `memory_length`, `reuse_length`, `attention_type`,
             `clamp_length`, `dropout` or `attention_dropout`, to replace the
-            value of the configuration.
+            value in the configuration.
 
     Returns:
         `XLNetPermutationLM` for an `XLNetLMHeadModel`, such as the published
@@ -177,9 +177,9 @@ def _body_layout(num_layers):
 
 
 def _head_layout(is_tied, embedding, *others):
-    """Yields the entries of an `XLNetLMHeadModel`, given those of its body."""
+    """Yields the entries of an `XLNetLMHeadModel`, given its body's entries."""
     if is_tied:
-        # The file may have the one table under either name or under both.
+        # The file may have the only table under either name or under both.
         embedding.names.append("lm_loss.weight")
     else:
         yield Entry(["lm_loss.weight"], ["softmax/kernel_0"])

@@ -21,16 +21,16 @@ _MIN_ITEM_BYTES = 2
 
 @dataclasses.dataclass
 class Entry:
-    """Maps one foreign tensor to the weights of ours that it holds.
+    """Maps a foreign tensor to the weights of ours that it holds.
 
-    To write, weights are reshaped, joined, flipped and transposed; to load, all
-    of that in reverse.
+    To write it, weights are reshaped, joined, flipped and transposed. To load
+    it, these steps are reversed.
     """
 
-    # Names in the file: a shared tensor may have one of them or several.
+    # Names in the file; a shared tensor may have one or several of them.
     names: list
-    weights: list  # paths of ours, in order
-    reshape: Callable = tuple  # shape of a weight in the tensor, from ours
+    weights: list  # paths of our weights, in order
+    reshape: Callable = tuple  # maps our shape to the shape in the tensor
     axis: int = 0  # along which weights are joined
     # Axis whose order is the reverse of ours.
     flipped: int | None = None
@@ -39,7 +39,7 @@ class Entry:
     shape: tuple = ()  # of the foreign tensor, see `fit`
 
     def fit(self, shapes):
-        """Sets the shape of the foreign tensor, given those of our weights."""
+        """Sets the shape of the foreign tensor, given our weights' shapes."""
         parts = [[*self.reshape(shapes[path])] for path in self.weights]
         shape = parts[0]
         shape[self.axis] = sum(part[self.axis] for part in parts)
@@ -66,7 +66,7 @@ class Entry:
 
 def feed_forward_and_norms(names, i):
     """Yields the entries of block `i` that all implementations have."""
-    # `names` are those of two layer norms and of two linear layers in PyTorch.
+    # `names` are PyTorch's names of two layer norms and of two linear layers.
     for name, part, *weights in (
         (names[0], "attention_norm", "gamma", "beta"),
         (names[1], "feed_forward_norm", "gamma", "beta"),
@@ -81,10 +81,10 @@ def feed_forward_and_norms(names, i):
 
 def read(build, arguments, make_layout, tensors, source):
     """Builds a model and loads its weights, if the file fits the layout."""
-    # `build` makes a model of the `arguments` of its backbone, `make_layout`
-    # the entries of a model. An untrusted configuration may ask for any size,
-    # so before memory is allocated, a graph with one block, whose sizes all
-    # blocks have, is compared with the file.
+    # `build` makes a model from the `arguments` of its backbone, `make_layout`
+    # the entries of a model. An untrusted configuration may ask for any size.
+    # So before memory is allocated, a graph with one block is compared with the
+    # file; all blocks have the same sizes.
     small = build_in_graph(lambda: build({**arguments, "num_layers": 1}))
     num_layers = arguments["num_layers"]
     layout = make_layout(small, num_layers)
@@ -137,7 +137,7 @@ def write(model, layout):
 def _check_all_used(rest):
     if rest:
         raise ValueError(
-            "`model` must have only weights of the format. Received also: "
+            "`model` must have only weights of the format. Received others: "
             f"{shown([*rest])}"
         )
 

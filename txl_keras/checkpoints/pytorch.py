@@ -1,4 +1,4 @@
-"""Import of checkpoints of the original PyTorch code and of NVIDIA's."""
+"""Imports checkpoints of the original PyTorch code and of NVIDIA's."""
 
 import keras
 
@@ -20,13 +20,13 @@ def load_pytorch(
 ) -> keras.Model:
     """Loads a checkpoint of the original PyTorch code or of NVIDIA's.
 
-    The file may hold a state dict, the whole model (`torch.save(model)`, as
-    the original code does), or NVIDIA's dictionary with the configuration. No
+    The file may hold a state dict, the whole model (`torch.save(model)`, as in
+    the original code), or NVIDIA's dictionary with the configuration. No
     pickled code is executed. As in the original, memory starts empty.
 
     Args:
         path: String or path of the file. PyTorch is not needed.
-        config: As in `load_tf1`, maybe with `tie_weight`, `pre_lnorm` and
+        config: As in `load_tf1`, optionally with `tie_weight`, `pre_lnorm` and
             `attn_type`. Optional if the file contains it.
         dtype, **overrides: See `load_tf1`.
 

@@ -1,10 +1,10 @@
-"""A reader of untrusted pickles that imports and calls nothing.
+"""Reads untrusted pickles without importing or calling anything.
 
-A pickle is a program: its opcodes import names and call them. Here an object
-becomes a dictionary of its attributes, whatever its class, and a tensor of
-PyTorch a tuple. Python's own unpickler runs the opcodes, in a child process
-whose memory and seconds are limited where the system can (not on Windows),
-since a small file can ask for much of both. This file is the program of the
+A pickle is a program: its opcodes import names and call them. Here an object of
+any class becomes a dictionary of its attributes, and a PyTorch tensor becomes a
+tuple. Python's own unpickler runs the opcodes in a child process. The memory
+and seconds of the child are limited where the system can (not on Windows),
+because a small file can ask for much of both. This file is the program of the
 child, too.
 """
 
@@ -18,7 +18,7 @@ import struct
 import subprocess
 import sys
 
-# The numbers of PyTorch's storages, and their bytes.
+# PyTorch's storage types, and their bytes per number.
 DTYPES = {
     "torch.BFloat16Storage": ("bfloat16", 2),
     "torch.BoolStorage": ("bool", 1),
@@ -32,8 +32,8 @@ DTYPES = {
     "torch.ShortStorage": ("int16", 2),
 }
 ZIP_MAGIC = b"PK\x03\x04"
-# Names that plain containers need in some protocol, and bytes that Python 3
-# wrote in a protocol of Python 2.
+# Names that plain containers need in some protocol, and that bytes need which
+# Python 3 wrote in a protocol of Python 2.
 _PLAIN_NAMES = (
     r"_codecs\.encode|collections\.Counter"
     r"|(__builtin__|builtins)\.(bytearray|bytes|frozenset|object|set)"
@@ -48,14 +48,14 @@ _SECONDS, _BYTES_PER_SECOND = 4, 20 << 20
 
 
 def load(path, names, has_storages=False):
-    """Reads a pickle, or a file of `torch.save`, which has one.
+    """Reads a pickle, or the pickle in a file of `torch.save`.
 
-    Names that the pattern `names` matches are allowed besides those of plain
-    containers. Returns the object, which consists of containers, text, numbers
-    and `None`, also in place of names and of strings above a mebibyte; and a
-    dictionary with the start and the end of each storage in the file. A tensor
-    is a tuple of the name of its dtype, the key of its storage, and its offset,
-    shape and strides.
+    Names that match the pattern `names` are allowed besides the names of plain
+    containers. Returns the object and a dictionary with the start and the end
+    of each storage in the file. The object consists of containers, text,
+    numbers and `None`. `None` also replaces names and strings above a mebibyte.
+    A tensor becomes a tuple of the name of its dtype, the key of its storage,
+    and its offset, shape and strides.
     """
     request = json.dumps([os.fspath(path), names, has_storages])
     child = subprocess.run(
@@ -81,10 +81,10 @@ def load(path, names, has_storages=False):
 
 
 class _AnswerReader(pickle.Unpickler):
-    """Reads what the child wrote: plain containers."""
+    """Reads the child's answer, which has only plain containers."""
 
     def persistent_load(self, key):
-        return None  # what the child left out
+        return None  # the child left it out
 
     def find_class(self, module, name):
         return {"dict": dict}[name]
@@ -94,18 +94,18 @@ class _AnswerReader(pickle.Unpickler):
 
 
 class _RefusedError(Exception):
-    """Raised if a pickle requests what its reader does not need."""
+    """Raised if a pickle requests something that its reader does not need."""
 
 
 class _Dict(dict):
-    """Takes the place of an `OrderedDict`, without its attributes."""
+    """Replaces an `OrderedDict`, without its attributes."""
 
     def __setstate__(self, state):
         pass
 
 
 class _Object(dict):
-    """Takes the place of an object: its attributes by name."""
+    """Replaces an object: its attributes by name."""
 
     def __init__(self, *arguments):
         pass
@@ -211,7 +211,7 @@ def _limit(size):
 
 
 def _places_behind(file, names, storages, size):
-    """Returns where storages are that follow the pickles of an old file."""
+    """Returns where the storages are that follow an old file's pickles."""
     places = {}
     for key in _Reader(file, names, None).load() if storages else ():
         (count,) = struct.unpack("<q", file.read(8))
@@ -231,7 +231,7 @@ def _zip_members(file):
     members = {}
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
-            # All are in one folder, whose name may be any.
+            # All members are in one folder, which may have any name.
             name = info.filename.partition("/")[2] or info.filename
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
                 raise ValueError(

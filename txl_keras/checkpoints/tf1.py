@@ -31,11 +31,11 @@ def load_tf1(
         prefix: String or path: the prefix of the checkpoint, such as
             `"model.ckpt-0"`, or a folder with one checkpoint.
         config: Dictionary with the keys of the original, or the path of a JSON
-            file with one: `n_token`, `n_layer`, `n_head`, `d_model`, `d_head`,
-            `d_inner`, `mem_len`, and, if they differ from the original's
-            defaults, `d_embed`, `cutoffs`, `div_val`, `tie_projs` (or
-            `proj_share_all_but_first`), `proj_same_dim`, `untie_r`,
-            `same_length`, `clamp_len`.
+            file with such a dictionary: `n_token`, `n_layer`, `n_head`,
+            `d_model`, `d_head`, `d_inner`, `mem_len`, and, if they differ from
+            the original's defaults, `d_embed`, `cutoffs`, `div_val`,
+            `tie_projs` (or `proj_share_all_but_first`), `proj_same_dim`,
+            `untie_r`, `same_length`, `clamp_len`.
         dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
         **overrides: `memory_length`, `clamp_length`, `same_length`, `dropout`,
             `attention_dropout` or `cold_start`, to replace the value of the
@@ -54,7 +54,7 @@ def load_tf1(
 
 
 def load_slot(prefix, config, dtype, overrides, slot=""):
-    """Builds a model of the weights, or of what Adam keeps of each."""
+    """Builds a model of the weights, or of Adam's values for each weight."""
     config = read_config(config, overrides)
     if not config["cutoffs"]:
         config["tie_projs"] = [True]  # the original has no option for this
@@ -94,7 +94,7 @@ def _tensors(prefix, slot):
     if slot and not shapes:
         raise ValueError(
             f"{prefix} must hold the state of Adam, variables that end with "
-            f"{slot}, as checkpoints of a training do. Received: none"
+            f"{slot}, as training checkpoints do. Received: none"
         )
     files = tf.io.gfile.glob(f"{prefix}.data-*")
     tensors = Tensors(

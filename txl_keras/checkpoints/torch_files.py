@@ -1,4 +1,4 @@
-"""A reader of files of `torch.save` that does not need PyTorch."""
+"""Reads files of `torch.save` without PyTorch."""
 
 import os
 
@@ -12,7 +12,7 @@ from txl_keras.tensor_files import Tensors
 # Limits for a model that was saved whole; only a malicious file exceeds them.
 _MAX_MODULES = 1 << 16
 _MAX_NAME = 1000
-# Names in the pickles of the original code's models, none of which is imported
+# Names in the pickles of the original code's models; none of them is imported
 # or called.
 _NAMES = (
     r"torch\.[\w.]+|argparse\.Namespace|mem_transformer\.\w+"
@@ -77,7 +77,7 @@ def torch_tensors(state, storages, path):
                 f"{path} must hold a state dict: tensors by name. Received: "
                 f"{shown(name)}, which cannot be read: {error}"
             ) from error
-    # What torch.nn.DataParallel puts before all names.
+    # torch.nn.DataParallel adds this prefix to all names.
     if all(name.startswith("module.") for name in arrays):
         arrays = {name.removeprefix("module."): x for name, x in arrays.items()}
     return Tensors(
@@ -90,7 +90,7 @@ def torch_tensors(state, storages, path):
 def _array(tensor, storages):
     """Returns an array of a tensor, without a copy."""
     if not isinstance(tensor, tuple):
-        raise ValueError(f"a {type(tensor).__name__} that is no tensor")
+        raise ValueError(f"a {type(tensor).__name__} that is not a tensor")
     dtype, key, offset, shape, strides = tensor
     if (dtype,) not in {names[:1] for names in safe_pickle.DTYPES.values()}:
         raise ValueError("expected a storage")

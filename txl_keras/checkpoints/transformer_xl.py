@@ -17,11 +17,11 @@ from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Holds how an implementation differs from the original in PyTorch."""
+    """Describes how an implementation differs from the original in PyTorch."""
 
     # Regular expressions of the original's names, and the names here.
     names: dict = dataclasses.field(default_factory=dict)
-    # False if linear layers are `(in, out)`, clusters have biases of their own,
+    # False if linear layers are `(in, out)`, clusters have their own biases,
     # and attention biases of all layers are one tensor.
     is_torch: bool = True
     # True if the head's entries for the tails are in reverse order.
@@ -75,7 +75,7 @@ TF1 = Source(
 
 
 def load_model(config, overrides, dtype, tensors, file, source):
-    """Returns the model of a file."""
+    """Loads the model from the tensors of a file."""
     check_sizes(config, tensors, file)
     attention_type = config["attn_type"]
     arguments = {
@@ -92,7 +92,7 @@ def load_model(config, overrides, dtype, tensors, file, source):
         "tie_attention_biases": not config["untie_r"],
         "layer_norm_epsilon": config["layer_norm_epsilon"],
         "cold_start": source.cold_start,
-        # That of the backbone, which `build_undrawn` replaces for a while.
+        # The backbone's default, which `build_undrawn` replaces temporarily.
         "initializer_stddev": 0.02,
         **overrides,
     }
@@ -142,7 +142,7 @@ def load_model(config, overrides, dtype, tensors, file, source):
     def layout(model, num_layers):
         return make_layout(model, source, num_layers)
 
-    # The frequencies of the sinusoids are no weight.
+    # The frequencies of the sinusoids are not a weight.
     others = source.rename("pos_emb.inv_freq")
     tensors = tensors.renamed(lambda name: None if name == others else name)
     return read(build, arguments, layout, tensors, file)
@@ -189,7 +189,7 @@ def _tables(softmax, source):
         return [f"{template}_{i}" for i in group]
 
     for group in groups:
-        # TensorFlow's only table is in no folder.
+        # TensorFlow's only table is not in a folder.
         folder = "" if embedding.div_val == 1 else "cutoff_{}/"
         table = of("word_emb.emb_layers.{}.weight", group, folder)
         out_table = f"crit.out_layers.{group[0]}.weight"

@@ -1,4 +1,4 @@
-"""Import of the vocabularies of published models."""
+"""Imports the vocabularies of published models."""
 
 import math
 import pathlib
@@ -22,9 +22,9 @@ _MAX_SYMBOLS = 1 << 20  # the One Billion Word Benchmark has 793,471
 _MAGICS = (ZIP_MAGIC, b"\x80")  # of torch.save, and of pickles
 _JSON_START = re.compile(r'\s*[\[{]\s*["\]}]')
 # The classes of the original code and NVIDIA's (`__main__` if the file ran as a
-# script), and Hugging Face's tokenizer under all names that its package and
-# module have had. Besides, the encoded text that a Corpus has beside its Vocab,
-# and members of a TransfoXLTokenizer that split and join words.
+# script), and Hugging Face's tokenizer under all names of its package and
+# module. Also the encoded text that a Corpus has beside its Vocab, and members
+# of a TransfoXLTokenizer that split and join words.
 _NAMES = (
     r"(__main__|data_utils|(utils\.)?vocabulary)\.(Corpus|Vocab)"
     r"|(pytorch_pretrained_bert|pytorch_transformers|transformers)\.[\w.]+"
@@ -35,16 +35,17 @@ _NAMES = (
 def load_vocabulary(path: PathLike) -> list[str]:
     """Reads the symbols of a vocabulary, in the order of their ids.
 
-    The content of a file determines its format, not its name, except that a
-    `.txt` file is never JSON, since `[` may be its first symbol. The formats:
+    The format is determined by the content of the file. The name only matters
+    for a `.txt` file, which is never JSON, since `[` may be its first symbol.
+    The formats:
 
     - Text: the first word of each line is a symbol.
     - JSON: a list of symbols; an object from symbol to id; the
       `tokenizer.json` of a run.
     - Pickles of the original code (`cache.pkl`, a `Corpus` or its `Vocab`) and
       of Hugging Face (`vocab.pkl`, and `vocab.bin` in either format of
-      `torch.save`). They are read without PyTorch, and no code that they name
-      is imported or called.
+      `torch.save`). They are read without PyTorch and without importing or
+      calling any code that they name.
 
     Args:
         path: String or `pathlib.Path`.
@@ -98,7 +99,7 @@ def _find_symbols(content):
     if isinstance(content, dict) and isinstance(content.get("vocab"), dict):
         content = content["vocab"]  # from a Corpus to its Vocab
     if isinstance(content, dict):
-        config = content.get("config")  # of a txl_keras tokenizer
+        config = content.get("config")  # a txl_keras tokenizer's
         if isinstance(config, dict):
             content = config.get("vocabulary")
         elif any(type(i) is not int for i in content.values()):

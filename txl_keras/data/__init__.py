@@ -1,7 +1,7 @@
 """Data pipeline: turns text into segments of int32 token ids.
 
-Does not depend on any model. Letters: `B` is the batch size, `T` the tokens of
-a segment, `V` the vocabulary size.
+It does not depend on any model. Letters: `B` is the batch size, `T` the tokens
+of a segment, `V` the vocabulary size.
 
 ```python
 from txl_keras.data import Segments, build_tokenizer, load_corpus, prepare

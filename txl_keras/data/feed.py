@@ -8,11 +8,11 @@ from txl_keras.backend import tf
 class Feed:
     """Provides iterators over the next steps of a text, on any strategy."""
 
-    # Where this program runs on the hosts of all replicas, each host reads its
-    # own rows in the background with one infinite iterator. The hosts of a TPU
-    # slice that is driven by one other machine run TensorFlow but no Python.
-    # For them, this machine reads the requested steps and sends each host its
-    # rows. While they are consumed, it sends as many steps in advance.
+    # If this program runs on the hosts of all replicas, each host reads its own
+    # rows in the background with one infinite iterator. If another machine
+    # drives a TPU slice, the slice's hosts run TensorFlow but no Python. Then
+    # this machine reads the requested steps and sends each host its rows. While
+    # a host consumes them, it sends as many steps in advance.
 
     def __init__(self, segments, strategy, first_step=0, num_steps=None):
         self._segments = segments
@@ -33,7 +33,7 @@ class Feed:
         if self._iterator is not None:
             return self._iterator
         steps, sent = self._ahead
-        # The guess is wrong only where the loop stops early for something.
+        # The guess is wrong only if the loop stops early.
         if steps != (self._step, num_steps):
             sent = self._sender.submit(self._send, self._step, num_steps)
         self._step += num_steps
@@ -54,7 +54,7 @@ class Feed:
 
 
 def _has_hosts_without_python(strategy):
-    """Returns whether the strategy drives a TPU that is attached elsewhere."""
+    """Returns whether the strategy drives a TPU on other hosts."""
     return (
         isinstance(strategy, tf.distribute.TPUStrategy)
         and "/job:localhost" not in strategy.extended.worker_devices[0]

@@ -17,7 +17,7 @@ from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 from txl_keras.types import PathLike
 
-_MAX_TEXT_BYTES = 1 << 25  # a quote may have no end
+_MAX_TEXT_BYTES = 1 << 25  # in case a quote is never closed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +85,8 @@ class LabelledTexts:
     def split(self, share: float) -> tuple[Self, Self]:
         """Splits the texts in two parts, always in the same way.
 
-        The part of a text depends on a hash of the text only. So duplicates are
-        never in different parts, and the order of the file does not matter.
+        The part of a text depends only on a hash of the text. So duplicates are
+        always in the same part, and the order of the file does not matter.
 
         Args:
             share: Float in (0, 1), the approximate share of the second part.
@@ -100,8 +100,8 @@ class LabelledTexts:
         if not all(parts):
             raise ValueError(
                 f"{self.name} has too few texts to split off a share of "
-                f"{share}: give another share, or the texts to hold out in a "
-                f"file of their own. Received: {len(self)} texts"
+                f"{share}: give another share, or a separate file of texts to "
+                f"hold out. Received: {len(self)} texts"
             )
         return tuple(
             dataclasses.replace(
@@ -127,8 +127,8 @@ def read_labelled_texts(
     - `.csv`: as in RFC 4180; values with commas, quotes or newlines are quoted.
     - `.jsonl`: one JSON object per line.
 
-    Each name may end in `.gz`. The first row of `.tsv` and `.csv` files holds
-    the names of the columns. For a file without such a row, pass column numbers
+    Each name may end in `.gz`. The first row of `.tsv` and `.csv` files has the
+    names of the columns. For a file without such a row, pass column numbers
     from `"0"` as strings for both columns. Empty lines are skipped.
 
     Args:
@@ -171,7 +171,7 @@ def read_labelled_texts(
         text = _value(record, "text_column", text_column, place)
         label = _value(record, "label_column", label_column, place)
         label = str(label) if isinstance(label, int) else label
-        # A short text takes far more memory than bytes.
+        # A short text takes far more memory than its bytes.
         taken += sys.getsizeof(text)
         files.check_unpacked(path, taken // 2, size)
         texts.append(text)

@@ -1,8 +1,8 @@
 """`Layout`: the token positions that each batch row reads in each step.
 
 Letters: `B` is the batch size, `T` the tokens of a segment, `D` the number of
-texts, `S` that of their segments, `P` the predictions of a text (prediction p
-reads token p, its target is token p + 1).
+texts, `S` the number of their segments, `P` the predictions of a text
+(prediction p reads token p, its target is token p + 1).
 """
 
 import functools
@@ -12,11 +12,11 @@ import numpy as np
 
 
 class Rows(NamedTuple):
-    """Holds what each of the B rows reads in one step, arrays `(B,)`."""
+    """Holds the positions that each of the B rows reads, arrays `(B,)`."""
 
     starts: np.ndarray  # int64, position of the first input in the stream
     # int64, number of inputs, at most T; 0 for an idle row. One more token is
-    # read, the last target.
+    # read as the last target.
     counts: np.ndarray
     scored: np.ndarray  # boolean, False where tokens only fill the memory
     reset: np.ndarray  # boolean, True where memory is reset before the step
@@ -25,23 +25,23 @@ class Rows(NamedTuple):
 class Layout:
     """Assigns the S segments of D texts to rows: `S / B` in order to each."""
 
-    # A text is a document, or all that a row reads. Text d has the predictions
-    # from `starts[d]` on, `sizes[d]` of them, in segments of T, the last one
-    # maybe shorter. Memory is reset where a text begins. The content of a
-    # segment does not depend on B, only the row that reads it does.
+    # A text is a document, or everything that a row reads. Text d has
+    # `sizes[d]` predictions from `starts[d]` on, in segments of T; its last
+    # segment may be shorter. Memory is reset where a text begins. The content
+    # of a segment does not depend on B, only the row that reads it does.
     #
     # A row first reads `warmup_segments` before its own to fill its memory,
-    # without scoring their targets; if it has fewer, it is idle in the first
+    # without scoring their targets. If it has fewer, it is idle in the first
     # steps. An epoch ends when the shortest row has no segment left
-    # (`drop_remainder`), or when all segments were read:
+    # (`drop_remainder`), or when all segments are read:
     #
     # S = 5, B = 2, 1 for warm-up    step 0   step 1   step 2   step 3
     # row 0                          .        0        1        .
     # row 1                          (1)      2        3        4
     #
-    # In the order "shuffle", texts are in a new order in every epoch. In the
-    # order "roll", a row begins at a random offset below T and at a random
-    # segment, and after its last segment continues at its first one.
+    # With order "shuffle", each epoch has a new order of texts. With order
+    # "roll", a row begins at a random offset below T and at a random segment,
+    # and continues at its first segment after its last one.
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class Layout:
 
 def equal_texts(num_tokens, batch_size, segment_length, spare=0):
     """Divides a stream into one text per row: returns `starts` and `sizes`."""
-    # Each is as long as the shortest row, in whole segments, and leaves out the
-    # rest, and as many tokens more as are to spare.
+    # All texts have the length of the shortest row in whole segments. The rest
+    # and `spare` more tokens are left out.
     needed = batch_size * (segment_length + spare) + 1
     check_enough(num_tokens, "tokens", needed, batch_size, segment_length)
     starts = _split(num_tokens - 1, batch_size)[:-1]

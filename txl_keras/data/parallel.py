@@ -10,15 +10,15 @@ from concurrent import futures
 
 from tqdm import tqdm
 
-# So few items are done before other processes would have started.
+# Other processes would take longer to start than these items take.
 NUM_INLINE_ITEMS = 8
 
 
 def ordered_map(function, items, num_workers=None, threads=False):
     """Yields `function(item)` for every item, in order."""
     # Only a few items per worker are in flight, so memory does not grow with
-    # their number. Functions that run TensorFlow, which releases the GIL and
-    # must not be forked, need `threads`.
+    # the number of items. Functions that run TensorFlow need `threads`: it
+    # releases the GIL and must not be forked.
     items = iter(items)
     num_workers = num_workers or _num_cores()
     yield from map(function, itertools.islice(items, NUM_INLINE_ITEMS))
@@ -62,7 +62,7 @@ def _initialize_worker(function):
 
 
 def _exit_with_parent():
-    """Exits when the parent is gone; a worker would wait for work forever."""
+    """Exits when the parent is gone: a worker would wait for work forever."""
     multiprocessing.parent_process().join()
     os._exit(1)
 

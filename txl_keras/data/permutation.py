@@ -17,11 +17,11 @@ class PermutedSegments(StepBatches):
     One in K tokens is a target (partial prediction, section 2.3 of Yang et al.,
     2019). Targets come in spans (section 3.1), drawn as in the original code,
     so that every segment has `P = T // K` targets. Then an order of the targets
-    is drawn: a target is visible to the targets after it, and every other token
-    to all tokens.
+    is drawn. A target is visible to the targets after it in this order; every
+    other token is visible to all tokens.
 
-    An example of 4 tokens with K = 2: the span "b c" was drawn, c before b.
-    These are the rows of `permutation_mask`; the model adds the diagonal:
+    Example of 4 tokens with K = 2: the span "b c" was drawn, c before b. These
+    are the rows of `permutation_mask`; the model adds the diagonal:
 
                a  b  c  d
         a      1  0  0  1
@@ -29,7 +29,7 @@ class PermutedSegments(StepBatches):
         c      1  0  0  1     c is predicted from all others except b
         d      1  0  0  1
 
-    All random choices depend on the seed, the step and the row only.
+    All random choices depend only on the seed, the step and the row.
 
     Args:
         segments: `Segments` without `half_loss` and `warmup_segments`.
@@ -37,13 +37,13 @@ class PermutedSegments(StepBatches):
         context_factor: Integer K.
         max_span: Integer, the longest span.
         not_predicted: Optional integers, ids that are never targets, such as
-            those of `[CLS]` and `[SEP]`. A row with such tokens in its spans
-            has fewer targets. These tokens are visible to all others.
+            the ids of `[CLS]` and `[SEP]`. A row whose spans contain such
+            tokens has fewer targets. These tokens are visible to all others.
         with_next: Boolean. False: a batch is one batch of `segments`. True, as
             in the original code: each row of a batch is a segment followed by
-            the next one, each with its own order. Successive batches advance by
-            one segment. Pass `PermutedSegments.reuse_length` to the model as
-            its `reuse_length`.
+            the next segment, each with its own order. Successive batches
+            advance by one segment. Pass `PermutedSegments.reuse_length` to the
+            model as its `reuse_length`.
         seed: Integer, the seed of all random choices.
 
     A batch is a dict of:
@@ -60,10 +60,10 @@ class PermutedSegments(StepBatches):
 
     Attributes:
         segment_length: Integer T: the segment length of `segments`, or twice
-            that with `with_next`.
+            this length with `with_next`.
         num_targets: Integer P.
-        reuse_length: Optional integer, how many tokens from the start of a
-            segment the model must store in memory; None for all.
+        reuse_length: Optional integer, the number of tokens at the start of a
+            segment that the model must store in memory; None for all.
 
     Example:
 
@@ -128,13 +128,13 @@ class PermutedSegments(StepBatches):
 
     def _batch(self, step, rows):
         inputs, is_read, reset = self._read(step)
-        # Of all rows, because `num_targets` counts them.
+        # For all rows, because `num_targets` counts them.
         drawn = [self._draw(step, row) for row in range(self.batch_size)]
         places, order = np.array(drawn).swapaxes(0, 1)  # [B, P]
         targets = np.take_along_axis(inputs, places, axis=1)
         is_target = np.take_along_axis(is_read, places, axis=1)
         is_target &= ~np.isin(targets, self.not_predicted)
-        # When each token becomes visible: targets one by one after all others.
+        # Step at which each token becomes visible: targets after all others.
         moments = np.zeros(inputs.shape, int)
         np.put_along_axis(moments, places, order * is_target, axis=1)
         moments = moments[rows]

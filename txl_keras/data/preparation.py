@@ -36,7 +36,7 @@ from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
 from txl_keras.types import PathLike
 
-# Must be increased when files of older versions must not be used any more.
+# Increase this when files of older versions must not be used any more.
 FORMAT = 3
 METADATA_FILE = "metadata.json"
 
@@ -46,8 +46,8 @@ class PreparedSplit:
     """Holds the token ids of a split, which are stored on disk.
 
     Args:
-        tokens: Ids of shape `(n,)`: a read-only `np.memmap`, or for a bucket or
-            several files an object whose slices are arrays.
+        tokens: Ids of shape `(n,)`: a read-only `np.memmap`, or an object with
+            slices that are arrays, for a bucket or several files.
         documents: int64 array of shape `(D,)`, the position of the first token
             of each document.
         metadata: Dict of `split`, `num_tokens`, `num_documents`, `num_bytes`,
@@ -65,7 +65,7 @@ class PreparedSplit:
     def head(
         self, num_tokens: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the first (or all) tokens, and the documents within them."""
+        """Returns the first (or all) tokens, and the documents in them."""
         tokens, documents = self.tokens, self.documents
         if num_tokens is not None:  # a slice of several files is a copy
             tokens = tokens[:num_tokens]
@@ -131,7 +131,7 @@ def prepare(
         splits: Sequence of strings.
         section_map: Optional function that is called as `map(function, items)`
             with one item per section of the text, and returns the results in
-            order. Functions, items and results can be pickled, and results are
+            order. Functions, items and results can be pickled; results are
             JSON values. Default: the text is read block by block on all cores
             of this machine.
 
@@ -140,9 +140,9 @@ def prepare(
 
     Raises:
         ValueError: If the folder cannot be written; if a split has no tokens or
-            a symbol that is not in the vocabulary; if its files were cut short
+            a symbol that is not in the vocabulary; if its files were truncated
             after they were prepared; if the corpus has token ids and the
-            tokenizer takes text, or the other way round.
+            tokenizer takes text, or vice versa.
     """
     building.check_kind(corpus, isinstance(tokenizer, IdTokenizer))
     key = [FORMAT, corpus.fingerprint(), tokenizer_hash(tokenizer)]
@@ -189,13 +189,13 @@ def _open_split(folder, tokenizer):
 
 
 def token_folder(data_dir=None):
-    """Returns the folder of prepared text, by default below that of TFDS."""
+    """Returns the folder of prepared text, by default in the TFDS folder."""
     return os.path.join(files.data_folder(data_dir), "txl_keras_tokens")
 
 
 def _write_split(corpus, split, tokenizer, path, section_map):
-    # Only the sections of a killed run are kept. In a bucket another host may
-    # be writing the same.
+    # Only the sections of a killed run are kept. In a bucket, another host may
+    # be writing the same split.
     if section_map is None and not files.is_remote(path):
         files.remove_folder(path)
     gfile.makedirs(path)

@@ -24,17 +24,17 @@ class Segments(StepBatches):
     its target is token p + 1. The first token has no context and is never a
     target. In training, row r of B reads the predictions from `r * P // B` up
     to `(r + 1) * P // B`, T per step, so that a model that keeps memory per row
-    reads B long texts in parallel. In evaluation, segments begin at the
-    multiples of T, so their content does not depend on B. With
-    `warmup_segments`, the content of memory does not depend on B either.
+    reads B long texts in parallel. In evaluation, segments begin at multiples
+    of T, so their content does not depend on B. With `warmup_segments`, the
+    content of memory does not depend on B either.
 
-    Steps count on through the epochs without end, and the batch of any step is
-    computed directly. All random choices depend on the seed and the epoch only.
+    Steps count through all epochs without end. The batch of any step is
+    computed directly. All random choices depend only on the seed and the epoch.
 
     Args:
         tokens: Integer array of shape `(P + 1,)` and any integer dtype, a
             `np.memmap`, or any object with a length, a `dtype`, and slices that
-            are arrays. Only the tokens that a step needs are read.
+            are arrays. Each step reads only the tokens that it needs.
         batch_size: Integer B, the global batch size over all replicas.
         segment_length: Integer T.
         drop_remainder: Boolean. True, for training: an epoch ends when the
@@ -44,23 +44,23 @@ class Segments(StepBatches):
         documents: Optional integer array of shape `(D,)`, the positions where
             documents begin, starting with 0, for `order="shuffle"` and
             `reset_documents`.
-        order: String. `"sequential"`: as described above. For training there
-            are also `"roll"`, with which a row begins at a random place in each
-            epoch and wraps around, with memory reset; and `"shuffle"`, which
-            concatenates the `documents` in a new order in each epoch, as the
-            original code does for the One Billion Word corpus.
-        reset_documents: Boolean. True: memory is reset at the start of each of
-            the `documents`. Each document begins a segment, and its last
-            segment is padded.
+        order: String. `"sequential"`: as described above. `"roll"`, for
+            training: in each epoch a row begins at a random place and wraps
+            around, where memory is reset. `"shuffle"`, for training: each
+            epoch concatenates the `documents` in a new order, as the original
+            code does for the One Billion Word corpus.
+        reset_documents: Boolean. True: memory is reset at the start of each
+            document. Each document begins a segment, and its last segment is
+            padded.
         warmup_segments: Integer, number of segments that a row reads before its
             own, with weight 0, to fill its memory. For evaluation only; see
             `txl_keras.evaluation.evaluator.warmup_segments`.
         half_loss: Boolean. True, for training only: the first half of each
             segment is read but not scored, because it has less context ("half
             losses" in section 4.2 of Dai et al., 2019).
-        cold_starts: Float, at least 0 and at most 1, for training only: the
-            share of segments before which memory is reset, drawn at random. So
-            a model learns to read short prompts, too.
+        cold_starts: Float from 0 to 1, for training only: the share of
+            segments, drawn at random, before which memory is reset, so that a
+            model also learns to read short prompts.
         seed: Integer, the seed of all random choices.
 
     A batch is a dict of:
@@ -178,8 +178,8 @@ class Segments(StepBatches):
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns one epoch as two arrays in memory, for `model.fit`.
 
-        Row b of each batch of B samples continues row b of the batch before, so
-        use `model.fit(x, y, batch_size=B, shuffle=False)`.
+        Row b of each batch of B samples continues row b of the previous batch,
+        so use `model.fit(x, y, batch_size=B, shuffle=False)`.
 
         Returns:
             Tuple `(x, y)` of int32 arrays of shape `(steps_per_epoch * B, T)`,

@@ -9,9 +9,9 @@ from txl_keras.data.segments import Segments
 class SlidingWindows(Segments):
     """Serves a text as windows of T tokens with a stride of K tokens.
 
-    Al-Rfou et al., 2018, evaluate models without memory in this way. The last K
-    predictions of each window are scored. They have between T - K + 1 and T
-    tokens of context.
+    Al-Rfou et al., 2018, evaluate models without memory in this way. Only the
+    last K predictions of each window are scored. They have between T - K + 1
+    and T tokens of context.
 
     ```
     T = 4, K = 2    inputs     targets
@@ -34,8 +34,8 @@ class SlidingWindows(Segments):
         reset_documents: Boolean. True: a window never begins before the
             document of its targets.
 
-    A batch is the dict of `Segments`, except that `targets` and `weights` have
-    shape `(B, K)`, with one more entry:
+    A batch is a dict as for `Segments`, except that `targets` and `weights`
+    have shape `(B, K)`, with one more entry:
         target_places: `(B, K)` int32, the index of the input (of T) that each
             target follows.
 
@@ -63,7 +63,7 @@ class SlidingWindows(Segments):
     ):
         check_integer("segment_length", segment_length, 1)
         check_integer("stride", stride, 1, maximum=segment_length)
-        # The targets are those of segments of length K.
+        # The targets are the targets of segments of length K.
         super().__init__(
             tokens,
             batch_size,
@@ -81,7 +81,7 @@ class SlidingWindows(Segments):
         batch = super()._batch(step, rows)
         read = self._layout.rows(0, step % self.steps_per_epoch)
         starts, counts = read.starts[rows], read.counts[rows]
-        # The windows end with the inputs of the targets.
+        # Each window ends with the inputs of its targets.
         stops = starts + counts
         begin = np.searchsorted(self._begins, starts, "right") - 1
         windows = np.maximum(stops - self.segment_length, self._begins[begin])

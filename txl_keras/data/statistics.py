@@ -4,7 +4,7 @@ import numpy as np
 
 from txl_keras.data.layouts import document_lengths
 
-_BLOCK = 1 << 22  # ids that are read at once
+_BLOCK = 1 << 22  # ids to read at once
 
 
 def token_counts(tokens, vocabulary_size):
@@ -17,7 +17,7 @@ def token_counts(tokens, vocabulary_size):
 
 
 def unigram_scores(train_counts, counts):
-    """Scores a prediction by the `token_counts` of train, as a baseline."""
+    """Scores a baseline that predicts by the `token_counts` of train."""
     # One is added to each count, so that no token has probability 0.
     probabilities = (train_counts + 1) / (train_counts + 1).sum()
     share = counts / counts.sum()

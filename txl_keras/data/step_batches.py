@@ -22,8 +22,8 @@ class StepBatches:
         """Computes the batch of a step, or some of its rows.
 
         Args:
-            step: Integer, 0 or more. Steps beyond the first epoch are in later
-                epochs.
+            step: Integer, 0 or more. Steps beyond the first epoch belong to
+                later epochs.
             first_row: Integer.
             num_rows: Optional integer. Defaults to all rows from `first_row`.
         """
@@ -52,7 +52,7 @@ class StepBatches:
         start, end = check_integer("first_step", first_step, 0), None
         if num_steps is not None:
             end = start + check_integer("num_steps", num_steps, 1)
-        # All batches have the keys, dtypes and shapes of the first one.
+        # All batches have the keys, dtypes and shapes of the first batch.
         first = self.batch(start, first_row, num_rows)
         spec = tf.nest.map_structure(tf.type_spec_from_value, first)
         return dataset_of(
@@ -131,8 +131,8 @@ def dataset_of(batch, spec, start=0, end=None):
     if end is not None:
         indices = tf.data.Dataset.range(start, end)
     dataset = indices.map(load).prefetch(_PREFETCHED_STEPS)
-    # There is nothing to tune, and the end of an iterator waits for the thread
-    # that tunes, up to half a second.
+    # There is nothing to tune, and when an iterator ends it would wait up to
+    # half a second for the tuning thread.
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)

@@ -21,7 +21,7 @@ def pad_texts(token_ids: Sequence[np.ndarray], multiple_of: int = 1) -> dict:
     Args:
         token_ids: List of integer arrays of shape `(n,)`, n at least 1.
         multiple_of: Integer. The longest text's length is rounded up to a
-            multiple of it, to W.
+            multiple of it, which is W.
 
     Returns:
         Dictionary of `token_ids`, int32 of shape `(B, W)`, and `lengths`, int32
@@ -53,20 +53,19 @@ class TextBatches:
     """Divides labelled texts into batches of texts of similar length.
 
     Batching similar lengths together keeps padding small. Each text occurs once
-    per epoch. A batch depends on the seed and the step only.
+    per epoch. A batch depends only on the seed and the step.
 
     Args:
         token_ids: List of integer arrays of shape `(n,)`, n at least 1, the
             texts.
         label_ids: List of integers, one per text.
-        batch_size: Integer, the maximum rows of a batch.
+        batch_size: Integer, the maximum number of rows per batch.
         segment_length: Integer. Texts are padded to a multiple of it.
-        max_batch_tokens: Integer, the maximum tokens of a batch including
-            padding. A single longer text is a batch of one row.
+        max_batch_tokens: Integer, the maximum number of tokens per batch,
+            including padding. A single longer text is a batch of one row.
         seed: Optional integer. By default every epoch is the same, from short
-            to long texts, for evaluation. With a seed, texts with the same
-            number of segments are shuffled in each epoch, and so are the
-            batches.
+            to long texts, for evaluation. With a seed, each epoch shuffles
+            texts with the same number of segments, and the batches.
 
     Example:
 
@@ -105,8 +104,8 @@ class TextBatches:
         self._segments = np.array(
             [-(-len(ids) // segment_length) for ids in token_ids]
         )
-        # Each batch's first index. Constant: shuffling only exchanges texts of
-        # equal padded length.
+        # The first index of each batch. It is constant, because shuffling only
+        # exchanges texts of equal padded length.
         self._starts = [0]
         for i, width in enumerate(np.sort(self._segments) * segment_length):
             rows = i + 1 - self._starts[-1]
@@ -134,7 +133,7 @@ class TextBatches:
     def batch(self, step: int) -> tuple:
         """Returns the batch of a step, from 0 on through all epochs.
 
-        It is a pair of inputs, as of `pad_texts`, and int32 labels `(B,)`.
+        It is a pair of inputs as from `pad_texts` and int32 labels `(B,)`.
         """
         step = check_integer("step", step, 0)
         epoch, number = divmod(step, self.steps_per_epoch)

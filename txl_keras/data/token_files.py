@@ -28,8 +28,8 @@ NUM_PAGES = 1024
 
 def shard_paths(folder, number):
     """Returns the paths of the files that hold the ids of a split, in order."""
-    # The names are made here and never read from a file, so that a folder from
-    # a stranger cannot name files elsewhere.
+    # Names are made here and never read from a file, so that a stranger's
+    # folder cannot name files elsewhere.
     if number == 1:
         return [os.path.join(folder, "tokens.bin")]
     names = (f"tokens-{i:05}-of-{number:05}.bin" for i in range(number))
@@ -48,9 +48,9 @@ def open_tokens(paths, lengths, dtype):
 class TokenFiles:
     """Reads ids in several files, or in a bucket, as if they were one array."""
 
-    # Files are opened when they are first read. Of those in a bucket, ranges
-    # are read and recent pages are cached, so that rows that read on
-    # sequentially send one request for many steps.
+    # Files are opened when they are first read. From a bucket, ranges are read
+    # and recent pages are cached, so that rows that read sequentially send one
+    # request for many steps.
 
     def __init__(self, paths, lengths, dtype):
         self.dtype = np.dtype(dtype).newbyteorder("<")
@@ -125,8 +125,8 @@ def _joined(arrays):
 
 def write_tokens(corpus, split, tokenizer, folder, section_map=None):
     """Encodes a split to files; returns their `PreparedSplit.metadata`."""
-    # One file, whose blocks are encoded on all cores; with a `section_map` one
-    # file per section of the text.
+    # Writes one file, whose blocks are encoded on all cores; with a
+    # `section_map` one file per section of the text.
     source = f"The {split} split of {corpus.name}"
     if section_map is None:
         paths = shard_paths(folder, 1)
@@ -171,12 +171,12 @@ def write_tokens(corpus, split, tokenizer, folder, section_map=None):
 
 
 def token_dtype(tokenizer):
-    """Returns the dtype of the ids of a tokenizer in files."""
+    """Returns the dtype in which a tokenizer's ids are stored."""
     return smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
 
 
 def write_shard(encoded_blocks, dtype, path):
-    """Writes the ids of encoded blocks to a file, and returns what it has."""
+    """Writes the ids of encoded blocks to a file; describes its content."""
     digest = hashlib.sha256()
     totals = dict.fromkeys(("num_tokens", "num_bytes", "num_unknown"), 0)
     documents = [np.zeros(0, np.int64)]
@@ -196,7 +196,7 @@ _load_tokenizer = functools.lru_cache(1)(load_tokenizer)
 
 
 def _encode_section(tokenizer_path, source, section_and_path):
-    """Writes the ids of a section; returns what `write_shard` does."""
+    """Writes the ids of a section; returns the result of `write_shard`."""
     # A run that was killed continues with the sections without a result.
     section, path = section_and_path
     if not gfile.exists(_result_path(path)):
@@ -224,8 +224,8 @@ def encode_block(tokenizer, source, block):
     except UnknownSymbolError as error:
         raise ValueError(
             f"{source} has {error.symbol!r}, which is not in the vocabulary. "
-            "Use a vocabulary of this text, one with an entry for unknown "
-            "words, or for ids a larger --vocabulary_size."
+            "Use a vocabulary built from this text, or one with an entry for "
+            "unknown words; for ids use a larger --vocabulary_size."
         ) from error
     num_unknown = 0
     if tokenizer.unknown_id is not None:

@@ -17,7 +17,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Vocabulary:
-    """Maps symbols, such as words, to ids, their indices in a list.
+    """Maps symbols, such as words, to ids, which are indices in a list.
 
     Args:
         symbols: Sequence of distinct strings, none of them empty, or a
@@ -31,7 +31,7 @@ class Vocabulary:
     """
 
     def __init__(self, symbols: Sequence[str]):
-        if isinstance(symbols, (str, os.PathLike)):  # not its characters
+        if isinstance(symbols, (str, os.PathLike)):  # not a list of characters
             raise ValueError(
                 "`symbols` must be a list of words: read a file with "
                 f"`checkpoints.load_vocabulary`. Received: {symbols!r:.80}"
@@ -69,7 +69,7 @@ class Vocabulary:
 
         Args:
             words: List of `n` strings.
-            unknown: Optional string. The word whose id replaces that of all
+            unknown: Optional string. The word whose id replaces the ids of all
                 words that are not in the vocabulary, if `unknown` itself is in
                 the vocabulary.
 
@@ -111,7 +111,7 @@ class UnknownSymbolError(ValueError):
 def choose_cutoffs(counts: np.ndarray) -> list[int]:
     """Chooses the three cluster boundaries of an adaptive softmax.
 
-    Minimises the expected number of logits per token, over a grid of cutoffs
+    Minimizes the expected number of logits per token, over a grid of cutoffs
     with ratio 1.1 (Grave et al., 2017, section 4).
 
     Args:

@@ -23,8 +23,8 @@ def attention_maps(
 ) -> np.ndarray:
     """Returns the attention probabilities of all heads in segments of a text.
 
-    The model first reads as many whole segments before each position as are
-    needed to fill its memory. For the maps of any other segment call
+    To fill its memory, the model first reads as many whole segments before each
+    position as needed. For the maps of any other segment call
     `model.backbone(ids, memory=memory, return_attention_scores=True)`.
 
     Args:
@@ -38,7 +38,7 @@ def attention_maps(
     Returns:
         float32 array of shape `(L, B, N, T, S)`. The keys of a query are the M
         entries of memory, oldest first, followed by the T tokens of the
-        segment. Their probabilities sum to 1; those of masked keys are 0.
+        segment. Their probabilities sum to 1; masked keys have 0.
 
     Example:
 
@@ -60,7 +60,7 @@ def attention_maps(
     )
     starts = check_token_ids(
         "starts", starts, len(tokens) - segment_length + 1, before,
-        "A segment needs a text that holds it, and fills memory before it",
+        "The text must contain each segment, and fill memory before it",
     )  # fmt: skip
     windows = np.stack(
         [tokens[s - before : s + segment_length] for s in starts]
@@ -69,7 +69,7 @@ def attention_maps(
     memory = model.initial_memory(len(starts), memory_length)
     for first in range(0, before + 1, segment_length):
         segment = windows[:, first : first + segment_length].astype(np.int32)
-        # Scores are of the last segment; before it they would take memory.
+        # Only the last segment needs scores; earlier they would take memory.
         _, memory, *scores = model.backbone(
             segment,
             memory=memory,
@@ -88,13 +88,13 @@ def attention_by_distance(
 ) -> np.ndarray:
     """Computes the mean attention probability at each query-key distance.
 
-    This is the figure of appendix D of Dai et al., 2019. At distance 0 a query
-    attends to its own token. Every query has a key at the distances up to M;
-    for larger distances the mean is over the queries that have one.
+    This is the figure in appendix D of Dai et al., 2019. At distance 0 a query
+    attends to its own token. Every query has a key at each distance up to M;
+    for larger distances the mean is over the queries that have such a key.
 
     Args:
         model, tokens, starts, segment_length, memory_length: See
-            `attention_maps`; `starts` may be of any number.
+            `attention_maps`; the number of `starts` is not limited.
         batch_size: Integer `B`, how many segments to read at once.
 
     Returns:
@@ -138,7 +138,7 @@ def mean_diagonals(maps):
 
 
 def check_attends(model):
-    """Raises `ValueError` if maps by distance of a model have no meaning."""
+    """Raises `ValueError` if the model has no meaningful maps by distance."""
     if not getattr(model.backbone, "shows_attention", False):
         raise ValueError(
             "`model` must have a backbone with attention to single tokens, "

@@ -12,7 +12,7 @@ from txl_keras.json_files import open_checked
 
 
 class Backup:
-    """Saves arrays by name, and restores them for the same settings only."""
+    """Saves arrays by name, and restores them only for the same settings."""
 
     def __init__(self, path, settings):
         self._path = path
@@ -20,7 +20,7 @@ class Backup:
         self._settings = np.frombuffer(settings, np.uint8)
 
     def save(self, state):
-        """Saves a state in place of the one before."""
+        """Saves a state; replaces the previous one."""
         data = safetensors.numpy.save({**state, "settings": self._settings})
         with (
             renamed_when_complete(self._path) as unfinished,
@@ -29,7 +29,7 @@ class Backup:
             file.write(data)
 
     def restore(self):
-        """Returns the saved state; `None` without any."""
+        """Returns the saved state, or `None` if there is none."""
         if not tf.io.gfile.exists(self._path):
             return None
         try:

@@ -33,15 +33,14 @@ def context_losses(
 ) -> np.ndarray:
     """Computes the losses of tokens for several context lengths.
 
-    The loss is `l(c, t) = -log p(x_t | x_{t-c}, ..., x_{t-1})` of appendix C
-    of Dai et al., 2019. For each pair of a context length c and a position t
-    the model starts from the initial memory, reads exactly the c tokens before
-    t, and predicts token t. No older token can influence the loss, whatever
-    the model.
+    The loss is `l(c, t) = -log p(x_t | x_{t-c}, ..., x_{t-1})` in appendix C of
+    Dai et al., 2019. For each pair of a context length c and a position t, the
+    model starts from the initial memory, reads exactly the c tokens before t,
+    and predicts token t. No older token can influence the loss of any model.
 
     The context is read in segments of T tokens, with memory carried from one
     segment to the next. If T does not divide c, the first segment is shorter,
-    so that the last one is always whole. A model may use less than its
+    so that the last segment is always whole. A model may use less than its
     context: without memory, it attends only to the last T tokens.
 
     Args:
@@ -58,8 +57,8 @@ def context_losses(
         on_progress: Optional function, called with the number of pairs
             (c, t) scored so far and their total number.
         out: Optional float32 array of shape `(C, P)` to fill. Rows that are
-            finite already are not computed again, so a measurement that was
-            stopped can go on.
+            already finite are not computed again, so that a stopped measurement
+            can resume.
 
     Returns:
         `out`, or a new float32 array of shape `(C, P)`, in nats.

@@ -27,9 +27,9 @@ from txl_keras.training.strategy import host_loop
 
 
 class Evaluator:
-    """Scores text with its own memory, separate from that of training.
+    """Scores text with its own memory, separate from the memory of training.
 
-    A subclass that scores in another way, or changes the model between two
+    A subclass that scores in another way, or changes the model between
     segments, overrides `build`, `begin` and `score_segment`: see
     docs/extending.md.
 
@@ -68,7 +68,7 @@ class Evaluator:
         self._run = host_loop(strategy, self.replica_step, ("token_nll",))
 
     def build(self, rows: int) -> None:
-        """Creates the memory of one replica and compiles what reads segments.
+        """Creates the memory of one replica and compiles its functions.
 
         Args:
             rows: Integer, the rows of one replica.
@@ -79,20 +79,20 @@ class Evaluator:
         self._read = self._reader.compile_segments(self._nll)
 
     def begin(self) -> None:
-        """Prepares to read a text with the weights as they are now."""
+        """Prepares to read a text with the current weights."""
         self._reader.begin()
 
     def score_segment(self, batch: dict) -> dict:
         """Scores a segment on one replica, and remembers it.
 
         Args:
-            batch: Dictionary of tensors, the rows of one replica of a batch of
-                the segments that are evaluated.
+            batch: Dictionary of tensors, the rows of one replica in a batch of
+                the evaluated segments.
 
         Returns:
             Dictionary of float32 tensors of the shape of `batch["targets"]`:
-            `nll`, in nats, and maybe others. The mean of each over the targets
-            becomes a score of the text.
+            `nll`, in nats, and optionally others. The mean of each tensor over
+            the targets becomes a score of the text.
         """
         self._reader.reset_rows(batch["reset"])
         return {"nll": self._read(None, batch["inputs"], batch)}
@@ -132,12 +132,12 @@ class Evaluator:
         Args:
             segments: `Segments` with `drop_remainder=False`. They determine
                 where memory is reset. The first token of the text is never a
-                target; with `reset_documents`, nor is that of any document.
+                target; with `reset_documents`, nor is each document's first.
             steps_per_execution: Integer, the number of segments per call from
                 the host; `None` chooses as many as take about one second.
             on_progress: Optional function, called with the number of segments
                 scored so far and their total number.
-            token_nll: Optional float32 array of shape `(P + 1,)`, filled with
+            token_nll: Optional float32 array of shape `(P + 1,)`, to fill with
                 the negative log-likelihood of every token in nats, given the
                 preceding tokens in its segment and in memory. It is NaN for
                 tokens without a score: the first token of the text and, with
@@ -181,8 +181,8 @@ class Evaluator:
                 self.strategy, tf.distribute.MultiWorkerMirroredStrategy
             ):
                 raise ValueError(
-                    "`token_nll` must be None on several workers, of which "
-                    "each reads some rows of the text"
+                    "`token_nll` must be None on several workers, because each "
+                    "worker reads only some rows of the text"
                 )
             shape = (segments.num_predictions + 1,)
             check_shape("token_nll", token_nll, shape)
@@ -291,10 +291,10 @@ def warmup_segments(
 
     Each stream reads these segments before its own, without scoring them. The
     memory of a block holds the outputs of the block below for `ceil(M / T)`
-    segments, and each of these depends on as many earlier segments. A score
-    therefore depends on `L * ceil(M / T)` earlier segments. With only
-    `ceil(M / T)` warm-up segments, memory is full, but its entries were
-    computed from truncated contexts.
+    segments, and each of these depends on as many earlier segments. So a score
+    depends on `L * ceil(M / T)` earlier segments. With only `ceil(M / T)`
+    warm-up segments, memory is full, but its entries were computed from
+    truncated contexts.
 
     Args:
         backbone: `TransformerXLBackbone`.
@@ -315,8 +315,8 @@ def warmup_segments(
     """
     if not backbone.has_finite_reach:
         raise ValueError(
-            "`backbone` must have a finite reach: what this one remembers "
-            "depends on all earlier segments, or on where reading began, so no "
+            "`backbone` must have a finite reach: its memory depends on all "
+            "earlier segments, or on where reading began, so no "
             "number of warm-up segments is enough. "
             f"Received: {type(backbone).__name__}"
         )

@@ -12,14 +12,14 @@ from txl_keras.evaluation.evaluator import Evaluator
 class PermutationEvaluator(Evaluator):
     """Scores the targets of permuted segments, with its own memory.
 
-    The targets and permutations are drawn at random by the segments, and are
-    the same for the same seed. The score changes slightly with the seed. It
-    also changes with the batch size, because each row begins without memory.
+    The segments draw targets and permutations at random; the same seed gives
+    the same targets. The score changes slightly with the seed. It also changes
+    with the batch size, because each row begins without memory.
 
     `evaluate` takes `PermutedSegments`. To cover every token, their `Segments`
     must have `drop_remainder=False`. It returns means over the targets, whose
-    number is `num_tokens`, and in addition `accuracy`, the share of them that
-    are the most likely token. It takes no `token_nll`.
+    number is `num_tokens`. It also returns `accuracy`, the share of targets for
+    which the most likely token is correct. It takes no `token_nll`.
 
     Args:
         model: `XLNetPermutationLM`.
@@ -90,7 +90,7 @@ class PermutationEvaluator(Evaluator):
         received = self.model.backbone.reuse_length
         if expected != received:
             raise ValueError(
-                "`reuse_length` of the backbone must equal that of `segments`, "
+                "`reuse_length` of the backbone must equal the `segments`' "
                 f"{expected}. Received: reuse_length={received}"
             )
         super()._check(segments)

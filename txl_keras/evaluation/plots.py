@@ -1,7 +1,7 @@
 """Plots of training runs and evaluations.
 
-`numbers` are the content of a JSON file of `txl plot`, or more of it: `unit`,
-which names a token, and `models`, each with a `label` and results.
+`numbers` are the content of a JSON file of `txl plot`, or more. They have
+`unit`, the name of a token, and `models`, each with a `label` and results.
 """
 
 import os
@@ -27,8 +27,8 @@ _MAX_MARKS = 48  # points with a marker, or tokens with a label, along an axis
 
 
 def plot_learning_curve(metrics, path, unit="token", scores=None):
-    """Plots bits per token against steps, and those of compressors."""
-    # `metrics` are the lines of metrics.jsonl, `scores` those of valid.
+    """Plots bits per token against steps, with compressors' scores."""
+    # `metrics` are the lines of metrics.jsonl, `scores` are for valid.
     figure, axes = _figure("step", f"bits per {unit}")
     for label, curve in report.learning_curve(metrics).items():
         bits = [*map(bits_per_token, curve["nll"])]
@@ -43,8 +43,8 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
 
 def plot_recl(numbers, path):
     """Plots effective context lengths, one bar per model and r."""
-    # `recl` of a model is a list of results of `effective_context_lengths`,
-    # each with its `top_r`.
+    # A model's `recl` is a list of results of `effective_context_lengths`, each
+    # with its `top_r`.
     models, unit = numbers["models"], numbers["unit"]
     figure, axes = _figure("", f"relative effective context length, {unit}s")
     places = np.arange(len(models))
@@ -67,7 +67,7 @@ def plot_recl(numbers, path):
 
 
 def plot_learning_curves(numbers, path):
-    """Plots the losses of several runs; those of one label have one colour."""
+    """Plots the losses of several runs; runs of one label share a colour."""
     # A model has `train` and `valid`, dictionaries of `steps` and `nll`; and
     # `tokens_per_step`.
     models, unit = numbers["models"], numbers["unit"]
@@ -89,7 +89,7 @@ def plot_learning_curves(numbers, path):
     valid = [nll for model in models for nll in model["valid"]["nll"]]
     if name == "ppl":  # it starts at about the size of the vocabulary
         axes.set_yscale("log")
-    elif valid:  # these, and not the first steps, fill the picture
+    elif valid:  # these losses, not the first steps, should fill the picture
         axes.set_ylim(top=1.1 * convert(max(valid)))
     axes.xaxis.set_major_formatter(EngFormatter())
     lines = {line.get_label(): line for line in axes.lines}  # seeds have one
@@ -100,7 +100,7 @@ def plot_learning_curves(numbers, path):
 def plot_losses(curves, path, x_label, unit, ticks):
     """Plots losses of several models on a logarithmic x axis."""
     # The values of `curves` are lists: x, at least 0 and ascending; nats; and
-    # maybe the bounds of a band.
+    # optionally the bounds of a band.
     name, convert = report.measure(unit)
     figure, axes = _figure(x_label, name)
     for i, (label, (x, *losses)) in enumerate(curves.items()):
@@ -128,7 +128,7 @@ def plot_context_losses(numbers, path):
 
 def plot_positions(numbers, path):
     """Plots the losses of several models by position in the segment."""
-    # `positions` of a model is a result of `position_curve`.
+    # A model's `positions` are a result of `position_curve`.
     models, unit = numbers["models"], numbers["unit"]
     curves, smallest = {}, []
     for model in models:
@@ -152,7 +152,7 @@ def plot_positions(numbers, path):
 
 def plot_attention_maps(numbers, path):
     """Plots attention maps, one row per layer and one column per head."""
-    # A model has `layers` and `heads`, their numbers; `maps` of `(layers,
+    # A model has `layers` and `heads`, their numbers; `maps` of shape `(layers,
     # heads, T, S)`; and `tokens`, S strings.
     models, unit = numbers["models"], numbers["unit"]
     num_rows = [len(model["layers"]) for model in models]
@@ -191,7 +191,7 @@ def _draw_map(axes, attention, tokens):
     length, num_keys = attention.shape
     num_memory = num_keys - length
     image = axes.imshow(
-        # Grey is a probability of 0, such as that of a masked key.
+        # Grey is a probability of 0, for example of a masked key.
         np.ma.masked_equal(attention, 0),
         # The axes count positions in the segment; memory is negative.
         extent=(-num_memory - 0.5, length - 0.5, length - 0.5, -0.5),
@@ -204,7 +204,7 @@ def _draw_map(axes, attention, tokens):
         axes.axvline(-0.5, color=_COLORS[1], linewidth=1.5)
     if num_keys <= _MAX_MARKS:
         font = {"fontsize": "x-small", "family": "monospace"}
-        font["parse_math"] = False  # a `$` in a text starts no formula
+        font["parse_math"] = False  # a `$` in a text does not start a formula
         rotation = 90 if max(map(len, tokens)) > 2 else 0
         places = range(-num_memory, length)
         axes.set_xticks(places, tokens, rotation=rotation, **font)

@@ -2,7 +2,7 @@
 
 Section 4.3 and appendix C of Dai et al., 2019. A better model gains less from
 longer context, because less remains to be gained. The RECL therefore compares
-the models of a group, and counts only the gain over the best of them.
+the models of a group, and counts only the gain over the best of these models.
 
 Letters: `G` models of the group, `C` context lengths, `P` positions of a text.
 """
@@ -32,17 +32,17 @@ def effective_context_lengths(
     `g_i(c, c + Delta)`, is at least the threshold. The RECL is the first c at
     which the gain is below the threshold.
 
-    The result is only a bound at either end of the measured lengths. If the
+    At either end of the measured lengths, the result is only a bound. If the
     last gain still reaches the threshold, the RECL is the longest length, a
-    lower bound. If the first gain is below the threshold, it is the shortest
-    length, an upper bound.
+    lower bound. If the first gain is below the threshold, the RECL is the
+    shortest length, an upper bound.
 
     Args:
         losses: List of `G` arrays of shape `(C, P)`, one per model: the losses
             of the same P tokens in nats, for each context length. See
             `context_losses`.
         context_lengths: List of `C` integers, ascending by a constant step.
-        top_r: Float in `(0, 1]`, the share of positions that count, those
+        top_r: Float in `(0, 1]`, the share of positions that count: those
             with the largest baseline loss.
         threshold: Float above 0, the smallest relative gain in perplexity
             that counts.
@@ -51,8 +51,8 @@ def effective_context_lengths(
         List of G dictionaries: `recl`, one of the context lengths; `bound`,
         which is `"lower"` or `"upper"` if `recl` is only a bound, else `None`;
         `gains`, a list of `C - 1` floats, the relative gains of all steps; and
-        `standard_errors`, those of the gains: how much they would differ at
-        other positions of the text.
+        `standard_errors` of the gains: how much they would differ at other
+        positions of the text.
 
     Example:
 
@@ -73,13 +73,13 @@ def effective_context_lengths(
     check_number("threshold", threshold, 0, exclusive=True)
     if len(losses) < 2:
         raise ValueError(
-            "`losses` must be those of two models or more, because the RECL is "
+            "`losses` must be from two models or more, because the RECL is "
             f"relative to the best of a group. Received: {len(losses)}"
         )
     losses = np.stack([np.asarray(x, np.float64) for x in losses])
     check_shape("losses", losses, (None, len(context_lengths), None))
     if not (losses.size and np.isfinite(losses).all()):
-        raise ValueError("`losses` must be finite, and of one token or more.")
+        raise ValueError("`losses` must be finite, for at least one token.")
     found = []
     for gains, errors in zip(*_gains(losses, top_r), strict=True):
         # Steps 1 and 2 of the algorithm.
@@ -117,7 +117,7 @@ def _gains(losses, top_r):
     hard = np.argsort(-baseline, axis=1, kind="stable")[None, :, :count]
     changes = np.take_along_axis(changes, hard, axis=2)
     # f_i(c, c') - f_i(c, c). The fraction of g_i is reduced by exp(f_i(c, c)),
-    # which alone may overflow.
+    # because this value alone may overflow.
     factor = np.exp(changes.mean(axis=2))
     return 1 - factor, factor * changes.std(axis=2) / np.sqrt(count)
 

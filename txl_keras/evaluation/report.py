@@ -1,4 +1,4 @@
-"""Reports of scores, in the units that are usual for each kind of token."""
+"""Reports of scores, in the usual unit for each kind of token."""
 
 import gzip
 import importlib.util
@@ -27,9 +27,9 @@ def bytes_per_token(tokenizer, tokens):
 
 
 def complete(scores, tokenizer, tokens, all_tokens):
-    """Adds what depends on the text, of which `tokens` were scored."""
+    """Adds values that depend on the text, of which `tokens` were scored."""
     # `bits_per_byte` and `compressors` if every byte was scored; `of_tokens`,
-    # the number that can be scored, if only some were.
+    # the number of tokens that can be scored, if only some were.
     left_out = {}
     if len(tokens) != len(all_tokens):
         left_out = {"of_tokens": len(all_tokens) - 1}
@@ -61,7 +61,7 @@ def _compressors(text):
 
 
 def measure(unit):
-    """Returns bits, or perplexity for words and subwords, and its function."""
+    """Returns the unit, bits or perplexity, and its function of the loss."""
     names = {
         "byte": "bits per byte",
         "character": "bpc",
@@ -115,28 +115,28 @@ def position_curve(
 ) -> list[dict]:
     """Computes the mean loss by the position of a token in its document.
 
-    The first tokens of a document have little context and later ones more. The
-    curve falls while more context helps, and is flat beyond. With `segments`,
-    positions are those in the segment: a model without memory has a high loss
-    at its first tokens, the context fragmentation of section 3.1 of Dai et al.,
-    2019, which memory removes.
+    The first tokens of a document have little context, later tokens have more.
+    The curve falls while more context helps, and is flat beyond. With
+    `segments`, positions are positions in the segment: a model without memory
+    has a high loss at its first tokens. This is the context fragmentation of
+    section 3.1 of Dai et al., 2019, which memory removes.
 
     Args:
         nll: Float array of shape `(P + 1,)`, the loss of every token in nats,
-            NaN for tokens without a score, such as `Evaluator.evaluate` writes
-            to `token_nll`.
+            NaN for tokens without a score, as `Evaluator.evaluate` writes it to
+            `token_nll`.
         documents: Integer array of shape `(D,)`, the positions at which
             documents begin; the first must be 0. By default the text is one
             document.
-        segments: Optional `Segments` that were scored, in place of `documents`.
-        bins_per_doubling: Integer, the buckets between n and 2 n.
+        segments: Optional scored `Segments`, instead of `documents`.
+        bins_per_doubling: Integer, number of buckets from n to 2 n.
 
     Returns:
         List of dictionaries, one per bucket of positions: 0, 1, 2-3, 4-7, 8-15
         and so on. The first token of a document is at position 0, the first
         target of a segment at position 1. Buckets without a score are left out.
         Each dictionary has `start` and `stop` (exclusive), `num_tokens`, the
-        means `nll` and `bits_per_token`, and `standard_error`, that of `nll`.
+        means `nll` and `bits_per_token`, and `standard_error` of `nll`.
 
     Example:
 

@@ -1,6 +1,6 @@
-"""What is not the paper's Transformer-XL: nothing else imports it.
+"""Extensions of the paper's Transformer-XL; nothing else imports them.
 
-Each module registers what it adds, see `txl_keras.extending`.
+Each module registers its additions, see `txl_keras.extending`.
 """
 
 import txl_keras.needs_tensorflow  # noqa: F401

@@ -26,8 +26,8 @@ class BeamMap:
     Args:
         runner: String, the name of a runner of Beam, such as `"DirectRunner"`.
         options: String, options of Beam as on a command line.
-        folder: String. Where results are written, in files that all workers can
-            reach.
+        folder: String, the folder to write results to; all workers must reach
+            it.
 
     Raises:
         ImportError: If Beam is not installed.
@@ -125,8 +125,8 @@ class Beam(options.Options):
 
     Data options:
     beam_runner: Runner of Apache Beam that reads and encodes the text, such as
-        DirectRunner, DataflowRunner or FlinkRunner. The ids are the same.
-        Default: this machine does, without Beam.
+        DirectRunner, DataflowRunner or FlinkRunner. The ids do not depend on
+        it. Default: this machine encodes the text, without Beam.
     beam_options: Options of Apache Beam and of --beam_runner, such as
         '--direct_num_workers=4 --direct_running_mode=multi_processing'.
     """

@@ -1,13 +1,13 @@
 """The Compressive Transformer (Rae et al., 2020).
 
-What leaves the memory of M tokens is compressed by c to one into C older slots.
-Blocks attend to `[compressed, memory, segment]`, where a slot counts as one
-position.
+Tokens that leave the memory of M tokens are compressed by c to one, into C
+older slots. Blocks attend to `[compressed, memory, segment]`, where a slot
+counts as one position.
 
-The paper compresses what a segment pushes out in groups of c, and loses what
-fills no group. Then nothing would be compressed where tokens are read one by
-one. Here such tokens are pending, in c - 1 places, until they fill a group. A
-memory without such places follows the paper.
+The paper compresses the tokens that a segment pushes out in groups of c, and
+loses tokens that do not fill a group. If tokens are read one by one, nothing
+would be compressed. So here such tokens are pending, in c - 1 places, until
+they fill a group. A memory without places for them follows the paper.
 
 Letters: `B` batch, `T` segment, `M` memory, `C` compressed slots, `c`
 compression rate, `P` places for pending tokens, `G` groups, `D` hidden size,
@@ -46,14 +46,14 @@ __all__ = ["CompressiveBackbone", "CompressiveMemory", "Compression"]
 class Compression(ConfiguredLayer):
     """Compresses c states to one.
 
-    The functions of Rae et al. (2020), section 3.2:
+    These are the functions of Rae et al. (2020), section 3.2:
 
     - `"conv"`: convolution over time with kernel and stride c. It starts as the
       mean of c states.
     - `"dilated_conv"`: its c taps are 2 apart, with c - 1 zeros in front. So
       groups overlap.
     - `"mean_pool"`, `"max_pool"`: mean and maximum of c states.
-    - `"most_used"`: the `S / c` states that were attended to most, in order.
+    - `"most_used"`: the `S / c` states that received most attention, in order.
 
     Groups are formed from the first state on. The last `S mod c` states are
     lost.
@@ -64,14 +64,14 @@ class Compression(ConfiguredLayer):
 
     Call arguments:
         inputs: Tensor of shape `(B, S, D)`, oldest first.
-        lengths: Optional int32 tensor `(B,)`, how many states of each row are
-            real. The others are at the end. By default all are real.
+        lengths: Optional int32 tensor `(B,)`, the number of real states per
+            row. Padding is at the end. By default all are real.
         usage: Float tensor `(B, S)`, the attention that each state received,
             for `"most_used"`.
 
     Returns:
-        Tensor of shape `(B, G, D)`. Of row r the first `lengths[r] // c` are
-        real.
+        Tensor of shape `(B, G, D)`. In row r the first `lengths[r] // c` states
+        are real.
 
     Example:
 
@@ -117,7 +117,7 @@ class Compression(ConfiguredLayer):
             is_kept = tf.sequence_mask(lengths // self.rate, num_groups)
             kept = tf.sort(tf.where(is_kept, kept, size - 1))
             return tf.gather(inputs, kept, axis=1, batch_dims=1)
-        # What is not real may be anything, also NaN.
+        # Padding may have any value, even NaN.
         inputs = tf.where(is_real[..., None], inputs, 0)
         gap = 2 if self.compression == "dilated_conv" else 1
         padding = [[0, 0], [(gap - 1) * (self.rate - 1), 0], [0, 0]]
@@ -146,10 +146,11 @@ class CompressiveMemory(
     Attributes:
         states: Tuple of L tensors `(B, C + M, D)`: compressed slots, then the
             last M inputs of every block.
-        valid_length: int32 tensor `(B,)`, the newest entries that are real.
-        pending: Tuple of L tensors `(B, P, D)`: what left the M entries and is
-            not compressed yet, newest last.
-        pending_length: int32 tensor `(B,)`, the pending entries that are real.
+        valid_length: int32 tensor `(B,)`, the number of newest entries that are
+            real.
+        pending: Tuple of L tensors `(B, P, D)`: states that left the M entries
+            and are not yet compressed, newest last.
+        pending_length: int32 tensor `(B,)`, the number of real pending entries.
     """
 
     __slots__ = ()
@@ -180,9 +181,9 @@ class CompressiveMemoryStack(MemoryStack):
 
 
 def evict(memory, tokens, hidden_states, compressions, num_slots, lengths):
-    """Finds what leaves a memory; of its M `tokens` it reads the T oldest."""
-    # Returns L states `(B, S, D)`, a function that compresses them, how many
-    # groups they are and how many steps are real, and fields of a new memory.
+    """Finds the states that leave memory; reads its T oldest `tokens` of M."""
+    # Returns L states `(B, S, D)`, a function that compresses them, the numbers
+    # of groups and of real steps, and fields of a new memory.
     rate, size = compressions[0].rate, memory.length - num_slots
     places, length = memory.pending[0].shape[1], ops.shape(hidden_states[0])[1]
     num_new = length if lengths is None else lengths
@@ -194,7 +195,7 @@ def evict(memory, tokens, hidden_states, compressions, num_slots, lengths):
     )
     num_groups = num_evicted // rate
     num_compressed = memory.valid_length - num_tokens + num_groups
-    # The pending tokens, those of memory and the segment follow each other.
+    # Joined in order: pending tokens, tokens in memory, tokens of the segment.
     streams = [
         tf.concat([*old, tf.stop_gradient(tf.cast(new, old[1].dtype))], axis=1)
         for *old, new in zip(memory.pending, tokens, hidden_states, strict=True)
@@ -220,7 +221,7 @@ def evict(memory, tokens, hidden_states, compressions, num_slots, lengths):
 
 
 def _take(x, first, length):
-    """Returns `length` entries of each row; beyond the end the last one."""
+    """Returns `length` entries per row; repeats the last beyond the end."""
     indices = first[:, None] + tf.range(length)
     indices = tf.minimum(indices, tf.shape(x)[1] - 1)
     return tf.gather(x, indices, axis=1, batch_dims=1)
@@ -232,8 +233,8 @@ def extend_compressed(
     """Appends a segment to memory: algorithm 1 of Rae et al. (2020).
 
     `usage` is a function from the numbers of real steps to the attention that
-    they pay to each entry, L tensors `(B, P + M + T)`. Also returns what left
-    memory, what was made of it, and the numbers of groups and of real steps.
+    they pay to each entry, L tensors `(B, P + M + T)`. Also returns the states
+    that left memory, their compression, and the numbers of groups and steps.
     """
     size = memory.length - num_slots
     tokens = [state[:, num_slots:] for state in memory.states]
@@ -256,11 +257,11 @@ def reconstruction_loss(
 ):
     """Computes how much attention changes when states are compressed.
 
-    The mean squared difference of attention to evicted states and to their
-    compressed ones, `(B,)`: Rae et al. (2020), algorithm 2. `inputs` are the
-    segment that evicts them, with `lengths` real states per row.
+    This is the mean squared difference of attention to evicted states and to
+    their compressed states, `(B,)`: Rae et al. (2020), algorithm 2. `inputs`
+    are the segment that evicts them, with `lengths` real states per row.
     """
-    # All but the compressed states are constants, also the weights.
+    # Everything except the compressed states is constant, even the weights.
     constants = [
         (weight, tf.stop_gradient(tf.convert_to_tensor(weight.value)))
         for weight in block.weights
@@ -292,8 +293,8 @@ class CompressiveCache(
 ):
     """Holds a `CompressiveMemory` with its keys and values `(B, N, C + M, H)`.
 
-    Slots and, behind them, tokens are two ring buffers. `order` is the age rank
-    of each entry, `(B, C + M)`, and the states of all blocks are one tensor
+    Slots, followed by tokens, are two ring buffers. `order` is the age rank of
+    each entry, `(B, C + M)`, and the states of all blocks are one tensor
     `(B, L, C + M, D)`. Without `order` all is in text order, as in memory.
     """
 
@@ -349,7 +350,7 @@ class CompressiveCache(
 
     @staticmethod
     def largest(shapes):
-        """Returns the most that each count may be: see `ProjectedMemory`."""
+        """Returns the maximum of each count: see `ProjectedMemory`."""
         names = {"valid_length": "states", "pending_length": "pending"}
         return {name: shapes[states][1] for name, states in names.items()}
 
@@ -359,8 +360,8 @@ class CompressiveBackbone(TransformerXLBackbone):
     """Encodes a segment like Transformer-XL, with compressed older memory.
 
     The reach is `L (memory_length + compression_rate compressed_length)`
-    tokens. In training the reconstruction loss, which trains the compression
-    alone, is added to `losses`, as Keras layers do.
+    tokens. In training, the reconstruction loss is added to `losses`, as Keras
+    layers do. It trains only the compression layers.
 
     Args:
         *args, **kwargs: Arguments of `TransformerXLBackbone`; `memory_length`
@@ -406,7 +407,7 @@ class CompressiveBackbone(TransformerXLBackbone):
     ):
         if compressed_length is None:
             compressed_length = memory_length
-        # The parts are made from them.
+        # The layers below are created from these arguments.
         self.compression = compression
         self.compression_rate = compression_rate
         self.compressed_length = check_integer(
@@ -470,7 +471,7 @@ class CompressiveBackbone(TransformerXLBackbone):
     def _usage(self, memory, states, lengths):
         """Computes how much a segment attends to each entry.
 
-        Pending tokens get what they would get if they were still in memory.
+        Pending tokens get the attention that they would get in memory.
         """
         at, usage, mask = self.compressed_length, [], memory.mask()
         places = self.compression_rate - 1
@@ -499,8 +500,8 @@ class CompressiveBackbone(TransformerXLBackbone):
         return *super().entries(states, keys, values), tuple(states[:-1])
 
     def call_projected(self, token_ids, memory, positions):
-        # Also the states of the tokens that may leave memory: if `append` read
-        # them where it writes, XLA would copy all states.
+        # Also returns the states of tokens that may leave memory. If `append`
+        # read them where it writes, XLA would copy all states.
         outputs = super().call_projected(token_ids, memory, positions)
         memory, first = memory.as_ring(), self.compressed_length
         last = first + ops.shape(token_ids)[1]
@@ -523,14 +524,14 @@ class CompressiveBackbone(TransformerXLBackbone):
             projected = [block.project(state) for block, state in pairs]
             return *zip(*projected, strict=True), (tf.stack(states, axis=1),)
 
-        # Where tokens are read one by one, few of them complete a group.
+        # If tokens are read one by one, few of them complete a group.
         most = (ops.shape(inputs[0])[1] - 1) // self.compression_rate + 1
         groups = tf.cond(
             tf.reduce_any(num_groups > 0),
             compress,
             lambda: tf.nest.map_structure(lambda x: x[:, :, :most], entries),
         )
-        # What is overwritten was read before.
+        # Entries to overwrite were read before.
         with tf.control_dependencies(oldest):
             memory = memory.write(
                 0, num_slots, groups, num_groups, num_groups, **kwargs
@@ -549,9 +550,9 @@ class CompressionOptions(options.Options):
     """Holds the arguments of the backbone.
 
     Model options:
-    compression: How --backbone=compressive compresses tokens that leave the
-        memory into a second, older part of it.
-    compression_rate: Number of tokens that are compressed to one slot.
+    compression: Function with which --backbone=compressive compresses tokens
+        that leave the memory into a second, older part of it.
+    compression_rate: Number of tokens to compress to one slot.
     compressed_length: Number of compressed slots; may be larger in evaluation
         than in training.
     """

@@ -1,4 +1,4 @@
-"""Dynamic evaluation: a model goes on learning from the text that it scores.
+"""Dynamic evaluation: a model keeps learning from the text that it scores.
 
 Letters: `B` rows, `T` segment, `P` predictions of a text, which has `P + 1`
 tokens.
@@ -38,46 +38,46 @@ __all__ = ["DynamicEvaluator", "collect_mean_square", "load_tf1_mean_square"]
 _SECONDS_BETWEEN_BACKUPS = 300
 # Entries of a batch that its scores depend on.
 _SCORED = ("inputs", "targets", "weights", "reset")
-# Most tokens of valid on which pairs of learning rate and decay are compared.
+# Most tokens of valid for comparing pairs of learning rate and decay.
 _SEARCH_TOKENS = 50_000
 _LEARNING_RATES = {"sgd": [0.01, 0.03, 0.1], "rms": [3e-6, 1e-5, 3e-5, 1e-4]}
 
 
 class DynamicEvaluator(Evaluator):
-    """Scores a text while the weights follow it, segment by segment.
+    """Scores a text while the weights adapt to it, segment by segment.
 
-    Each segment is first scored with the weights as they are; these are the
-    scores that count. Then one gradient step on the loss of the segment, the
-    mean over its B T places, changes the trainable weights. With `g` the
-    gradient, `w` the weights, `w0` those at the start and `MS` the mean square
-    of the gradient on training text, all per element:
+    Each segment is first scored with the current weights; these scores count.
+    Then one gradient step on the loss of the segment, the mean over its B T
+    places, changes the trainable weights. With the gradient `g`, the weights
+    `w`, the initial weights `w0` and the mean square `MS` of the gradient on
+    training text, all per element:
 
         SGD   w <- w - learning_rate g
         RMS   w <- w - learning_rate g / (sqrt(MS) + epsilon)
                      + min(decay sqrt(MS), 1) (w0 - w)
 
-    The decay pulls the weights that matter most back to where they were. The
-    minimum keeps a step from overshooting `w0`: Krause et al. (2018) have it,
-    the code of Krause et al. (2019) has not (`clip_decay=False`). The former
-    also divides `decay` by the mean of sqrt(MS) over weight tensors. Memory is
-    what the model computed while it scored: it is not computed again.
+    The decay pulls the weights that matter most back to their initial values.
+    The minimum keeps a step from overshooting `w0`. Krause et al. (2018) have
+    this minimum, and also divide `decay` by the mean of sqrt(MS) over weight
+    tensors. The code of Krause et al. (2019) has no minimum
+    (`clip_decay=False`). Memory from scoring is not computed again.
 
     After `evaluate` the model has its original weights again. Scores depend on
-    the segment length, and with more than one row also on the batch size,
+    the segment length. With several rows they also depend on the batch size,
     because all rows share the weights; published results are for one row.
 
     Args:
         model: `TransformerXLCausalLM`, in float32 or bfloat16.
-        learning_rate: Float, at least 0; with 0 the scores are those of the
-            unchanged model.
+        learning_rate: Float, at least 0; with 0 the scores equal the scores of
+            the unchanged model.
         mean_square: Optional dictionary of the mean square of the gradient by
-            the names of weights, as `collect_mean_square` returns. Chooses the
-            RMS rule; by default SGD.
+            the names of weights, as `collect_mean_square` returns. Selects the
+            RMS rule; the default is SGD.
         decay: Float, at least 0, for the RMS rule.
         epsilon: Float above 0, for the RMS rule.
         clip_decay: Boolean, whether the pull back is at most 1.
         batch_size: Integer `B`, the number of streams of the text.
-        segment_length: Integer `T`. Collect `mean_square` with the same.
+        segment_length: Integer `T`. Use the same for `collect_mean_square`.
         stop: See `Evaluator`.
 
     Example:
@@ -127,14 +127,14 @@ class DynamicEvaluator(Evaluator):
             raise ValueError("Dynamic evaluation must run on one replica.")
         self.learning_rate = learning_rate
         self.decay = decay
-        self.backup = None  # a `Backup` from which it can go on
+        self.backup = None  # a `Backup` from which it can resume
         self._epsilon = epsilon
         self._clip_decay = clip_decay
         self._mean_square = mean_square
         super().__init__(model, strategy, batch_size, segment_length, stop=stop)
 
     def build(self, rows: int) -> None:
-        """Creates memory, of hidden states, and compiles what reads."""
+        """Creates a memory of hidden states, and compiles functions."""
         is_trained = {id(w.value) for w in self.model.trainable_weights}
         self._weights = {
             name: variable
@@ -150,11 +150,11 @@ class DynamicEvaluator(Evaluator):
                 k: tf.ensure_shape(tf.constant(self._mean_square[k]), v.shape)
                 for k, v in self._weights.items()
             }
-        # A variable, because other numbers would be traced again.
+        # A variable, because a new number would need a new trace.
         self._rates = tf.Variable([0.0, 0.0], trainable=False)
         self._memory = self.model.backbone.memory_stack(rows)
         states = enumerate(self._memory.state_variables)
-        # All that changes from segment to segment.
+        # Everything that changes from segment to segment.
         self._state = self._weights | {f"memory/{i}": x for i, x in states}
         self._compiled_read = compile_layers(
             self._differentiate, self.strategy, self.model, training=True
@@ -243,7 +243,7 @@ class DynamicEvaluator(Evaluator):
             assign_variables(self._weights, self._start)
         if self.backup:
             self.backup.remove()
-        # Also of the segments that an earlier process scored.
+        # Includes the segments that an earlier process scored.
         is_scored = ~np.isnan(token_nll)
         total = np.sum(token_nll, where=is_scored, dtype=np.float64)
         return scores_of(total, is_scored.sum())
@@ -258,7 +258,7 @@ class DynamicEvaluator(Evaluator):
             self.backup.save(state | floats)
 
     def _restore(self, token_nll):
-        """Goes back to a saved state, if any; returns the segments done."""
+        """Restores a saved state, if any; returns the segments done."""
         saved = self.backup and self.backup.restore()
         if not saved:
             return 0
@@ -272,19 +272,19 @@ def collect_mean_square(
 ) -> dict:
     """Computes the mean square of the gradient on training text.
 
-    The segments are spread over the text, because in a part of it many words
-    and signs do not occur: their embeddings would have tiny statistics, and
-    take steps that ruin them. The weights stay as they are, and memory is that
-    of the segments before. These are the statistics of the RMS rule of
-    `DynamicEvaluator`.
+    These are the statistics of the RMS rule of `DynamicEvaluator`. The segments
+    are spread over the text, because in one part of it many words and symbols
+    do not occur: their embeddings would have tiny statistics and take steps
+    that ruin them. The weights do not change, and memory comes from the
+    preceding segments.
 
     Args:
         model: `TransformerXLCausalLM`.
         segments: `Segments` of training text, with the batch size and the
             segment length of the later evaluation: a gradient of the mean over
             more tokens is smaller, and nothing rescales it.
-        num_segments: Integer `K`, how many segments to take. Krause et al.
-            (2019) take one in 5,000 of the training text.
+        num_segments: Integer `K`, how many segments to use. Krause et al.
+            (2019) use one in 5,000 of the training text.
 
     Returns:
         Dictionary of float32 arrays by the names of the trainable weights.
@@ -315,7 +315,7 @@ def load_tf1_mean_square(prefix: PathLike, config: dict) -> dict:
     """Loads Adam's mean squares of gradients from a TensorFlow 1 checkpoint.
 
     The published script of Krause et al., 2019, uses these with the weights of
-    the same checkpoint, and not the statistics that it collects.
+    the same checkpoint, instead of the statistics that it collects.
 
     Args:
         prefix, config: See `txl_keras.checkpoints.load_tf1`.
@@ -347,15 +347,15 @@ class Dynamic(options.Options):
 
     Evaluation options:
     dynamic: Dynamic evaluation: change the weights after each segment, by its
-        gradient (sgd), or by that over the root mean square of gradients on
-        train (rms). Default: fixed weights.
+        gradient (sgd), or by the gradient divided by the root mean square of
+        gradients on train (rms). Default: fixed weights.
     dynamic_learning_rate: Learning rate of --dynamic, or several to try on up
         to 50,000 tokens of valid. Default: 0.01,0.03,0.1 for sgd and
         3e-6,1e-5,3e-5,1e-4 for rms.
     dynamic_decay: Decay towards the original weights in --dynamic=rms, or
         several to try on valid.
-    dynamic_segments: Segments, from all of train, whose gradients are the
-        statistics of --dynamic=rms.
+    dynamic_segments: Number of segments, spread over train, whose gradients are
+        the statistics of --dynamic=rms.
     """
 
     dynamic: options.one_of(["sgd", "rms"]) = None
@@ -422,7 +422,7 @@ def _segments(config, tokenizer, settings, split):
     options.refuse(
         not run_corpus and FLAGS.split == WHOLE,
         "`split` must be valid or test with --preset and --dynamic, unless it "
-        "is sgd with one --dynamic_learning_rate: statistics are those of the "
+        "is sgd with one --dynamic_learning_rate: statistics come from the "
         "train split of --corpus, and rates are compared on valid.",
     )
     names = ("data_dir",) if run_corpus else None
@@ -440,7 +440,7 @@ def _segments(config, tokenizer, settings, split):
 
 
 def _search(evaluator, valid, pairs, tokenizer):
-    """Gives the evaluator the best pair of learning rate and decay."""
+    """Sets the evaluator to the best pair of learning rate and decay."""
     losses = {}
     for pair in pairs:
         evaluator.learning_rate, evaluator.decay = pair

@@ -21,8 +21,8 @@ from txl_keras.scripts import options
 
 __all__ = ["GTrXLBackbone", "Gate", "GatedBlock"]
 
-# Kernels of each kind in the notation of the paper: W is multiplied with the
-# sublayer's output and U with the stream, where a gate has both.
+# Kernels of each kind in the paper's notation. Where a gate has both, W is
+# multiplied with the sublayer's output and U with the stream.
 _KERNELS = {
     "input": ("w_gate",),
     "output": ("w_gate",),
@@ -40,8 +40,8 @@ GATES = tuple(_KERNELS)
 class Gate(ConfiguredLayer):
     """Combines a residual stream with a sublayer's output.
 
-    With the stream x, the output y of the sublayer, the sigmoid s and a
-    learned bias b, which keeps the stream as it is where it is large:
+    With the stream x, the output y of the sublayer, the sigmoid s and a learned
+    bias b (a large b keeps the stream unchanged):
 
         "input"         s(x W) * x + y
         "output"        x + s(x W - b) * y
@@ -197,7 +197,7 @@ class GTrXLBackbone(TransformerXLBackbone):
         gate: String, the kind of `Gate`.
         normalize_first: Boolean, must be true.
 
-    Example: an agent's observations, of which two episodes begin anew.
+    Example: an agent's observations; in two rows an episode begins at step 5.
 
     ```python
     import numpy as np
@@ -221,7 +221,7 @@ class GTrXLBackbone(TransformerXLBackbone):
     def __init__(
         self, *args, gate: str = "gru", normalize_first: bool = True, **kwargs
     ):
-        self.gate = gate  # which the blocks get
+        self.gate = gate  # for the blocks
         super().__init__(*args, normalize_first=normalize_first, **kwargs)
 
     def layer_flops(self, segment_length, memory_length):
@@ -236,7 +236,7 @@ class GateOptions(options.Options):
     """Holds the arguments of the backbone.
 
     Model options:
-    gate: Gate of --backbone=gtrxl in place of each residual sum.
+    gate: Gate of --backbone=gtrxl, which replaces each residual sum.
     """
 
     gate: options.one_of(GATES) = None

@@ -1,7 +1,7 @@
-"""Decoding by OpenVINO, which is faster on CPUs, and an export for it.
+"""Decodes with OpenVINO, which is faster on CPUs, and exports for it.
 
-A token costs about what it takes to read weights and caches. TensorFlow and
-XLA gain nothing from weights in fewer bytes, OpenVINO does.
+The cost of a token is about the cost of reading weights and caches. OpenVINO
+gains from weights in fewer bytes; TensorFlow and XLA do not.
 
 Letters: `B` rows, `M` memory, `S` = M + 1 keys, `N` heads, `H` head size, `D`
 hidden size, `R` distances, `V` vocabulary, `L` layers.
@@ -49,9 +49,9 @@ def _import_openvino():
 def openvino_core():
     """Returns the only `openvino.Core` of this process, which is never freed.
 
-    Each gives its thread another stack for signal handlers, which is unmapped
-    when it is freed. If several are not freed in reverse order, a stack that is
-    gone stays in use, and a signal such as Ctrl-C ends the process (2026.4).
+    Each core gives its thread a stack for signal handlers, and unmaps it when
+    freed. Unless cores are freed in reverse order, an unmapped stack stays in
+    use, and a signal such as Ctrl-C ends the process (2026.4).
     """
     return _import_openvino().Core()
 
@@ -59,7 +59,7 @@ def openvino_core():
 class OpenVinoOptions(options.Options):
     """Holds the options of `txl generate`.
 
-    weights: Dtype of the weights of --engine=openvino: fewer bytes are faster
+    weights: Dtype of the weights for --engine=openvino. Fewer bytes are faster
         and change the log-probabilities slightly.
     """
 
@@ -67,13 +67,13 @@ class OpenVinoOptions(options.Options):
 
 
 class OpenVinoReader(TokenReader):
-    """Reads one token per row by OpenVINO, after prompts by TensorFlow."""
+    """Reads one token per row with OpenVINO, after prompts with TensorFlow."""
 
-    # The graph takes the caches as inputs: arrays of this object, which
-    # OpenVINO reads where they are, and into which the new keys and values are
-    # written. As a state of OpenVINO, with `ReadValue` and `Assign`, they would
-    # be copied for every token (2026.4). All rows write to the same slot, so
-    # their memory begins in text order. Unless weights are float32, caches are
+    # The graph takes the caches as inputs. They are arrays of this object:
+    # OpenVINO reads them in place, and new keys and values are written into
+    # them. As a state of OpenVINO, with `ReadValue` and `Assign`, they would be
+    # copied for every token (2026.4). All rows write to the same slot, so their
+    # memory begins in text order. Unless weights are float32, caches are
     # bfloat16 if the processor has the instructions.
 
     options = OpenVinoOptions
@@ -94,7 +94,7 @@ class OpenVinoReader(TokenReader):
             for weight in self._settings[0].weights
         ]
         if hashes != self._hashes:
-            # The graph has the values of the weights.
+            # The graph contains the values of the weights.
             self._build()
             self._hashes = hashes
         memory = self._cache.memory().in_order()
@@ -126,7 +126,7 @@ class OpenVinoReader(TokenReader):
         }
         compiled = openvino_core().compile_model(model, "CPU", hints)
         self._request = compiled.create_infer_request()
-        # OpenVINO reads the arrays where they are, and does not keep them.
+        # OpenVINO reads the arrays in place, and does not keep them.
         for name, array in self._inputs.items():
             kind = model.input(name).element_type
             self._request.set_tensor(name, _tensor(array, kind))
@@ -186,9 +186,9 @@ def _inputs_of(block):
 class _Graph:
     """Builds a decoding step; caches are bfloat16 if it `is_short`."""
 
-    # `precision` is what to compile it with: OpenVINO multiplies by int8 in
-    # integers, the fastest way, only where the rest is float32. Positions are
-    # inputs, because it multiplies by constants more slowly (version 2026.4).
+    # `precision` is for compiling: OpenVINO multiplies by int8 in integers,
+    # which is fastest, only if the rest is float32. Positions are inputs,
+    # because it multiplies by constants more slowly (version 2026.4).
 
     def __init__(self, model, num_rows, memory_length, weights, is_short):
         self._openvino = _import_openvino()
@@ -276,7 +276,7 @@ class _Graph:
         return self._norm(op.add(x, y), f"{name}feed_forward_norm"), *new
 
     def _attention(self, x, name, keys, values, rows):
-        """Computes section 3.3 of the paper, as `compute.definition` does."""
+        """Computes section 3.3 of the paper, as in `compute.definition`."""
         op, (num_heads, num_rows, head_dim) = self._op, rows.get_output_shape(0)
         scale = head_dim**-0.5
         # One matmul, because several small ones are slower.
@@ -325,7 +325,7 @@ class _Graph:
         )
 
     def _read(self, x, cache, is_transposed):
-        """Multiplies `x` by a cache or positions, in the type of these."""
+        """Multiplies `x` by a cache or positions, in their dtype."""
         op = self._op
         product = op.matmul(
             op.convert(x, self._cache_type), cache, False, is_transposed
@@ -428,17 +428,17 @@ def export_openvino(
     """Exports a language model, token by token, for OpenVINO.
 
     `model.xml` and `model.bin` need no TensorFlow. A call reads one token per
-    row and predicts the next one. Memory belongs to the client, which gives the
-    same arrays to every call and writes what comes back into them, so that no
-    call copies them.
+    row and predicts the next token. Memory belongs to the client: it passes the
+    same arrays to every call and writes the returned entries into them, so that
+    no call copies them.
 
     | in | |
     |---|---|
     | `ids` | int32 `(B,)` |
     | `slot` | int32 `(1,)`, the number of tokens read before, modulo M |
-    | `valid_length` | int32 `(B, 1)`, as many of them as are in memory |
+    | `valid_length` | int32 `(B, 1)`, how many of them are in memory |
     | `key_0`, `value_0`, `key_1` ... | `(B, N, M, H)`, zeros at first |
-    | `position_0` ... | those in `positions.npz`, in every call |
+    | `position_0` ... | the arrays in `positions.npz`, in every call |
 
     | out | |
     |---|---|
@@ -447,10 +447,10 @@ def export_openvino(
 i-th of the keys and values |
 
     `assets/settings.json` has `initial_valid_length`, which is 0, or M if
-    memory begins with zeros that count (`cold_start="zeros"`), and
-    `inference_precision`, in which the model should be compiled. OpenVINO shows
-    bfloat16 as NumPy's float16 without changing the bits; so does the file of
-    positions.
+    memory begins with zeros that count (`cold_start="zeros"`). It also has
+    `inference_precision`, in which the model should be compiled. OpenVINO and
+    the file of positions show bfloat16 as NumPy's float16, without changing the
+    bits.
 
     Args:
         model: `TransformerXLCausalLM` with relative attention.
@@ -462,7 +462,7 @@ i-th of the keys and values |
             unless it is `"float32"`.
         settings, assets: See `export`.
 
-    Example: docs/serving.md has a client, too.
+    Example (docs/serving.md also has a client):
 
     ```python
     import tempfile
@@ -496,7 +496,7 @@ i-th of the keys and values |
         export_folder(path, own_settings, settings, assets) as unfinished,
         tempfile.TemporaryDirectory() as local,
     ):
-        # OpenVINO writes to local files only.
+        # OpenVINO writes only to local files.
         local = pathlib.Path(local)
         _import_openvino().save_model(
             graph.build(), local / "model.xml", compress_to_fp16=False

@@ -12,9 +12,9 @@ __all__ = ["SameLayerBackbone"]
 class SameLayerBackbone(TransformerXLBackbone):
     """Encodes text like Transformer-XL, with a memory of the blocks' outputs.
 
-    The same-layer recurrence of ERNIE-Doc (Ding et al., 2021, section 3.2). A
-    token can depend on all earlier segments, but scores depend on how a text is
-    cut into segments, and weights that were trained with a memory of inputs do
+    This is the same-layer recurrence of ERNIE-Doc (Ding et al., 2021, section
+    3.2). A token can depend on all earlier segments. But scores depend on how a
+    text is cut into segments, and weights trained with a memory of inputs do
     not fit.
 
     Args:

@@ -3,10 +3,10 @@
 Where to find the paper in the code:
 
 - Section 3.2, recurrence over segments and its stop-gradient `SG`:
-  `Memory.extend` in `memory.py`, where a segment is added.
-- Section 3.3, terms (a) to (d) of the attention score: `relative.py`, summed in
-  `compute/definition.py`; the projections, `W_k,E` and `W_k,R` among them, and
-  u and v are made in `causal.py`.
+  `Memory.extend` in `memory.py`, which appends a segment.
+- Section 3.3, terms (a) to (d) of the attention score: `relative.py`; they are
+  summed in `compute/definition.py`. `causal.py` creates u, v and the
+  projections, including `W_k,E` and `W_k,R`.
 - Section 3.3, the sinusoids `R`: `position_encoding.py`.
 - Section 3.3, one whole block: `decoder_block.py`.
 - Appendix B, the shift from distances to keys: `relative_shift` in

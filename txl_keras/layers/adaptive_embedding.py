@@ -1,4 +1,4 @@
-"""Adaptive embedding, whose size is smaller for rarer words."""
+"""Adaptive embedding, with smaller embeddings for rarer words."""
 
 from collections.abc import Sequence
 
@@ -50,13 +50,13 @@ class ClusteredLayer(ConfiguredLayer):
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class AdaptiveEmbedding(ClusteredLayer):
-    """Embeds tokens in sizes that may fall with their frequency.
+    """Embeds tokens, with smaller embeddings for rarer tokens.
 
     Ids must be sorted by frequency, the most frequent word first. They are
     split at `cutoffs` into clusters. Cluster `i` has a table of embeddings of
     size `embedding_dim / div_val ** i`, rounded down, and a projection to
-    `output_dim`. As in the original code, this size may be 0: the embeddings
-    of that cluster are then zeros. Without cutoffs it is an ordinary
+    `output_dim`. As in the original code, this size may be 0: then the
+    embeddings of the cluster are zeros. Without cutoffs it is an ordinary
     embedding.
 
     With `div_val=1` all clusters share one projection, which only exists if
@@ -66,14 +66,14 @@ class AdaptiveEmbedding(ClusteredLayer):
         input_dim: Integer `V`. Ids are in `[0, V)`.
         output_dim: Integer `D`.
         cutoffs: Sequence of increasing integers between 0 and `V`, the first
-            ids of the clusters after the first. `(4000,)` puts the 4,000 most
+            ids of all clusters after the first. `(4000,)` puts the 4,000 most
             frequent words into the first cluster.
         embedding_dim: Integer, the size of the embeddings in the first
             cluster. By default `D`.
         div_val: Integer, the factor by which the size shrinks from one cluster
             to the next.
         project_same_dim: Boolean. With `div_val > 1`, whether tables whose
-            size is already `D` have a projection too.
+            size is already `D` also have a projection.
         embeddings_initializer, projection_initializer: Initializers of the
             tables and of the projections.
 
@@ -169,7 +169,7 @@ class AdaptiveEmbedding(ClusteredLayer):
 
     def _rows(self, token_ids, cluster):
         """Looks up ids in a cluster's table, with zeros for other clusters."""
-        # All ids are looked up in each table, so that shapes are static. That
+        # All ids are looked up in each table, so that shapes are static. This
         # costs little for the small embeddings of the tails.
         ids = token_ids - self.bounds[cluster]
         inside = (ids >= 0) & (ids < self.cluster_size(cluster))
@@ -190,7 +190,7 @@ class AdaptiveEmbedding(ClusteredLayer):
 
 
 def known_ids(name, ids, vocabulary_size):
-    """Checks ids; returns them as int32, 0 if unknown, and which are known."""
+    """Returns int32 ids, unknown ones as 0, and a mask of known ids."""
     # XLA cannot raise errors. Callers return NaN for unknown ids.
     ids = ops.convert_to_tensor(check_token_ids(name, ids, vocabulary_size))
     dtype = keras.backend.standardize_dtype(ids.dtype)

@@ -27,24 +27,24 @@ class AdaptiveSoftmax(ClusteredLayer):
     """Computes a softmax over the clusters of an embedding.
 
     The first cluster is the head, the others are the tails. The head is a
-    softmax over the words of the first cluster and one entry for each tail. A
-    word of the first cluster has its head probability, and a word `w` of tail
-    `i` has the probability
+    softmax over the words of the first cluster and one entry per tail. A word
+    of the first cluster has its head probability. A word `w` of tail `i` has
+    the probability
 
         p(w | h) = p_head(tail i | h) p_tail_i(w | h)
 
-    The loss is exact and keeps the order of the tokens. A tail is computed
-    only for the tokens whose target is in it. These rows are processed in
-    passes of K rows each, as many as needed. So shapes are static for XLA and
-    TPUs, no token is dropped, and a tail without tokens costs nothing. Logits
-    of tails are not stored but recomputed for the gradient.
+    The loss is exact and keeps the order of the tokens. A tail is computed only
+    for tokens whose target is in it, in as many passes of K rows as needed. So
+    shapes are static for XLA and TPUs, no token is dropped, and a tail without
+    tokens costs nothing. Logits of tails are recomputed for the gradient and
+    not stored.
 
     Without cutoffs it is an ordinary softmax. Everything is computed in
     float32.
 
     Args:
-        embedding: The `AdaptiveEmbedding` whose clusters are used, and whose
-            weights may be shared.
+        embedding: The `AdaptiveEmbedding` that provides the clusters, and
+            optionally weights.
         tie_embeddings: Boolean, whether tables are shared with `embedding`.
         tie_projections: Whether projections are shared with `embedding`: a
             boolean, `"all_but_first"`, or a sequence with one boolean per
@@ -66,7 +66,7 @@ class AdaptiveSoftmax(ClusteredLayer):
 
     Raises:
         tf.errors.InvalidArgumentError: If a target is not in `[0, V)`, in a
-            `tf.function` without XLA, or if a shape that is only known at run
+            `tf.function` without XLA; or if a shape that is only known at run
             time does not fit.
 
     Example:
@@ -127,7 +127,7 @@ class AdaptiveSoftmax(ClusteredLayer):
             embedding, [not is_tied for is_tied in self.tie_projections]
         )
         if embedding.cutoffs:
-            # The entries of the tails in the head's softmax.
+            # The head's softmax has one entry per tail.
             num_tails = len(embedding.cutoffs)
             self.cluster_kernel = self._weight(
                 "cluster_kernel", (num_tails, embedding.dims[0]), "zeros"
@@ -163,7 +163,7 @@ class AdaptiveSoftmax(ClusteredLayer):
         # Sorted by cluster, the rows of each tail are contiguous.
         order = tf.argsort(cluster, stable=True)
         # About the share of tokens in a tail of natural text, with well-chosen
-        # cutoffs. Fewer rows need more passes, more rows are wasted.
+        # cutoffs. Fewer rows need more passes; more rows are wasted.
         num_rows = hidden.shape[0] or 1024  # if not static
         rows_per_pass = self.tail_rows or math.ceil(num_rows / 16 / 16) * 16
         stop = tf.reduce_sum(tf.cast(cluster == 0, tf.int32))
@@ -182,7 +182,7 @@ class AdaptiveSoftmax(ClusteredLayer):
         return nll
 
     def _tables_of(self, cluster):
-        """Returns the table, the bias and any projection of a cluster."""
+        """Returns a cluster's table, bias and projection, if it has one."""
         tables = self.kernels or self.embedding.embeddings
         projection = self.projections[cluster]
         if self.tie_projections[cluster]:
@@ -216,7 +216,7 @@ class AdaptiveSoftmax(ClusteredLayer):
 
         Returns:
             Float32 tensor `(..., V)`: unnormalized logits if there is only one
-            cluster, otherwise log-probabilities, whose softmax is the same.
+            cluster, otherwise log-probabilities, which have the same softmax.
         """
         if self.embedding.cutoffs:
             return self.log_probs(hidden)
@@ -229,19 +229,19 @@ class AdaptiveSoftmax(ClusteredLayer):
 
         Args:
             hidden: Tensor of shape `(..., D)`.
-            needed: Optional function that selects the tails to compute. It
-                receives the log-probabilities of the words of the first
+            needed: Optional function that selects the tails to compute. Its
+                arguments are log-probabilities of the words of the first
                 cluster, float32 `(..., n)`, and of each tail as a whole,
                 float32 `(..., C)`. It returns a boolean tensor `(C,)`.
 
         Returns:
-            Float32 tensor `(..., V)`, negative infinity for words of tails
+            Float32 tensor `(..., V)`; negative infinity for words of tails
             that are not computed.
         """
         hidden = ops.cast(hidden, "float32")
         head = ops.log_softmax(self._head_logits(hidden))
         first_size = self.embedding.cluster_size(0)
-        # Of the first words, and of whole tails.
+        # Log-probabilities of the first words, and of whole tails.
         words, tails = head[..., :first_size], head[..., first_size:]
         is_needed = needed and needed(words, tails)
         parts = [words]
@@ -270,18 +270,18 @@ class AdaptiveSoftmax(ClusteredLayer):
         seeds: Tensor,
         seen: Tensor | None = None,
     ) -> Tensor:
-        """Samples one word per row, and computes only the tails it needs.
+        """Samples one word per row; computes only the tails that it needs.
 
-        With filters, the ids equal `sampler(softmax.log_probs(hidden), seeds,
-        seen)`. A sampler without filters draws from the head first, then inside
-        of a tail if that tail was drawn: other ids of the same distribution. A
+        If the sampler has filters, the ids equal `sampler(softmax.log_probs(
+        hidden), seeds, seen)`. Otherwise it draws from the head first, then
+        within the drawn tail: ids differ, but their distribution is the same. A
         tail that is needed for one row is computed for all rows.
 
         Args:
             hidden: Tensor of shape `(B, D)`.
             sampler: `txl_keras.samplers.Sampler`.
             seeds: uint32 tensor `(B,)`, one seed per row.
-            seen: Optional boolean tensor `(B, V)`, true for the words that a
+            seen: Optional boolean tensor `(B, V)`, true for words that the
                 repetition penalty applies to.
 
         Returns:
@@ -318,7 +318,7 @@ class AdaptiveSoftmax(ClusteredLayer):
     def _sample_head_first(self, hidden, sampler, seeds):
         embedding = self.embedding
         # Entries of tails have ids beyond the vocabulary, so that their noise
-        # differs from that of all words.
+        # differs from the noise of all words.
         first_tail = embedding.input_dim
         words = ops.arange(embedding.cluster_size(0))
         tails = first_tail + ops.arange(embedding.num_clusters - 1)
@@ -364,7 +364,7 @@ def _logits(hidden, kernel, bias, projection=None):
 
 
 def _project(hidden, table=None):
-    """Multiplies `(..., e)` by the rows of a table `(n, e)`, if any."""
+    """Multiplies `(..., e)` by the rows of a table `(n, e)`, if given."""
     if table is None:
         return hidden
     if not ON_TENSORFLOW:
@@ -374,10 +374,10 @@ def _project(hidden, table=None):
 
 def _nll_of_parts(parts, biases, targets, axis=-1):
     """Computes the loss `(K,)` of classes that are split over several parts."""
-    # Per part there are logits without biases, `(K, n_i)`, or `(n_i, K)` if
-    # `axis` is 0; biases `(n_i,)`; and targets `(K,)`, -1 if in another part.
-    # The gradient is written by hand, so that forward and backward are one pass
-    # each over what may be hundreds of thousands of classes.
+    # Each part has logits without biases, `(K, n_i)`, or `(n_i, K)` if `axis`
+    # is 0; biases `(n_i,)`; and targets `(K,)`, -1 if in another part.
+    # With a custom gradient, forward and backward are one pass each over
+    # hundreds of thousands of classes.
 
     @tf.custom_gradient
     def nll(*tensors):
@@ -416,7 +416,7 @@ def _softmax_nll(tensors, targets, axis):
     )
     total, target = 0.0, 0.0
     for logits, ids in zip(parts, targets, strict=True):
-        # Subtracted first, or large logits would cancel digits of the loss.
+        # The max is subtracted first: large logits would cost digits.
         logits = logits - tf.expand_dims(max_logit, axis)
         total += tf.reduce_sum(tf.exp(logits), axis)
         is_target = _is_target(ids, logits, axis)
@@ -444,9 +444,9 @@ def _softmax_nll_gradient(tensors, targets, axis, norm, upstream):
 
 
 def _tail_nll(hidden, targets, parameters, order, start, stop, rows_per_pass):
-    """Computes the loss of rows `order[start:stop]` in a tail, 0 for others."""
+    """Computes the loss of rows `order[start:stop]` in a tail, else zeros."""
     # `order` sorts the R rows by cluster; `targets` are indices in the tail.
-    # The gradient repeats the passes, so memory holds only one pass and one
+    # The gradient repeats the passes, so memory only holds one pass and one
     # dense gradient of the table.
     num_rows = tf.shape(order)[0]
     last_target = parameters[0].shape[0] - 1
@@ -454,20 +454,20 @@ def _tail_nll(hidden, targets, parameters, order, start, stop, rows_per_pass):
     def rows_of(position):
         """Returns the rows of the pass at `position`, and which are real."""
         positions = position + tf.range(rows_per_pass)
-        # Positions past the end use the last row, and are masked by callers.
+        # Positions past the end use the last row; callers mask them.
         rows = tf.gather(order, tf.minimum(positions, num_rows - 1))
         return rows, positions < stop
 
     def nll_of(rows, hidden_rows, kernel, bias, *projection):
         inside = tf.clip_by_value(tf.gather(targets, rows), 0, last_target)
         hidden_rows = _project(hidden_rows, *projection)
-        # The matmul is table times rows, not rows times table. On CPUs, XLA
-        # takes only 0.8 (48 rows) to 0.5 (16 rows) of the time for it.
+        # The matmul is table times rows: on CPUs, XLA takes only 0.8 (48 rows)
+        # to 0.5 (16 rows) of the time of rows times table.
         logits = tf.matmul(kernel, hidden_rows, transpose_b=True)  # [n, K]
         return _nll_of_parts([logits], [bias], [inside], axis=0)
 
     def sum_over_passes(body, *values):
-        """Runs `body` for all passes, and carries the sums it returns."""
+        """Runs `body` for all passes and carries its sums."""
 
         def one_pass(position, *sums):
             return position + rows_per_pass, *body(position, *sums)

@@ -1,4 +1,4 @@
-"""Multi-head attention: its base, and causal attention without positions."""
+"""Base class of multi-head attention, and attention without positions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -53,7 +53,7 @@ class HeadsAttention(ConfiguredLayer):
         self._query_dense = self._dense("query", "btd,dnh->btnh")
         self._key_dense = self._dense("key", "bsd,dnh->bsnh")
         self._value_dense = self._dense("value", "bsd,dnh->bsnh")
-        self._output_dense = None  # created in `build`, which knows D
+        self._output_dense = None  # created in `build`, where D is known
 
     def _dense(self, name, equation, output_shape=None):
         """Creates a projection, by default to the heads."""
@@ -70,7 +70,7 @@ class HeadsAttention(ConfiguredLayer):
         self._encode_positions = RelativePositionEncoding(
             clamp_length, name="position_encoding", **config
         )
-        # "r" is the axis of the distances, which has no batch.
+        # "r" is the axis of distances, which have no batch axis.
         self._position_dense = self._dense("position", "rd,dnh->rnh")
 
     def build(self, states_shape):
@@ -98,7 +98,7 @@ class HeadsAttention(ConfiguredLayer):
         return (ops.transpose(position, (1, 0, 2)),)
 
     def _call_dropout(self, states, training, dropout_seed):
-        """Returns the arguments of the `Problem` of a call about dropout."""
+        """Returns the dropout arguments of a call's `Problem`."""
         if not training or not self.dropout:
             return {}
         seeds = self._dropout.row_seeds(ops.shape(states)[0], dropout_seed)
@@ -106,7 +106,7 @@ class HeadsAttention(ConfiguredLayer):
 
 
 def check_steps_mask(name, mask, states):
-    """Returns a mask `(B, T)` of states, checked, or else Keras's own."""
+    """Returns a checked mask `(B, T)` of states; by default Keras's mask."""
     if mask is None:
         # Keras passes it by name only if there are several tensors.
         mask = getattr(states, "_keras_mask", None)
@@ -114,7 +114,7 @@ def check_steps_mask(name, mask, states):
 
 
 def check_memory(memory, memory_mask, states):
-    """Returns the memory before states, by default none, and its mask."""
+    """Returns the memory, by default empty, and its mask."""
     batch_size, _, hidden_dim = ops.shape(states)
     if memory is None:
         if memory_mask is not None:
@@ -129,7 +129,7 @@ def check_memory(memory, memory_mask, states):
 
 
 def key_mask(memory, states, memory_mask, states_mask):
-    """Returns the mask `(B, S)` of memory and segment, real without a mask."""
+    """Returns the mask `(B, S)` of memory and segment; by default all real."""
     masks = (
         ops.ones(ops.shape(x)[:2], "bool") if mask is None else mask
         for x, mask in ((memory, memory_mask), (states, states_mask))
@@ -153,15 +153,15 @@ class CausalMultiHeadAttention(HeadsAttention):
         key_dim: Integer `H`, the size of a head. It need not be `D / N`.
         dropout: Float in `[0, 1)`, dropout on the attention probabilities, by
             default 0.
-        same_length: `False`, `True` or `"pytorch"`. By default every query
-            attends to all of memory, so later queries have longer contexts.
-            `True`: every query attends to the M keys before it and to itself,
-            as in the original TensorFlow code and in NVIDIA's. `"pytorch"`:
-            to one key fewer, as in the original PyTorch code and Hugging
-            Face. Both need a `memory` in each call.
-        look_ahead: Integer, the number of keys after each query, inside of the
-            segment, that it also attends to: the right context of streaming
-            speech recognition. With T - 1 or more it attends to the whole
+        same_length: `False`, `True` or `"pytorch"`. With `False`, the default,
+            every query attends to all of memory, so later queries have longer
+            contexts. With `True`, every query attends to itself and the M keys
+            before it, as in the original TensorFlow code and in NVIDIA's. With
+            `"pytorch"` it attends to one key fewer, as in the original PyTorch
+            code and Hugging Face. Both need a `memory` in each call.
+        look_ahead: Integer, the number of later keys of the segment that each
+            query also attends to: the right context of streaming speech
+            recognition. With T - 1 or more, a query attends to the whole
             segment.
         kernel_initializer: Initializer of all kernels and biases, by default
             `"glorot_uniform"`.
@@ -170,12 +170,12 @@ class CausalMultiHeadAttention(HeadsAttention):
     Call arguments:
         query: Tensor of shape `(B, T, D)`, the segment.
         memory: Optional tensor of shape `(B, M, D)`, the states before it.
-        query_mask: Optional boolean `(B, T)`, false at padding, which gets no
-            attention. Keras passes the mask of an `Embedding(mask_zero=True)`
-            automatically. What a mask hides has no influence, even NaN.
+        query_mask: Optional boolean `(B, T)`, false at padding, which is not
+            attended to. Keras passes the mask of an `Embedding(mask_zero=True)`
+            automatically. Masked states have no influence, even if they are
+            NaN.
         memory_mask: Optional boolean `(B, M)`, false where memory is empty.
-        attention_mask: Optional boolean `(B, T, S)`, combined with the mask of
-            later keys.
+        attention_mask: Optional boolean `(B, T, S)`, combined with causality.
         position_encoding, attention_biases: Only used by
             `RelativeMultiHeadAttention`.
         training: Boolean. Dropout is applied only if it is true.
@@ -232,8 +232,8 @@ class CausalMultiHeadAttention(HeadsAttention):
         check_shape("query", query, (None, None, self._hidden_dim))
         if memory is None and self.same_length:
             raise ValueError(
-                "`same_length` needs a memory, whose length limits how far "
-                "back a query attends. Pass `memory` or set "
+                "`same_length` needs a memory, because its length limits how "
+                "far back a query attends. Pass `memory` or set "
                 "`same_length=False`. Received: memory=None"
             )
         query_mask = check_steps_mask("query_mask", query_mask, query)
@@ -242,8 +242,8 @@ class CausalMultiHeadAttention(HeadsAttention):
         num_memory = ops.shape(memory)[1]
         pairs = batch_size, length, num_memory + length
         attention_mask = check_mask("attention_mask", attention_mask, pairs)
-        # A copy without the Keras mask, which is handled here. The projections
-        # would warn that they discard it.
+        # A copy without the Keras mask, which is handled here. Otherwise the
+        # projections would warn that they discard it.
         query = ops.copy(query)
         projected, *segment = project_heads(
             finite_masked(query, query_mask),
@@ -251,7 +251,7 @@ class CausalMultiHeadAttention(HeadsAttention):
             self._key_dense,
             self._value_dense,
         )
-        # Finite states may have infinite keys.
+        # Keys of finite states may still be infinite.
         parts = [[zero_masked(x, query_mask) for x in segment]]
         if memory.shape[1] != 0:
             memory = zero_masked(memory, memory_mask)
@@ -286,11 +286,11 @@ class CausalMultiHeadAttention(HeadsAttention):
         return self._output_dense(attended), scores
 
     def _positions(self, query, memory, visible, position_encoding):
-        """Projects the positions of a call, as `project_positions` does."""
+        """Projects the positions of a call, as in `project_positions`."""
         return ()
 
     def _position_terms(self, positions, attention_biases):
-        """Returns the arguments of the `Problem` about projected positions."""
+        """Returns the position arguments of the call's `Problem`."""
         return {}
 
     def attend_by_content(
@@ -315,10 +315,10 @@ class CausalMultiHeadAttention(HeadsAttention):
                 `num_distances - 1` are projected.
 
         Returns:
-            Tuple of tensors for `attend_projected`, the largest distance
-            first: none here; of `RelativeMultiHeadAttention`, `R W_k,R` of
-            shape `(N, R, H)` for `R` distances, without those beyond
-            `clamp_length`; of `ShawMultiHeadAttention`, keys and biases
+            Tuple of tensors for `attend_projected`, the largest distance first.
+            This class returns none; `RelativeMultiHeadAttention` returns
+            `R W_k,R` of shape `(N, R, H)` for `R` distances up to
+            `clamp_length`; `ShawMultiHeadAttention` returns keys and biases
             `(N, R, H + 1)`.
         """
         return ()
@@ -332,9 +332,9 @@ class CausalMultiHeadAttention(HeadsAttention):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes attention to a past whose keys and values are cached.
 
-        For inference only. The output equals that of a call, but each token
-        is projected once, when it is read, and not again with every later
-        segment.
+        For inference only. The output equals the output of a call, but each
+        token is projected only once, when it is read. A call projects it again
+        with every later segment.
 
         Args:
             query: Tensor of shape `(B, T, D)`, the segment.
@@ -350,7 +350,7 @@ class CausalMultiHeadAttention(HeadsAttention):
         projected = ops.transpose(self._query_dense(query), (2, 0, 1, 3))
         key, value = self.project(query)
         num_memory = past.keys.shape[2]
-        # A causal mask hides padding, which follows what is real.
+        # A causal mask hides padding, which is after all real tokens.
         parts = [move_nonfinite_to_keys(key, value)]
         if num_memory:
             # Memory is in slot order; `order` below maps slots to the text.

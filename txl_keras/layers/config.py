@@ -1,4 +1,4 @@
-"""Configurations of layers from the names of their arguments."""
+"""Configurations of layers, from the names of their arguments."""
 
 import inspect
 
@@ -6,7 +6,7 @@ import keras
 
 
 def parameters(cls, base):
-    """Returns the parameters of a class and its bases below one, by name."""
+    """Returns the parameters of a class and of bases below `base`, by name."""
     found = {}
     for parent in cls.__mro__[: cls.__mro__.index(base)]:
         for name, parameter in inspect.signature(parent).parameters.items():
@@ -19,9 +19,9 @@ def parameters(cls, base):
 
 
 def add_arguments(config, base, layer, *others):
-    """Adds arguments to a configuration, from the first object with each."""
+    """Reads each argument from the first object with that attribute."""
     for name in parameters(type(layer), base):
-        # Subclasses of users may have arguments that are no attributes.
+        # Users' subclasses may have arguments that are not attributes.
         owner = next((x for x in (layer, *others) if hasattr(x, name)), None)
         if owner is not None and name not in config:
             value = getattr(owner, name)
@@ -40,7 +40,7 @@ class ConfiguredLayer(keras.layers.Layer):
         return add_arguments(super().get_config(), ConfiguredLayer, self)
 
     def _parameter(self, name, *shape):
-        """Adds a weight that starts like the kernels of the layer."""
+        """Adds a weight with the initializer of the layer's kernels."""
         return self.add_weight(
             name=name,
             shape=shape,

@@ -20,8 +20,8 @@ from txl_keras.layers.relative import ShawMultiHeadAttention
 from txl_keras.layers.sublayers import Block
 from txl_keras.types import Tensor
 
-# Position encodings. Absolute positions do not allow memory, whose positions
-# would clash with those of the segment (section 3.3).
+# Position encodings. Absolute positions do not allow memory, because positions
+# in memory would clash with positions in the segment (section 3.3).
 _ATTENTIONS = {
     "relative": RelativeMultiHeadAttention,
     "shaw": ShawMultiHeadAttention,
@@ -36,8 +36,8 @@ ABSOLUTE_TYPES = ("vaswani", "al_rfou")
 class DecoderBlock(Block):
     """Computes one block: attention and a feed-forward network.
 
-    Both have a residual connection. Post-norm, as in the equations at the end
-    of section 3.3 of the paper:
+    Both have a residual connection. The default is post-norm, as in the
+    equations at the end of section 3.3 of the paper:
 
         a = LayerNorm(x + Attention(x, memory))
         y = LayerNorm(a + FeedForward(a)),   FeedForward = W_2 ReLU(W_1 .)
@@ -63,10 +63,10 @@ class DecoderBlock(Block):
             `RelativeMultiHeadAttention`.
             `"shaw"`: relative keys, see `ShawMultiHeadAttention`.
             `"vaswani"`: absolute positions, which `inputs` must include.
-            `"al_rfou"`: the vanilla Transformer of the paper, with learned
-            absolute positions, which the block adds to its inputs (Al-Rfou et
-            al., 2018, section 2). They are counted from the end of the segment,
-            as in the code of Dai et al.
+            `"al_rfou"`: the vanilla Transformer of the paper. The block adds
+            learned absolute positions to its inputs (Al-Rfou et al., 2018,
+            section 2). Positions are counted from the end of the segment, as in
+            the code of Dai et al.
             The last two do not support memory.
         max_positions: Integer, the number of rows of the learned tables.
             Required by `"shaw"`, for distances, and by `"al_rfou"`, where it
@@ -241,7 +241,7 @@ class DecoderBlock(Block):
         return inputs + ops.cast(positions, inputs.dtype)
 
     def _transform(self, inputs, attended, training=False, dropout_seed=None):
-        """Computes the equations above, given what attention returned."""
+        """Computes the equations above from the output of attention."""
         if not self.normalize_first:
             return self._post_norm(
                 inputs, attended, training, dropout_seed, first_site=1
@@ -273,7 +273,7 @@ class DecoderBlock(Block):
 
 
 def check_remembers(attention_type, memory_length, received):
-    """Checks that a type without memory gets none (`None`: not known)."""
+    """Raises if absolute positions meet memory (length `None`: unknown)."""
     if attention_type in ABSOLUTE_TYPES and memory_length != 0:
         raise ValueError(
             f"`attention_type={attention_type!r}` has absolute positions, "

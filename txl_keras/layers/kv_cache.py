@@ -36,15 +36,15 @@ class ProjectedMemory(
 ):
     """Holds the memory of a model as projected keys and values.
 
-    It is the KV cache for inference, when weights do not change. `Memory`
+    It is the KV cache for inference, where weights do not change. `Memory`
     holds hidden states, which every new segment would project again. There are
     two layouts:
 
     - Text order, oldest first: `next_slot` is `None`. `append` copies all M
       entries to new tensors.
     - Ring buffer: a new entry replaces the oldest. `append` writes in place if
-      the old tensors are not used afterwards, as in an `ops.while_loop` or
-      when a compiled function assigns a variable.
+      the old tensors are not used afterwards, for example in an
+      `ops.while_loop` or when a compiled function assigns a variable.
 
     Attributes:
         keys, values: Tuples of L tensors `(B, N, M, H)`.
@@ -111,7 +111,7 @@ class ProjectedMemory(
 
     @staticmethod
     def largest(shapes: dict) -> dict:
-        """Returns the most that each count may be, for a server's checks."""
+        """Returns the maximum of each count, for a server's checks."""
         return {"valid_length": shapes["memory"][3]}
 
     def reset_rows(self, reset: Tensor, empty: Any) -> Self:
@@ -137,12 +137,12 @@ class ProjectedMemory(
 
         Args:
             keys, values: Tuples of L tensors `(B, N, T, H)`.
-            lengths: Optional int32 `(B,)`, for ring buffers only: the number
-                of real tokens of each row. Padding follows them.
+            lengths: Optional int32 `(B,)`, for ring buffers only: the number of
+                real tokens of each row; padding follows them.
             write: Optional function that writes to a ring buffer. It receives
                 a state `(B, N, M, H)`, a `RingWrite` and entries
                 `(B, N, W, H)`, where W = min(T, M), and returns the new state.
-                By default `ops.scatter_update` of its `indices`.
+                By default `ops.scatter_update` with its `indices`.
 
         Returns:
             `ProjectedMemory` of the same shapes.
@@ -193,7 +193,7 @@ def _take(x, indices):
 class RingWrite:
     """Computes where the last W = min(T, M) real entries are written."""
 
-    # Once for all layers, from the entries of any of them.
+    # Computed once for all layers, from the entries of any layer.
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class RingWrite:
         entries,  # [B, N, T, H]
         lengths=None,  # [B], the numbers of real tokens, before padding
         rows=None,  # [B], rows of the state to write, by default the first B
-        first_slot=0,  # of the ring, if it is a part of the state
+        first_slot=0,  # the ring's, if it is a part of the state
         num_slots=None,  # of the state
     ):
         batch = ops.shape(next_slot)[0]
@@ -214,7 +214,7 @@ class RingWrite:
         self._all_real = lengths is None
         self._start = num_new - window
         ends = num_new if self._all_real else lengths[:, None]
-        # Indices of the entries in the segment, negative if before it.
+        # Indices of the entries in the segment, negative before the segment.
         self._entry_indices = ops.broadcast_to(
             ends - window + ops.arange(window), (batch, window)
         )
@@ -244,7 +244,7 @@ class RingWrite:
         """Returns the entries to write, `(B, N, W, H)`."""
         if self._all_real:
             return entries[:, :, self._start :]
-        # Rows with fewer than W real tokens write back what the state has.
+        # Rows with fewer than W real tokens write back entries of the state.
         return ops.where(
             self._entry_indices[:, None, :, None] >= 0,
             _take(entries, ops.maximum(self._entry_indices, 0)),

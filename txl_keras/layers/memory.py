@@ -59,7 +59,7 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
         Returns:
             `Memory` of the same shapes.
         """
-        # Also where a mask hides what is left, so that a row forgets NaN.
+        # Also where a mask hides the old states, so that a row forgets NaN.
         empty = tree.map_structure(lambda x: ops.zeros((), x.dtype), self)
         if cold_start == "zeros":
             empty = empty._replace(valid_length=self.length)
@@ -74,10 +74,10 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
         `SG(last M of [memory, hidden states])` (Dai et al., 2019, section 3.2).
 
         Args:
-            hidden_states: L tensors `(B, T, D)`, what every block
-                remembers: its inputs or its outputs.
-            lengths: Optional int32 tensor `(B,)`, how many entries of each row
-                are real; the rest, padding at the end, is not remembered.
+            hidden_states: L tensors `(B, T, D)`, which every block remembers:
+                its inputs or its outputs.
+            lengths: Optional int32 tensor `(B,)`, the number of real entries
+                per row. The rest is padding at the end and not remembered.
 
         Returns:
             `Memory` of the same shapes.
@@ -92,14 +92,14 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
 
 
 def keep_last(state, hidden, length, lengths):
-    """Returns the last entries of a state `(B, M, D)` and what is appended."""
+    """Appends to a state `(B, M, D)`; returns its last M entries."""
     hidden = ops.stop_gradient(ops.cast(hidden, state.dtype))
     extended = ops.concatenate([state, hidden], axis=1)  # [B, M + T, D]
     if lengths is None:
         kept = extended[:, ops.shape(hidden)[1] :]
     else:
         kept = take_steps(extended, lengths[:, None] + ops.arange(length))
-    # Where T is unknown, so would be the number of steps that are kept.
+    # If T is unknown, the number of steps to keep is unknown, too.
     return ops.reshape(kept, ops.shape(state))
 
 
@@ -120,7 +120,7 @@ def initial_memory(
     dtype="float32",
 ):
     """Returns the `Memory` of a cold start: see `MemoryStack`."""
-    is_symbol = hasattr(batch_size, "__jax_array__")  # a size of JAX
+    is_symbol = hasattr(batch_size, "__jax_array__")  # a symbolic size in JAX
     if not is_symbol and not ops.is_tensor(batch_size):
         check_integer("batch_size", batch_size, 0)
     zeros = ops.zeros((batch_size, memory_length, hidden_dim), dtype)
@@ -133,10 +133,10 @@ def initial_memory(
 class MemoryStack(ConfiguredLayer):
     """Stores memory, in one variable `(B, M, D)` per block.
 
-    A call receives the input of a block. It returns the memory of that block,
-    then appends the input and keeps the last M entries for the next call, with
-    the gradient stopped (section 3.2 of Dai et al., 2019). A model that runs
-    all blocks in one function uses `read` and `write` instead. No other layer
+    A call receives the input of a block and returns the block's memory. It then
+    appends the input and keeps the last M entries for the next call, with the
+    gradient stopped (section 3.2 of Dai et al., 2019). A model that runs all
+    blocks in one function uses `read` and `write` instead. No other layer
     stores memory.
 
     Row r of a batch must continue the text of row r of the previous batch. So
@@ -145,10 +145,10 @@ class MemoryStack(ConfiguredLayer):
     `callbacks=[txl_keras.callbacks.ResetMemory()]` to `fit`, `evaluate` and
     `predict`, or call `reset_state`.
 
-    The variables are local to a replica, and neither in `model.weights` nor in
-    the files of `save_weights`, so a model can be trained with one batch size
-    and memory length and served with others. On backends other than TensorFlow
-    they are in `model.variables`, as state that a step takes and returns.
+    The variables are local to a replica. They are neither in `model.weights`
+    nor in the files of `save_weights`, so batch size and memory length may
+    differ between training and serving. On backends other than TensorFlow they
+    are in `model.variables`, as state that a step takes and returns.
 
     Args:
         num_layers: Integer `L`.
@@ -157,19 +157,19 @@ class MemoryStack(ConfiguredLayer):
             continues the first rows.
         memory_length: Integer `M`.
         hidden_dim: Integer `D`.
-        cold_start: `"masked"` or `"zeros"`. With `"masked"`, entries not yet
-            written are masked. With `"zeros"` they are attended to as zeros,
-            like in the original TensorFlow code, whose checkpoints expect it.
+        cold_start: `"masked"` or `"zeros"`. With `"masked"`, entries that are
+            not yet written are masked. With `"zeros"` they are attended to as
+            zeros, as checkpoints of the original TensorFlow code expect.
 
     Call arguments:
         inputs: Tensor of shape `(B, T, D)`, the input of block `layer`.
         layer: Integer, the index of the block. Optional if there is only one.
-        mask: Optional boolean tensor `(B, T)`, that of `keras.layers.Masking`
-            by default. What it hides is not remembered.
+        mask: Optional boolean tensor `(B, T)`, by default the mask of
+            `keras.layers.Masking`. Masked entries are not remembered.
 
     Returns:
-        Pair `(memory, memory_mask)` of shapes `(B, M, D)` and `(B, M)`, as
-        they were before this call.
+        Pair `(memory, memory_mask)` of shapes `(B, M, D)` and `(B, M)`, before
+        the input is appended.
 
     Example:
 
@@ -204,7 +204,7 @@ class MemoryStack(ConfiguredLayer):
         self.memory_length = check_memory_length(memory_length)
         self.hidden_dim = check_integer("hidden_dim", hidden_dim, 1)
         self.cold_start = check_one_of("cold_start", cold_start, COLD_STARTS)
-        # In XLA of TensorFlow a variable cannot change its shape.
+        # With XLA, TensorFlow cannot change the shape of a variable.
         self.supports_jit = batch_size is not None or not ON_TENSORFLOW
         self.built = True
         # Keras and tf.train.Checkpoint do not track a `SimpleNamespace`. They
@@ -247,7 +247,7 @@ class MemoryStack(ConfiguredLayer):
         layer = self._checked_layer(layer)
         remedy = self.batch_size and (
             f"The memory was created with batch_size={self.batch_size}. Pass "
-            "that `batch_size` and a multiple of it as samples, batch with "
+            "this `batch_size` and a multiple of it as samples, batch with "
             "`drop_remainder=True`, or create the memory with batch_size=None. "
             "After an error in the first `fit`, call `compile` again."
         )
@@ -279,7 +279,7 @@ class MemoryStack(ConfiguredLayer):
             `Memory` of L states.
         """
         layers = [self._read_layer(i, rows) for i in range(self.num_layers)]
-        # Fields with a tensor per block are tuples.
+        # Fields with one tensor per block are tuples.
         fields = (
             sum(field, ()) if isinstance(field[0], tuple) else field[0]
             for field in zip(*layers, strict=True)
@@ -305,11 +305,11 @@ class MemoryStack(ConfiguredLayer):
         """Resets all memory to a cold start.
 
         Args:
-            rows: Integer, how many rows to begin with if `batch_size` is None.
-                JAX compiles a step again when they become more.
+            rows: Integer, the initial number of rows if `batch_size` is None.
+                JAX compiles a step again when the number grows.
         """
         for variables in self._holder.layers:
-            # Tensors of its own, as JAX cannot reuse one for two variables.
+            # Separate tensors: JAX cannot use one for two variables.
             assign_variables(
                 variables, self.initial_memory(self.batch_size or rows)
             )
@@ -404,7 +404,7 @@ def replica_variable(shape, dtype):
 
 
 def read_variables(variables, dtype):
-    """Returns the values of a structure of variables, floats as `dtype`."""
+    """Reads a structure of variables; floats are cast to `dtype`."""
 
     def read(variable):
         value = variable.read_value()
@@ -439,8 +439,8 @@ def choose_rows(chosen, new, old):
 class Padding:
     """Moves padding to the end of each row of a segment, and back."""
 
-    # `mask` is boolean `(B, T)`, false for padding, and `lengths` `(B,)` are
-    # the numbers of other places. Both are `None` without padding.
+    # `mask` is boolean `(B, T)`, false for padding. `lengths` `(B,)` are the
+    # numbers of real steps. Both are `None` without padding.
 
     def __init__(self, mask):
         self.mask, self.lengths = mask, None

@@ -14,20 +14,20 @@ class RelativePositionEncoding(ConfiguredLayer):
 
     Computes the sinusoids R of section 3.3 in Dai et al., 2019. Row `j`
     encodes the distance `S - 1 - j`, so the first row is for the most distant
-    key and the last row for the query's own:
+    key and the last row for the query's own key:
 
         R[j] = [sin(d w_0), ..., sin(d w_{D/2-1}), cos(d w_0), ...]
         d    = min(S - 1 - j, clamp_length)
         w_i  = 10000 ** (-2 i / D)
 
-    With `look_ahead=k`, rows for the distances -1 to -k follow, those of keys
-    after the query (no more than T - 1 rows).
+    With `look_ahead=k`, rows for the distances -1 to -k of keys after the query
+    follow (no more than T - 1 rows).
 
     With `bidirectional=True` a query may attend to all keys after it
     (section 2.4 of Yang et al., 2019, and its code). There are S + T rows, and
-    row `j` encodes `S - j`. The first row, `S`, is the distance of no key; it
-    is needed by the shift (see `shift_to_keys`). The last, `1 - T`, is the
-    distance of the first query and the last key.
+    row `j` encodes `S - j`. The first row, `S`, is the distance of no key, but
+    the shift needs it (see `shift_to_keys`). The last row, `1 - T`, is the
+    distance from the first query to the last key.
 
     Distances and sinusoids are float32 under any dtype policy, because
     bfloat16 represents integers exactly only up to 256. The layer has no
@@ -35,9 +35,9 @@ class RelativePositionEncoding(ConfiguredLayer):
 
     Args:
         clamp_length: Optional integer. Distances are clipped to
-            `[-clamp_length, clamp_length]`, so that a memory longer than in
-            training brings no distance unseen in training. `None` clips
-            nothing.
+            `[-clamp_length, clamp_length]`, so that a longer memory than in
+            training has no distances that training did not have. `None` does
+            not clip.
         bidirectional: Boolean, also encodes the negative distances of all keys
             after a query.
         look_ahead: Integer, the number of keys after a query whose distances
@@ -49,9 +49,9 @@ class RelativePositionEncoding(ConfiguredLayer):
         memory: Optional tensor of shape `(B, M, D)`. Only its shape is used.
 
     Returns:
-        Tensor of shape `(S, D)`, float32. Of its rows there are
-        `S + min(look_ahead, T - 1)` with `look_ahead`, and `S + T` if
-        bidirectional.
+        Float32 tensor of shape `(S, D)`. With `look_ahead` it has
+        `S + min(look_ahead, T - 1)` rows, and with `bidirectional=True` it has
+        `S + T`.
 
     Example:
 

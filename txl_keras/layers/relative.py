@@ -13,9 +13,9 @@ from txl_keras.layers.compute.problem import Positions
 class RelativeMultiHeadAttention(CausalMultiHeadAttention):
     """Attends with the relative positions of Transformer-XL.
 
-    A segment attends to its memory and itself. The score of query `i` and key
-    `j` is that of section 3.3 in Dai et al., 2019, where `E` are the hidden
-    states and `R` the sinusoids of distances:
+    A segment attends to its memory and itself. Section 3.3 in Dai et al., 2019,
+    defines the score of query `i` and key `j`, where `E` are the hidden states
+    and `R` the sinusoids of distances:
 
         A[i,j] =  E_i W_q  . E_j W_k,E        (a) content to content
                 + E_i W_q  . R_{i-j} W_k,R    (b) content to position
@@ -29,11 +29,10 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
     Args:
         num_heads, key_dim, dropout, same_length, look_ahead,
             kernel_initializer, seed: See `CausalMultiHeadAttention`.
-        clamp_length: Optional integer. Larger distances are treated as equal
-            to it.
-        tie_attention_biases: Boolean. If true, the layer has no `u` and `v`
-            of its own. They are passed in each call, so that several layers
-            can share them.
+        clamp_length: Optional integer. Larger distances are clamped to it.
+        tie_attention_biases: Boolean. If true, the layer does not create `u`
+            and `v`. They are passed in each call, so that several layers can
+            share them.
 
     Call arguments:
         query, memory, query_mask, memory_mask, attention_mask, training,
@@ -122,16 +121,16 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
 
         A[i,j] =  q_i . k_j  +  u . k_j  +  q_i . a_{i-j}  +  b_{i-j}
 
-    Larger distances than the tables have use the row of the largest one.
-    With `look_ahead`, the tables have as many rows more, for the distances -1
-    and below. Nothing is added to the values.
+    Distances larger than the tables use the row of the largest distance. With
+    `look_ahead=k`, the tables have k more rows, for the distances -1 to -k.
+    Nothing is added to the values.
 
     Args:
         num_heads, key_dim, dropout, same_length, look_ahead,
             kernel_initializer, seed: See `CausalMultiHeadAttention`.
-        max_positions: Integer `P`, the number of distances from 0 on in the
-            tables; M + T of training in the original.
-        clamp_length: Optional integer. Only so many rows are used.
+        max_positions: Integer `P`, the number of distances in the tables, from
+            0 on; in the original code M + T of training.
+        clamp_length: Optional integer, limits how many rows are used.
 
     Call arguments, returns:
         See `CausalMultiHeadAttention`.
@@ -198,7 +197,7 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         row = ops.where(distance < 0, self.max_positions - 1 + ahead, past)
         keys = ops.take(self.position_keys, row, axis=0)
         biases = ops.take(self.position_biases, row, axis=0)
-        # Queries are scaled already, and biases here.
+        # Queries are already scaled; the biases are scaled here.
         rows = [
             ops.cast(keys, self.compute_dtype),
             self._scaled(biases)[..., None],

@@ -22,12 +22,12 @@ class RowDropout(ConfiguredLayer):
     The mask of a row depends only on the row's seed and the position inside
     the row. So the same units are dropped when a batch is split over replicas,
     when a run is resumed, and with or without XLA. TensorFlow's counter-based
-    generators do not guarantee that: their numbers differ under XLA, and one
+    generators do not guarantee this: their numbers differ under XLA, and one
     generator per replica gives every replica the same mask.
 
     Args:
         rate: Float in `[0, 1)`, the fraction of units to drop.
-        seed: Optional integer, seeds the row seeds that are drawn if a call
+        seed: Optional integer, seed for the row seeds that a call draws if it
             has no `dropout_seed`.
 
     Call arguments:
@@ -78,7 +78,7 @@ class RowDropout(ConfiguredLayer):
     def row_seeds(
         self, batch_size: int, dropout_seed: Tensor | None = None
     ) -> Tensor:
-        """Returns the row seeds of a call, and draws them if none are given.
+        """Returns the row seeds of a call; draws them if none are given.
 
         Args:
             batch_size: Integer `B`.

@@ -31,7 +31,7 @@ def sublayer(owner, layer_class, *args, **kwargs):
 class _QuantizedLikeItsBase:
     """Lets a subclass of a Keras layer be quantized."""
 
-    # Keras refuses subclasses, for their `call`, which is not used then.
+    # Keras refuses to quantize subclasses, because it would skip their `call`.
 
     def quantize(self, mode=None, type_check=True, config=None):
         """Quantizes the kernel like the Keras layer."""
@@ -40,10 +40,10 @@ class _QuantizedLikeItsBase:
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class HeadsDense(_QuantizedLikeItsBase, keras.layers.EinsumDense):
-    """A Keras `EinsumDense` that is computed as one matmul on CPUs.
+    """Computes a Keras `EinsumDense` as one matmul on CPUs.
 
-    TensorFlow's einsum is a batch of small matmuls there, and sums up their
-    gradients in a separate pass. The device may be a CPU if it is unknown.
+    There TensorFlow's einsum is a batch of small matmuls, and sums up their
+    gradients in a separate pass. An unknown device is treated as a CPU.
     """
 
     def call(self, inputs, training=None):
@@ -58,10 +58,10 @@ class HeadsDense(_QuantizedLikeItsBase, keras.layers.EinsumDense):
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class Dense(_QuantizedLikeItsBase, keras.layers.Dense):
-    """A Keras `Dense` whose bias has an exact gradient in bfloat16.
+    """Computes a Keras `Dense` with an exact bias gradient in bfloat16.
 
-    Keras adds it by `tf.nn.bias_add`, whose gradient TensorFlow sums up in
-    bfloat16 on CPUs: 5% off after 2,000 rows.
+    Keras adds the bias by `tf.nn.bias_add`. On CPUs TensorFlow sums up its
+    gradient in bfloat16, which is 5% off after 2,000 rows.
     """
 
     def call(self, inputs, training=None):
@@ -74,7 +74,7 @@ class Dense(_QuantizedLikeItsBase, keras.layers.Dense):
 
 
 def _biased_relu(x, bias):
-    """Returns `relu(x + bias)` and its gradient, both of them fused."""
+    """Returns `relu(x + bias)` with its gradient; both are fused."""
     output = _add_and_rectify(x, bias)
 
     def gradient(output_gradient):
@@ -99,11 +99,11 @@ def _rectify_gradient(output, output_gradient, bias):
 
 def project_heads(states, *layers):
     """Projects `(B, S, D)` with each `HeadsDense` to `(N, B, S, H)`."""
-    # Heads are first, so that the scores of positions, which have no batch
-    # axis, take one matmul per head.
+    # Heads are first, so that position scores, which have no batch axis, take
+    # one matmul per head.
     are_quantized = any(layer.quantization_mode for layer in layers)
     if are_quantized or target.current().device is None:
-        # Only the layer knows the scales of a quantized kernel; and it takes
+        # Only the layer knows the scales of a quantized kernel, and it takes
         # one matmul if the device may be a CPU.
         return [ops.transpose(layer(states), (2, 0, 1, 3)) for layer in layers]
     kernels = [ops.cast(layer.kernel, states.dtype) for layer in layers]
@@ -161,7 +161,7 @@ class Block(ConfiguredLayer):
             activation,
             name="feed_forward_intermediate",
         )
-        self._output_dense = None  # created in `build`, which knows D
+        self._output_dense = None  # created in `build`, where D is known
         self._dropout = RowDropout(
             self.dropout, dtype=self.dtype_policy, name="dropout"
         )
@@ -186,7 +186,7 @@ class Block(ConfiguredLayer):
         return self._drop(x, training, dropout_seed, first_site + 1)
 
     def _post_norm(self, x, attended, training, dropout_seed, first_site):
-        """Computes a post-norm block, given what attention returned."""
+        """Computes a post-norm block from the output of attention."""
         attended = self._drop(attended, training, dropout_seed, first_site)
         x = _normalized_sum(self._attention_norm, x, attended)
         update = self._feed_forward(x, training, dropout_seed, first_site + 1)
@@ -225,7 +225,7 @@ def _normalized_sum(norm, x, residual):
         return output, gradient
 
     # Variables are read here, outside of the custom gradient, so that the tape
-    # sees them.
+    # records them.
     gamma, beta = (tf.cast(x, tf.float32) for x in (norm.gamma, norm.beta))
     return normalized(x, residual, gamma, beta)
 
@@ -260,7 +260,7 @@ def _normalize_gradient(total, mean, inverse_deviation, gamma, output_gradient):
 
 
 def _mean(x):
-    """Computes the mean over the last axis, which is kept as 1."""
+    """Computes the mean over the last axis, which is kept with size 1."""
     # XLA sums up rows on a CPU in two passes, 20% slower than this matmul.
     size = x.shape[-1]
     return tf.matmul(x, tf.fill([size, 1], 1 / size))

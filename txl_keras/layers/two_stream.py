@@ -1,7 +1,7 @@
 """XLNet's two-stream attention, and a block with it; `P` are targets.
 
 The content stream encodes a token with its context; the query stream predicts
-the token from its position and context alone.
+the token only from its position and context.
 """
 
 import keras
@@ -34,10 +34,10 @@ class TwoStreamRelativeAttention(HeadsAttention):
         g[z_t] = Attention(Q = g[z_t], KV = h[z_<t])     without its own token
         h[z_t] = Attention(Q = h[z_t], KV = h[z_<=t])    with its own token
 
-    The weights of both are the same. The order is given as a permutation
-    mask; by default every token attends to all others. The score of query `i`
-    and key `j` is that of Transformer-XL, with distances of both signs and a
-    term for segments (section 2.5):
+    Both streams use the same weights. A permutation mask gives the order; by
+    default every token attends to all others. The score of query `i` and key
+    `j` is as in Transformer-XL, with distances of both signs and a term for
+    segments (section 2.5):
 
         A[i,j] = (q_i + u) . E_j W_k,E  +  (q_i + v) . R_{i-j} W_k,R
                + (q_i + b) . s[are i and j in different segments]
@@ -63,13 +63,13 @@ class TwoStreamRelativeAttention(HeadsAttention):
             may attend to token `j`. The diagonal is ignored. (Hugging Face's
             `perm_mask` is the opposite: 1 where it may not.)
         token_type_ids: Optional integers `(B, T)`, the segment of each token;
-            those of memory are 0. Without them the segment term is left out.
+            tokens of memory have 0. Without them there is no segment term.
         position_encoding: Optional tensor `(S + T, D)`, the output of
             `RelativePositionEncoding(bidirectional=True)`.
 
     Returns:
-        Tensor of shape `(B, T, D)`; with a `query`, a pair of it and a tensor
-        of shape `(B, P, D)`. A target whose keys are all masked gets zeros.
+        Tensor of shape `(B, T, D)`; with a `query`, a pair of this tensor and
+        one of shape `(B, P, D)`. A target whose keys are all masked gets zeros.
 
     Example:
 
@@ -105,7 +105,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
         self._position_dense.build((None, self._hidden_dim))
         # u, v and b of the equation above.
         self._add_biases("content", "positional", "segment")
-        # s: row 0 for the same segment, row 1 for another.
+        # s: row 0 for the same segment, row 1 for another segment.
         self.segment_embeddings = self._parameter(
             "segment_embeddings", 2, self.num_heads, self.key_dim
         )
@@ -203,7 +203,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
         query = finite_masked(query, targets_mask(content_mask, target_mapping))
         attended = attend(query, query_stream_mask, 1, target_mapping)
         has_keys = ops.any(query_stream_mask, axis=-1)[..., None, None]
-        # Not the mean of all values, which leaks the target's own token.
+        # Zeros, because the mean of all values leaks the target's own token.
         attended = ops.where(has_keys, attended, 0)
         if target_mapping is not None:
             attended = ops.einsum("btnh,bpt->bpnh", attended, target_mapping)
@@ -262,8 +262,8 @@ def _masks(of_keys, length, permutation_mask):
 class TwoStreamBlock(Block):
     """Computes one XLNet block: two-stream attention, feed-forward.
 
-    Post-norm, as in appendix A.2 of Yang et al., 2019. Both streams `x` use
-    the same weights:
+    The block is post-norm, as in appendix A.2 of Yang et al., 2019. Both
+    streams `x` use the same weights:
 
         a = LayerNorm(x + Attention(x, content, memory))
         y = LayerNorm(a + FeedForward(a)),   FeedForward = W_2 GELU(W_1 .)
@@ -279,8 +279,8 @@ class TwoStreamBlock(Block):
             dropout_seed: See `TwoStreamRelativeAttention`.
 
     Returns:
-        Tensor of shape `(B, T, D)`; with a `query`, a pair of it and a tensor
-        of shape `(B, P, D)`.
+        Tensor of shape `(B, T, D)`; with a `query`, a pair of this tensor and
+        one of shape `(B, P, D)`.
 
     Example:
 

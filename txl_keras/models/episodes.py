@@ -9,10 +9,10 @@ from txl_keras.layers.memory import Padding
 
 
 class Episodes:
-    """Keeps the steps of one episode from those of another."""
+    """Separates the steps of consecutive episodes."""
 
     # `reset` (B, T) is true where an episode begins, or `None`. Memory belongs
-    # to the one that has the number 0.
+    # to episode 0.
 
     def __init__(self, reset):
         self._numbers = None
@@ -30,7 +30,7 @@ class Episodes:
         return numbers[:, :, None] == keys[:, None, :]
 
     def last(self, memory, states, padding):
-        """Returns what each row's last episode leaves to be remembered."""
+        """Returns the memory that each row's last episode leaves."""
         # Memory of earlier segments, states, and their lengths.
         if self._numbers is None:
             return memory, states, padding.lengths

@@ -1,4 +1,4 @@
-"""Datasets for `fit` and `evaluate` of a language model, of what users pass.
+"""Datasets for `fit` and `evaluate` of a language model, from user data.
 
 Letters: `B` batch, `T` segment.
 """
@@ -20,19 +20,19 @@ from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
 from txl_keras.data.step_batches import dataset_of
 
-_BATCH_SIZE = 32  # of texts, by default
+_BATCH_SIZE = 32  # for texts, by default
 ARRAYS = (np.ndarray, tf.Tensor) if ON_TENSORFLOW else np.ndarray
 _KEYS = {"inputs", "targets", "weights", "num_targets", "reset"}
 
 
 class EpochStarts(keras.callbacks.Callback):
-    """Lets the data of `fit` begin a new epoch, and stops at a loss of NaN."""
+    """Starts epochs of the data of `fit`, and stops at a loss of NaN."""
 
     num_steps = first_step = 0
     py_dataset = None
 
     def of_segments(self, segments, num_steps=None):
-        """Returns a dataset of one epoch; the next goes on where it ended."""
+        """Returns a dataset of one epoch; the next resumes where it ended."""
         self.num_steps = num_steps = num_steps or len(segments)
         check_integer("steps_per_epoch", num_steps, 1)
         if not ON_TENSORFLOW:
@@ -71,7 +71,7 @@ class EpochStarts(keras.callbacks.Callback):
 
 
 class Repeated:
-    """Yields what `read()` yields, `length` batches, each time it is read."""
+    """Reads `length` batches with `read()` again in each iteration."""
 
     def __init__(self, read, length):
         self._read, self._length = read, length
@@ -85,8 +85,8 @@ class Repeated:
 
 def of_arrays(x, y, weights, batch_size):
     """Returns a dataset of the batches of arrays."""
-    # Keras cuts arrays into batches of unknown size, but graphs for a CPU are
-    # faster if the batch size is static.
+    # Keras cuts arrays into batches of unknown size, but CPU graphs are faster
+    # with a static batch size.
     batch_size = min(batch_size, len(x))
     parts = keras.utils.pack_x_y_sample_weight(x, y, weights)
     if not ON_TENSORFLOW:
@@ -108,10 +108,10 @@ def of_arrays(x, y, weights, batch_size):
 def complete(x, vocabulary_size, steps=None, begins_cold=True):
     """Returns the batches of `x` as a dataset of dicts of static shapes.
 
-    On other backends than TensorFlow it is of triples: see `Batches`.
+    On backends other than TensorFlow the elements are triples: see `Batches`.
 
-    All rows are reset in its first batch if it `begins_cold`. With `steps` per
-    epoch it repeats.
+    If it `begins_cold`, the first batch resets all rows. With `steps` per epoch
+    the dataset repeats.
     """
     if not ON_TENSORFLOW:
         from txl_keras.models.keras_steps import Batches
@@ -135,7 +135,7 @@ def complete(x, vocabulary_size, steps=None, begins_cold=True):
         step, batch = step_and_batch
         first_inputs = _parts(batch if first is None else first).get("inputs")
         batch = complete_batch(batch, vocabulary_size)
-        # All batches must be as large as the first, but may have fewer rows.
+        # All batches must be as long as the first, but may have fewer rows.
         rows, length = first_inputs.shape
         sizes = tf.shape(batch["inputs"])
         missing = checked(
@@ -165,7 +165,7 @@ def complete(x, vocabulary_size, steps=None, begins_cold=True):
 
 
 def _generated(batches):
-    """Returns a dataset of what an iterable yields, and its first batch."""
+    """Returns a dataset of an iterable's batches, and the first batch."""
     check_iterable(batches)
     iterator = iter(batches)
     is_generator = iterator is batches
@@ -198,7 +198,7 @@ def _generated(batches):
 
 
 def check_iterable(batches):
-    """Raises `ValueError` unless these are batches, and not a list of ids."""
+    """Raises `ValueError` if `x` is not an iterable of batches."""
     if isinstance(batches, (list, tuple)) or not hasattr(batches, "__iter__"):
         raise ValueError(
             "`x` must be an array, text, `Segments` or a dataset. Convert "
@@ -228,8 +228,8 @@ def check_arrays(x, y, batch_size, vocabulary_size):
         raise ValueError(
             "`batch_size` must be given with arrays: samples r, r + "
             "batch_size, r + 2 batch_size are read as one text. Pass the "
-            "batch size of `Segments`, or len(x) if each sample is a text "
-            "of its own. Received: batch_size=None"
+            "batch size of `Segments`, or len(x) if each sample is a "
+            "separate text. Received: batch_size=None"
         )
     check_integer("batch_size", batch_size, 1)
     check_shape("x", x, (None, None))
@@ -245,27 +245,27 @@ def check_arrays(x, y, batch_size, vocabulary_size):
 
 
 def check_class_weight(class_weight):
-    """Raises `ValueError` unless there are no weights of classes."""
+    """Raises `ValueError` if class weights are given."""
     if class_weight is not None:
         raise ValueError(
             "`class_weight` must be None: Keras would apply it to the wrong "
             "axis. Pass `sample_weight=weights[y]`, with `weights` an array of "
-            "a weight per token id"
+            "one weight per token id"
         )
 
 
 def as_data(x):
-    """Returns strings as one or a list of them, and arrays as NumPy's."""
+    """Converts texts to a string or a list of strings, and arrays to NumPy."""
     if isinstance(x, (str, list, tuple)):
         return x
     if not is_text(x):
-        # Of another library, or a variable.
+        # An array of another library, or a variable.
         is_array = hasattr(x, "__array__") and not isinstance(x, ARRAYS)
         return np.asarray(x) if is_array else x
     if hasattr(x, "as_numpy_iterator"):
         if x.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
-                "A dataset of strings must have an end, because all of them "
+                "A dataset of strings must have an end, because all strings "
                 "are read before the first step. Use its `take`. Received: "
                 f"{shown(x)}"
             )
@@ -290,7 +290,7 @@ def is_text(x):
 
 
 def check_segment_length(segment_length, *data):
-    """Raises `ValueError` if a length is given for data that are no text."""
+    """Raises `ValueError` if a length is given for data other than text."""
     if segment_length is not None and not any(map(is_text, data)):
         raise ValueError(
             "`segment_length` must be None unless `x` is text: other data "
@@ -300,8 +300,8 @@ def check_segment_length(segment_length, *data):
 
 
 def text_segments(ids, batch_size, segment_length, is_training):
-    """Returns `Segments` of the ids of texts that each begin cold."""
-    if batch_size is None:  # as in Keras, if there is a segment for each row
+    """Returns `Segments` of texts' ids; each text has a cold start."""
+    if batch_size is None:  # Keras's default, or fewer for a short text
         num_segments = (sum(map(len, ids)) - 1) // segment_length
         batch_size = min(_BATCH_SIZE, max(1, num_segments))
     options = {}
@@ -318,7 +318,7 @@ def text_segments(ids, batch_size, segment_length, is_training):
 
 
 def _parts(element):
-    """Returns a dict of what an element of a dataset holds, or its spec."""
+    """Returns an element of a dataset, or its spec, as a dict."""
     if isinstance(element, dict):
         return dict(element)
     x, y, weights = keras.utils.unpack_x_y_sample_weight(element)
@@ -327,7 +327,7 @@ def _parts(element):
 
 
 def entries_of(batch):
-    """Returns the entries of a batch by name; raises `ValueError` if unfit."""
+    """Returns a batch's entries by name; raises `ValueError` if it is unfit."""
     given = _parts(batch)
     if not {"inputs", "targets"} <= set(given) <= _KEYS:
         raise ValueError(
@@ -340,8 +340,8 @@ def entries_of(batch):
 
 
 def complete_batch(batch, vocabulary_size):
-    """Returns a batch as a dict with all entries, of ids that are checked."""
-    # Before a step, in which XLA could not raise an error.
+    """Returns a batch as a dict with all entries; checks the token ids."""
+    # Done before a step, because XLA could not raise an error.
     given = entries_of(batch)
     inputs, targets = (
         tf.cast(check_token_ids(name, ids, vocabulary_size), tf.int32)

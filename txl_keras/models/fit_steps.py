@@ -10,10 +10,10 @@ from txl_keras.models.fit_data import check_trainable
 
 
 class FitSteps:
-    """Computes the steps of `Trainer` for a model's `train_step`.
+    """Computes `Trainer` steps for a model's `train_step`.
 
     Keras reads the data and runs epochs, callbacks and replicas. Nothing here
-    computes logits, which would be a tensor (B, T, V).
+    computes logits, which would be a tensor `(B, T, V)`.
     """
 
     def __init__(self, model, metrics, jit_compile):
@@ -21,7 +21,7 @@ class FitSteps:
         self.metrics = metrics
         self.jit_compile = jit_compile
         self.seed = random.getrandbits(32)  # of the dropout masks
-        self.trainer = None  # of the latest batches
+        self.trainer = None  # for the latest batches
         self._shapes = {}
         self._strategy = model.distribute_strategy
         self._compiled_score = compile_layers(
@@ -50,13 +50,13 @@ class FitSteps:
             seed=self.seed,
             jit_compile=self.jit_compile,
         )
-        # Dropout is a function of the step.
+        # Dropout depends on the step.
         done = trainer.step if trainer else model.optimizer.iterations
         self.trainer.step.assign(tf.cast(done, tf.int64))
 
     def prepare(self, function, dataset):
         """Drops a function of the model that was traced for other sizes."""
-        # Keras would trace it again without static sizes.
+        # Otherwise Keras would trace it again without static sizes.
         shape = dataset.element_spec["inputs"].shape
         if self._shapes.get(function) != shape:
             setattr(self.model, function, None)
@@ -78,7 +78,7 @@ class FitSteps:
 
     def test_step(self, batch):
         """Evaluates the rows of one replica, for the model's `test_step`."""
-        # Not in what XLA compiles: the variables take the size of the data.
+        # Not compiled by XLA: the variables take the size of the data.
         stack = self.model._inference_memory
         memory = stack.read(keras.ops.shape(batch["inputs"])[0])
         nll, memory = self._compiled_score(batch, memory)
@@ -106,14 +106,14 @@ class FitSteps:
         results = self.model.get_metrics_result()
         if isinstance(
             self._strategy, tf.distribute.MultiWorkerMirroredStrategy
-        ):  # whose results Keras reduces along their first axis
+        ):  # Keras reduces their results along the first axis
             results = {name: value[None] for name, value in results.items()}
         return results
 
 
 def _without_overflows(batch, nll):
-    """Returns a batch without targets whose loss overflowed, unless all did."""
-    # Such a step may be skipped. But an epoch in which a whole batch overflowed
+    """Leaves out targets whose loss overflowed, unless all did."""
+    # Such a step may be skipped, but an epoch in which a whole batch overflowed
     # must not look like a good one.
     is_finite = tf.math.is_finite(nll)
     is_finite |= ~tf.reduce_any(is_finite & (batch["weights"] != 0))

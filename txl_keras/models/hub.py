@@ -10,7 +10,7 @@ from txl_keras.types import PathLike
 
 # Symbols of a Hugging Face `transfo-xl`, in its order of preference.
 VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
-# What is downloaded: PyTorch's file only if there is no other.
+# Files to download; PyTorch's file only if there is no other.
 _DOWNLOADED = (
     *("config.json", "tokenizer.json", "model.safetensors"),
     *VOCABULARIES,
@@ -26,11 +26,11 @@ def upload_preset(uri: str, preset: PathLike) -> None:
 
     Args:
         uri: String, `"hf://owner/name"`.
-        preset: String or path of a folder that `save_to_preset` wrote. Besides
-            its files, a `README.md` in it is uploaded, and nothing else.
+        preset: String or path of a folder that `save_to_preset` wrote. Its
+            files are uploaded and a `README.md`, if there is one; nothing else.
 
     Raises:
-        ValueError: If the uri is of another form, or the folder has no preset.
+        ValueError: If the uri has another form, or the folder has no preset.
 
     Example, which needs the network:
 
@@ -54,7 +54,7 @@ def upload_preset(uri: str, preset: PathLike) -> None:
 
 
 def download(preset):
-    """Returns the local copy of the files of a Hub repository."""
+    """Downloads the files of a Hub repository; returns their folder."""
     repository = _repository("preset", preset)
     hub = import_extra("huggingface_hub")
     for patterns in (_DOWNLOADED, (*_DOWNLOADED, "pytorch_model.bin")):
@@ -70,12 +70,12 @@ def is_preset(folder):
         content = read_json(os.path.join(folder, "config.json"))
     except (FileNotFoundError, ValueError):
         return False
-    # A run has a class, too, but no hash of weights.
+    # A run has a class, too, but no hash of its weights.
     return {"class_name", "weights"} <= content.keys()
 
 
 def _repository(name, uri):
-    """Returns the `owner/name` of a URI."""
+    """Returns the `owner/name` in a URI."""
     pattern = r"hf://(\w[\w.-]*/\w[\w.-]*)"
     match = isinstance(uri, str) and re.fullmatch(pattern, uri)
     if not match:

@@ -19,13 +19,13 @@ from txl_keras.weights import takes_weight_decay
 
 
 class KerasSteps:
-    """Computes loss and metrics from losses of targets, not from logits."""
+    """Computes loss and metrics from losses of targets instead of logits."""
 
     trainer = jit_compile = None
 
     def __init__(self, model, metrics):
         self.model = model
-        # Keras's own is a mean over batches, which may have unlike numbers.
+        # Keras's own metric is a mean of batch means, whatever their sizes.
         self.loss = keras.metrics.Mean(name="loss")
         self.metrics = metrics
         model.train_function = model.test_function = None
@@ -36,16 +36,16 @@ class KerasSteps:
             )
 
     def prepare_training(self, batches):
-        """Gives memory the rows of the data, lest a step compiles twice."""
+        """Sizes the memory for the data, so that a step compiles only once."""
         check_trainable(self.model)
         _grow(self.model._training_memory, batches.batch_size)
 
     def prepare(self, function, batches):
-        """Does the same for the memory of evaluation."""
+        """Sizes the memory of evaluation for the data."""
         _grow(self.model._inference_memory, batches.batch_size)
 
     def compute_loss(self, num_targets, nll, weights):
-        """Returns the mean loss of a batch, and losses of layers."""
+        """Returns the mean loss of a batch plus the losses of layers."""
         loss = _total(nll, weights) / ops.maximum(num_targets[0], 1e-9)
         return sum(self.model.losses, loss)
 
@@ -70,7 +70,7 @@ class Batches(keras.utils.PyDataset):
     """Completes batches of token ids, read in order.
 
     An item is a triple: a dict of `inputs` and `targets`, int32 `(B, T)`, and
-    `reset`, `(B,)`; the number of targets, in each row; and weights `(B, T)`.
+    `reset`, `(B,)`; the number of targets, for each row; and weights `(B, T)`.
     """
 
     def __init__(self, source, vocabulary_size, steps=None, begins_cold=True):
@@ -94,11 +94,11 @@ class Batches(keras.utils.PyDataset):
             )
         if steps is None and (number is None or number < 0):
             number = sum(1 for _ in self._read())
-        # Without an end it begins again, wherever an epoch is.
+        # Data without an end is read on from epoch to epoch.
         self._num_batches = number if steps is None else None
         iterator = self._read()
         first = first_of(iterator)
-        # A generator is read once; others begin again with each epoch.
+        # A generator is read once; other data is read again in each epoch.
         self._given = iterator is source and itertools.chain([first], source)
         inputs = np.asarray(entries_of(first)["inputs"])
         check_shape("x", inputs, (None, None), "Each batch must be (B, T)")

@@ -1,4 +1,4 @@
-"""Loads what `from_preset` names: a model, a run, or one of Hugging Face."""
+"""Loads what `from_preset` names: a model, a run, or a Hugging Face folder."""
 
 import functools
 import os
@@ -25,12 +25,12 @@ def load_folder(
     model_class, folder, load_weights=True, dtype=None, overrides=()
 ):
     """Loads the model of a local or remote folder."""
-    # Files of the package may be links, as some installers make them.
+    # Files of the package may be links: some installers make them.
     if folder not in model_class.trained_presets.values():
         check_links(folder)
     path = os.path.join(folder, "config.json")
     content = read_json(path)
-    if "training" in content and "weights" not in content:  # of a run
+    if "training" in content and "weights" not in content:  # a run's folder
         folder = os.path.join(folder, "model")
         if not gfile.exists(os.path.join(folder, "config.json")):
             raise FileNotFoundError(
@@ -52,7 +52,7 @@ def load_folder(
 
 
 def find_folder(preset, model_class):
-    """Returns the folder that `preset` names."""
+    """Returns the folder that `preset` refers to."""
     folder = ""
     if isinstance(preset, (str, os.PathLike)):
         folder = os.path.expanduser(os.fspath(preset))
@@ -81,15 +81,15 @@ def check_links(folder):
     if os.path.basename(snapshots) == "snapshots":
         # The cache of huggingface_hub, whose files are links to these.
         roots.append(os.path.join(os.path.dirname(snapshots), "blobs"))
-    folders = root, os.path.join(root, "model")  # of a run
+    folders = root, os.path.join(root, "model")  # the second in a run
     for parent in filter(os.path.isdir, folders):
         for name in filter(_READ.fullmatch, os.listdir(parent)):
             path = os.path.join(parent, name)
             target = os.path.realpath(path)
             if not any(os.path.commonpath([target, r]) == r for r in roots):
                 raise ValueError(
-                    "The files of a preset must be in its folder. Copy what "
-                    f"links refer to. Received: {path}, a link to {target}"
+                    "The files of a preset must be in its folder. Replace "
+                    f"links by copies. Received: {path}, a link to {target}"
                 )
 
 
@@ -137,7 +137,7 @@ def load_stored(
 
 
 def _check_gives(model_class, built_class, backbone_class, folder):
-    """Raises `ValueError` if the model in a folder gives none of a class."""
+    """Raises if the folder's model cannot be loaded as this class."""
     gives = (
         issubclass(built_class, model_class)
         or issubclass(backbone_class, model_class)
@@ -160,7 +160,7 @@ def _as_class(model_class, model, own, load_tokenizer):
     backbone = getattr(model, "backbone", model)
     if isinstance(backbone, model_class):
         return backbone
-    # The tokenizer that was passed, which may be `None`, or that of the folder.
+    # The tokenizer that was passed, even `None`, or else the folder's.
     tokenizer = own.pop("tokenizer") if "tokenizer" in own else load_tokenizer()
     if not isinstance(model, model_class):
         model = model_class(backbone, **own)
@@ -173,9 +173,9 @@ def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
     own, sizes = split_overrides(model_class, overrides, backbone_class)
     if own.keys() - {"tokenizer"} and not model_class.takes_new_head:
         raise ValueError(
-            "Of the arguments of a model that is loaded from a folder of "
-            "Hugging Face, only `tokenizer` and those of the backbone can be "
-            f"replaced. Received: {sorted(own)}"
+            "When a Hugging Face folder is loaded, only `tokenizer` and "
+            "arguments of the backbone can be replaced. "
+            f"Received: {sorted(own)}"
         )
     load = registered("hugging_face")[backbone_class.hugging_face_type]
     is_backbone = model_class is backbone_class

@@ -1,4 +1,4 @@
-"""An LSTM backbone, the baseline that Transformer-XL is compared with.
+"""An LSTM backbone, the baseline for Transformer-XL.
 
 Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `L` layers.
 """
@@ -23,10 +23,10 @@ from txl_keras.types import Tensor
 class LSTMBackbone(RecurrentBackbone):
     """Encodes a segment with a token embedding and L LSTM layers.
 
-    It replaces `TransformerXLBackbone` in `TransformerXLCausalLM` and in the
-    code that trains or scores that model. Its memory is the LSTM state after
-    the last token of a segment. The next segment starts from that state, and
-    no gradient flows back through it (truncated BPTT). Rows are reset as in
+    It replaces `TransformerXLBackbone` in `TransformerXLCausalLM` and in code
+    that trains or scores such a model. Its memory is the LSTM state after the
+    last token of a segment. The next segment starts from this state, and no
+    gradient flows back through it (truncated BPTT). Rows are reset as in
     `TransformerXLBackbone`.
 
     Args:
@@ -39,7 +39,7 @@ class LSTMBackbone(RecurrentBackbone):
             not on the recurrent connections (Zaremba et al., 2014).
         initializer_stddev: Float, standard deviation of the normal
             distribution that initializes the embeddings. All other weights are
-            initialized as by `keras.layers.LSTM`.
+            initialized as in `keras.layers.LSTM`.
 
     Call arguments:
         token_ids: Integer tensor of shape `(B, T)`, ids in `[0, V)`.
@@ -47,7 +47,7 @@ class LSTMBackbone(RecurrentBackbone):
             `TransformerXLBackbone`.
 
     Returns:
-        The pair of hidden states `(B, T, D)` and the new `Memory` of 2 L
+        The pair of hidden states `(B, T, D)` and the new `Memory`. It has 2 L
         states `(B, 1, D)`: hidden state and cell state of each layer.
 
     Example:
@@ -71,7 +71,7 @@ class LSTMBackbone(RecurrentBackbone):
     has_attention = has_finite_reach = False
     trained_presets = {}
     attention_type = None
-    # The LSTM state is the one entry of the memory.
+    # The memory has one entry, the LSTM state.
     memory_length = 1
     cold_start = "zeros"
 
@@ -90,8 +90,8 @@ class LSTMBackbone(RecurrentBackbone):
         )
         if self.variable_dtype == "bfloat16":
             raise ValueError(
-                "`dtype` must not be 'bfloat16' for an LSTM, whose weights "
-                "Keras cannot initialize in it. Use 'mixed_bfloat16'. "
+                "`dtype` must not be 'bfloat16' for an LSTM, because Keras "
+                "cannot initialize its weights. Use 'mixed_bfloat16'. "
                 f"Received: dtype={self.dtype_policy.name!r}"
             )
         self.token_embedding = self._embedding()
@@ -180,7 +180,7 @@ class _States(collections.namedtuple("_States", ["states"])):
         return choose_rows(reset, empty, self)
 
     def append(self, states, lengths=None):
-        """Keeps, of states `(B, T, D)`, those at the last real token."""
+        """Keeps the states at each row's last real token, of `(B, T, D)`."""
         if lengths is None:
             return _States(tuple(state[:, -1:] for state in states))
 
@@ -195,7 +195,7 @@ class _States(collections.namedtuple("_States", ["states"])):
 class _Cell(keras.layers.LSTMCell):
     """Computes an LSTM step and outputs the hidden state and the cell state."""
 
-    # With both at every token, reading can continue after any of them.
+    # With both states at every token, reading can resume after any token.
 
     def __init__(self, units, **kwargs):
         super().__init__(units, **kwargs)

@@ -2,12 +2,12 @@
 
 config.json        class and config of the model, how it was trained, and the
                    hashes of the other files
-model.safetensors  weights by name, float32 or bfloat16, or matrices as int8
+model.safetensors  weights by name, as float32 or bfloat16, or matrices as int8
                    with scales
 tokenizer.json     the tokenizer, if the model has one
 
-The hashes prevent a folder whose writing was interrupted, or whose files were
-mixed up, from loading as another model than was saved.
+The hashes detect a folder whose writing was interrupted, or whose files were
+mixed up: it would otherwise load as another model.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ class ModelFolder:
 
     @functools.cached_property
     def _tensors(self):
-        # Opened when needed: a file in a bucket is copied as a whole.
+        # Opened when needed, because opening copies a whole file from a bucket.
         return read_safetensors(self._weights_path)
 
     def read_model_config(self):
@@ -91,7 +91,7 @@ class ModelFolder:
         return config
 
     def _check_weights(self, expected):
-        """Compares the header of the file with the specs of a model."""
+        """Compares the header of the weight file with a model's specs."""
         path, tensors = self._weights_path, self._tensors
         saved, shapes = (
             {f"weights/{name}": shape for name, shape in shapes.items()}
@@ -123,7 +123,7 @@ class ModelFolder:
             if name in self._tensors.int8:
                 weight.assign(self._tensors.read(name))
                 continue
-            # In float32, where large float64 values are infinite.
+            # In float32, large float64 values are infinite.
             value = to_tensor(self._tensors[name])
             if not np.isfinite(value).all():
                 raise ValueError(
@@ -138,7 +138,7 @@ class ModelFolder:
 
 def class_of(name, path, *kinds):
     """Returns the registered class that a config.json names."""
-    # Keras would look up any class that an untrusted file names.
+    # Keras would look up any class, and the file is not trusted.
     classes = {
         registered_class.__name__: registered_class
         for kind in kinds or ("backbone", "model")
@@ -173,12 +173,12 @@ def read_tokenizer(folder, expected):
 
 
 # ------------------------------ Configurations ------------------------------
-# Only registered classes are allowed, and sizes are compared with the saved
-# weights before anything is allocated.
+# Only registered classes are allowed. Sizes are compared with the saved weights
+# before any memory is allocated.
 
 
 def check_model_config(content, model_class, path):
-    """Checks and returns a model's config, which names only our classes."""
+    """Checks and returns a model's config; only our classes may be in it."""
     config = _arguments(content, model_class, "config", path)
     if "backbone" not in arguments(model_class):
         return config
@@ -186,7 +186,7 @@ def check_model_config(content, model_class, path):
     kinds = {at: "an object", f"{at}.class_name": "a string"}
     check_fields(content, kinds, path)
     cls = class_of(config["backbone"]["class_name"], path, "backbone")
-    # No module or class is looked up by what the file says.
+    # No module or class is looked up by a name in the file.
     config["backbone"] = {
         "module": cls.__module__,
         "class_name": cls.__name__,
@@ -197,7 +197,7 @@ def check_model_config(content, model_class, path):
 
 
 def _arguments(content, model_class, field, path):
-    """Returns the arguments in a field, whose values the constructor checks."""
+    """Returns the arguments in a field; the constructor checks their values."""
     kinds, parameters = {field: "an object"}, arguments(model_class)
     if "backbone" not in parameters:
         kinds[f"{field}.num_layers"] = "an integer"
@@ -210,11 +210,11 @@ def _arguments(content, model_class, field, path):
         raise ValueError(f"{path} is damaged: it has no field `{field}.{name}`")
     for name, value in config.items():
         if type(value) is int:
-            # No weight depends on lengths of memory.
+            # Weights do not depend on memory lengths.
             limit = MAX_LENGTH if name.endswith("length") else 2**31 - 1
             check_limit(f"{field}.{name}", value, limit, path)
     if isinstance(config.get("dtype"), dict):
-        # A dtype policy by its name: an object could name any class.
+        # A dtype policy by name: an object could name any class.
         name = f"{field}.dtype.config.name"
         check_fields(content, {name: "a string"}, path)
         config["dtype"] = config["dtype"]["config"]["name"]
@@ -239,7 +239,7 @@ def weight_specs(config, model_class, path, max_layers):
     ):
         check_limit(name, number, max_layers, path)
     one_layer = copy.deepcopy(config)
-    # Quantized layers are named one by one, and may differ.
+    # Each quantized layer has its own entry, and may differ.
     is_quantized = "quantization" in sizes
     if not is_quantized:
         backbone_config(one_layer)["num_layers"] = 1
@@ -323,8 +323,8 @@ def write_model(
     rename = renamed_when_complete
     try:
         gfile.makedirs(folder)
-        # The config last: until then, hashes differ from those in an earlier
-        # one.
+        # The config last: until then, its hashes differ from those in an
+        # earlier config.
         with rename(config_path) as new_config:
             with contextlib.ExitStack() as files:
                 if write_tokenizer:
@@ -352,14 +352,14 @@ def _check_loads(model_class, content, received):
     different = sorted({*received.items()} ^ {*expected.items()})
     if different:
         raise ValueError(
-            "The weights of a model must be those that its config describes to "
-            "be saved as a preset: save before you add weights, other than "
-            f"those of LoRA. Received: {shown(different)}"
+            "To be saved as a preset, a model must have exactly the weights "
+            "that its config describes, except for LoRA: save it before you "
+            f"add other weights. Received: {shown(different)}"
         )
 
 
 def _merged_weights(model):
-    """Returns the weights by name, with those of LoRA merged into kernels."""
+    """Returns the weights by name, with LoRA merged into the kernels."""
     weights = weights_by_name(model)
     for layer in layers_of(model):
         # Rounding the sum to int8 again would change the model.
@@ -373,10 +373,10 @@ def _merged_weights(model):
 
 
 def _with_int8_matrices(weights):
-    """Returns weights by name, with int8 and scales in place of matrices."""
+    """Returns weights by name; matrices become int8 and scales."""
     stored = {}
     for name, weight in weights.items():
-        # Attention biases have an axis of heads, and are no matrices.
+        # Attention biases have a heads axis and are not matrices.
         if weight.ndim < 2 or "bias" in name.rsplit("/", 1)[-1]:
             stored[name] = weight
         else:

@@ -1,4 +1,4 @@
-"""The base classes of models that presets and folders describe."""
+"""Base classes of models that presets and folders describe."""
 
 import tempfile
 from typing import Any
@@ -25,7 +25,7 @@ from txl_keras.models.presets import build_preset
 from txl_keras.types import DType
 from txl_keras.types import PathLike
 
-# What a config may name, of `keras.quantizers`.
+# Classes of `keras.quantizers` that a config may name.
 _MODES = ("int8", "int4", "float8")
 _QUANTIZERS = (
     "AbsMaxQuantizer",
@@ -38,14 +38,14 @@ _QUANTIZERS = (
 class PresetModel(keras.Model):
     """Base class of models with `from_preset` and `save_to_preset`."""
 
-    # Arguments of the presets by name; their weights are newly initialized. A
-    # class ignores sizes that it does not have.
+    # Arguments of the presets by name; weights are newly initialized. A class
+    # ignores sizes that it does not have.
     presets = PRESETS
     # Folders of trained models that come with the package, by name.
     trained_presets = TRAINED
-    # What the argument `backbone` may be; presets by name build the first.
+    # Classes of the argument `backbone`; presets by name build the first.
     backbone_classes = ()
-    # True if a folder's backbone is of use with a new head.
+    # True if the backbone in a folder can get a new head.
     takes_new_head = False
 
     def __init__(self, **kwargs):
@@ -63,33 +63,32 @@ class PresetModel(keras.Model):
     ) -> Self:
         """Builds the model of a preset.
 
-        The names in `presets` are sizes without weights. Those in
-        `trained_presets` are trained models that come with the package; each is
-        a folder as below. A folder may be of any of these kinds, told apart by
-        its files:
+        Names in `presets` are sizes without weights. Names in `trained_presets`
+        are trained models that come with the package, in folders as below. The
+        files of a folder determine its kind:
 
         - a preset that `save_to_preset` or `train/convert.py` wrote,
         - a run of `train/main.py`, whose best weights are loaded,
-        - a folder of Hugging Face's `transfo-xl`, or for XLNet classes `xlnet`.
-          Beside a `transfo-xl`, `vocab.pkl`, `vocab.bin` or `vocab.txt` becomes
-          the tokenizer.
+        - a Hugging Face folder of `transfo-xl`, or `xlnet` for XLNet classes.
+          In a folder of `transfo-xl`, `vocab.pkl`, `vocab.bin` or `vocab.txt`
+          becomes the tokenizer.
 
-        The folder of a language model also gives a backbone, and a classifier
-        with a new head. A model with an argument `tokenizer` gets the tokenizer
-        of the folder. Reading runs no code of a file, and all sizes are
-        compared with the weights before memory is allocated.
+        A backbone class also loads the backbone of a language model, and a
+        classifier adds a new head to it. A model with an argument `tokenizer`
+        gets the folder's tokenizer. Loading executes no code from a file, and
+        compares all sizes with the weights before it allocates memory.
 
         Args:
             preset: String, one of `presets` or of `trained_presets`; the path
                 of a folder; or `"hf://owner/name"`, a repository of the Hugging
                 Face Hub, which requires huggingface_hub.
-            load_weights: Boolean. If false, weights are newly initialized.
-                Those of a folder are needed all the same, for their sizes.
+            load_weights: Boolean. If false, weights are newly initialized. A
+                folder must have weights even then, to check its sizes.
             dtype: Optional dtype policy: `"float32"`, `"mixed_bfloat16"`,
-                `"mixed_float16"`, or `"bfloat16"`, also of the weights.
-            **overrides: Arguments of this class, or of the backbone, that
-                replace those of the preset. Those that weights depend on can
-                differ only where weights are newly initialized.
+                `"mixed_float16"`, or `"bfloat16"` (for weights, too).
+            **overrides: Arguments of this class or of the backbone that replace
+                the preset's. If weights are loaded, arguments that they depend
+                on cannot be replaced.
 
         Returns:
             A model of this class.
@@ -125,7 +124,7 @@ class PresetModel(keras.Model):
             folder = find_folder(preset, cls)
             model = load_folder(cls, folder, load_weights, dtype, overrides)
         if trainable is not None:
-            # The constructor would not freeze the layers it makes.
+            # Our constructors would not freeze the layers that they make.
             model.trainable = trainable
         return model
 
@@ -137,23 +136,23 @@ class PresetModel(keras.Model):
     ) -> None:
         """Writes a folder that `from_preset` reads.
 
-        It has `config.json`, the class and the arguments of the model;
+        The folder has `config.json`, the class and the arguments of the model;
         `model.safetensors`, its weights; and `tokenizer.json`, if the model has
-        a tokenizer. Matrices of LoRA are merged into the kernels. The state of
+        a tokenizer. LoRA matrices are merged into the kernels. The state of
         `compile` and of the memory is not saved.
-        Until all is written, an earlier preset in the folder stays as it is.
+        An earlier preset in the folder is kept until everything is written.
 
         Args:
             folder: String or path, local or in a bucket. The folder must not
                 exist, be empty, or hold a preset, which is replaced.
-            training: Optional dictionary that JSON can hold: how the model was
-                trained.
-            dtype: String, of the weights in the file: `"float32"`;
+            training: Optional JSON-serializable dictionary that describes how
+                the model was trained.
+            dtype: String, dtype of the weights in the file: `"float32"`;
                 `"bfloat16"`, rounded, for half the size; or `"int8"`, for a
-                quarter: matrices are rounded to int8, with one scale per row
-                or per column, and other weights stay float32. All are loaded
-                as float32. The kernels of a model after `quantize("int8")` are
-                saved and loaded as they are, and `dtype` must be "float32".
+                quarter: matrices are rounded to int8 with one scale per row or
+                column, and other weights stay float32. All are loaded as
+                float32. After `quantize("int8")` the kernels are saved and
+                loaded as they are, and `dtype` must be `"float32"`.
 
         Example: see `from_preset`.
         """
@@ -181,8 +180,8 @@ class PresetModel(keras.Model):
     ) -> None:
         """Quantizes the kernels, as `keras.Model.quantize` does.
 
-        The tables of the token embedding and of the softmax, which may be
-        shared, stay float32.
+        The tables of the token embedding and of the softmax stay float32, since
+        they may be shared.
         """
         super().quantize(mode, config=config, **kwargs)
         getattr(self, "backbone", self).retrace_owners()
@@ -216,7 +215,7 @@ class PresetModel(keras.Model):
 
 
 class BackboneModel(IntegerBatches, PresetModel):
-    """Base class of models on a `RecurrentBackbone`, maybe with a tokenizer."""
+    """Base class of models that have a backbone, and maybe a tokenizer."""
 
     backbone: keras.Model
 
@@ -268,7 +267,7 @@ class BackboneModel(IntegerBatches, PresetModel):
     def compile(
         self, optimizer: Any = "adam", loss: Any = None, **kwargs
     ) -> None:
-        """Compiles like `keras.Model.compile`, with a loss of logits."""
+        """Compiles like `keras.Model.compile`; the loss must take logits."""
         crossentropy = keras.losses.SparseCategoricalCrossentropy
         takes_probabilities = (
             loss == "sparse_categorical_crossentropy"
@@ -294,7 +293,7 @@ class BackboneModel(IntegerBatches, PresetModel):
         self.optimizer.build(self.trainable_variables)
 
     def get_compile_config(self):
-        """Returns what `compile` was called with, for saving."""
+        """Returns the arguments of `compile`, for saving."""
         config = super().get_compile_config()
         optimizer = (config or {}).get("optimizer")
         if isinstance(optimizer, dict) and ".torch." in optimizer["module"]:
@@ -311,12 +310,12 @@ class BackboneModel(IntegerBatches, PresetModel):
         y = check_token_ids("y", y, num_classes)
         y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
         loss = super().compute_loss(x, y, y_pred, *args, **kwargs)
-        # XLA drops checks, and JAX would ignore other targets.
+        # XLA drops checks, and JAX would ignore invalid targets.
         is_known = ops.all((y >= 0) & (y < num_classes))
         return ops.where(is_known, loss, float("nan"))
 
     def has_integer_targets(self) -> bool:
-        """Returns whether the loss is that of integer targets."""
+        """Returns whether the loss takes integer targets."""
         return isinstance(self.loss, keras.losses.SparseCategoricalCrossentropy)
 
     def initial_memory(
@@ -326,12 +325,12 @@ class BackboneModel(IntegerBatches, PresetModel):
         return self.backbone.initial_memory(batch_size, memory_length)
 
 
-# Keras's own way, a `DTypePolicyMap` in the config, cannot save a model that
-# was loaded (Keras 3.15).
+# Keras stores a `DTypePolicyMap` in the config, but then cannot save a model
+# that was loaded (Keras 3.15).
 
 
 def _quantization_config(model):
-    """Returns what a model's config says of its own quantized layers."""
+    """Returns the part of a config that describes the quantized layers."""
     quantized = {
         path: {
             "mode": layer.quantization_mode,
@@ -360,7 +359,7 @@ def _quantize_layers(model, quantized):
 
 
 def _quantizer(config):
-    """Returns a Keras object of a config that names only `_QUANTIZERS`."""
+    """Creates a quantizer from a config that names only `_QUANTIZERS`."""
     if config is None:
         return None
     name = check_one_of("quantization", config["class_name"], _QUANTIZERS)
@@ -374,7 +373,7 @@ def _quantizer(config):
 
 
 def _layers(model):
-    """Returns the layers by their paths in the model, in a stable order."""
+    """Returns the layers by path in the model, in a stable order."""
     prefix = f"{model.name}/"
     parts = [x for x in layers_of(model) if (x.path or "").startswith(prefix)]
     parts.sort(key=lambda layer: layer.path)

@@ -1,7 +1,7 @@
 """Presets by name: sizes of published models, and trained models.
 
 `PRESETS` have sizes and no weights. `TRAINED` are folders with weights that
-come with the package, which are read as any other folder.
+come with the package; they are read like any other folder.
 Sources: the original repository's TensorFlow scripts (`*_base_gpu.sh`,
 `*_large_tpu.sh`), tables 1 to 5 of Dai et al., 2019, and NVIDIA's PyTorch
 configurations. The comment above each preset is its number of weights.
@@ -61,7 +61,7 @@ _LM1B = {
 }
 
 
-# Sizes of character vocabularies: 256 bytes; 204 symbols of enwik8 without
+# Vocabulary sizes of character models: 256 bytes; 204 symbols of enwik8 without
 # newlines; 27 symbols of text8, a to z and the space.
 _SIZES = {
     # Our choice: the best model that two CPU cores train in a few minutes.
@@ -127,7 +127,7 @@ TRAINED = types.MappingProxyType(
 
 
 def build_preset(model_class, name, dtype, overrides, backbone_class=None):
-    """Builds a model of the sizes of a preset, with new weights."""
+    """Builds a model with the sizes of a preset and new weights."""
     config = PRESETS[name]
     backbone_class = backbone_class or default_backbone(model_class)
     own, sizes = split_overrides(model_class, overrides, backbone_class)
@@ -145,12 +145,12 @@ def build_preset(model_class, name, dtype, overrides, backbone_class=None):
 
 
 def default_backbone(model_class):
-    """Returns the class of the backbone of a preset."""
+    """Returns the backbone class of a preset."""
     return next(iter(model_class.backbone_classes), model_class)
 
 
 def arguments(model_class):
-    """Returns the parameters of a class of models, by name."""
+    """Returns the parameters of a model class, by name."""
     return parameters(model_class, keras.Model)
 
 
@@ -161,8 +161,8 @@ def required_arguments(model_class):
 
 
 def split_overrides(model_class, overrides, backbone_class, given=()):
-    """Returns overrides of a model and those of its backbone, both checked."""
-    # Arguments of the model that have no default may be in `given` instead.
+    """Splits overrides between the model and its backbone; checks them."""
+    # Arguments without a default may be in `given` instead.
     own = set(arguments(model_class))
     own = own - {"backbone"} if "backbone" in own else set()
     missing = own & required_arguments(model_class) - {*overrides, *given}

@@ -1,4 +1,4 @@
-"""The base class of backbones that carry memory between segments.
+"""Base class of backbones that carry memory between segments.
 
 Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `r` rank.
 """
@@ -55,37 +55,37 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
     """Base class of models that read text segment by segment with a memory."""
 
     # A subclass provides `token_embedding`, `memory_length`, a `call` that
-    # begins with `_begin` or its two parts, and `projection_initializer`, for
-    # the softmax; a `layer_flops` unless it calls `_set_heads`; and for
-    # `SegmentReader` the `project_memory`, whose result has `append` and
-    # `reset_rows`, `project_positions` and `call_projected`.
+    # begins with `_begin` or its two parts, and, for the softmax,
+    # `projection_initializer`. It provides `layer_flops` unless it calls
+    # `_set_heads`. `SegmentReader` needs `project_positions`, `call_projected`
+    # and `project_memory`, whose result has `append` and `reset_rows`.
 
     cold_start = "masked"
-    # Callers check these capabilities rather than the class.
+    # Callers check these capabilities instead of the class.
     has_attention = True
-    # True if `call` takes `return_attention_scores`, one key per token.
+    # True if `call` takes `return_attention_scores`, with one key per token.
     shows_attention = False
     # True if the layers can be compiled in parts for a CPU.
     has_parts = False
-    # True if calls without a memory go on from the last call.
+    # True if calls without a memory continue from the last call.
     stateful = False
-    # The classes of what `initial_memory`, calls and `memory_stack` return.
+    # Classes that `initial_memory`, calls and `memory_stack` return.
     memory_class = Memory
     _stack_class = MemoryStack
-    # Weights that only `losses` train, whose gradient is clipped apart.
+    # Weights that only `losses` train; their gradient is clipped separately.
     auxiliary_variables = ()
-    # Arguments that evaluation may change, as no weight depends on them.
+    # Arguments that evaluation may change, because no weight depends on them.
     evaluation_arguments = ()
     # The number of later tokens that a block attends to.
     look_ahead = 0
-    # False with absolute positions: no segment continues from the memory of
-    # another, and padding changes a text's hidden states.
+    # False with absolute positions: then no segment continues from another's
+    # memory, and padding changes the hidden states of a text.
     remembers = True
     # True if a token depends on a limited number of segments.
     has_finite_reach = True
     # The most tokens that a segment may have, or None.
     max_segment_length = None
-    # The loader of folders of Hugging Face, by its registered name.
+    # Registered name of the loader of Hugging Face folders.
     hugging_face_type = "transfo_xl"
 
     def __init__(
@@ -102,8 +102,8 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        # Models that this is the backbone of, which LoRA freezes and traces
-        # again. Keras must not track them here.
+        # Models with this backbone, which LoRA freezes and traces again. Keras
+        # must not track them here.
         self.owners = weakref.WeakSet()
         if vocabulary_size is not None:
             vocabulary_size = check_integer(
@@ -140,7 +140,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             layer.build(token_ids_shape if is_embedding else hidden_shape)
 
     def _embedding(self, **arguments):
-        """Returns the embedding of token ids, if the model has one."""
+        """Creates the embedding of token ids, if the model has one."""
         if self.vocabulary_size is None:
             return None
         return AdaptiveEmbedding(
@@ -154,7 +154,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         )
 
     def make_block(self, index: int) -> keras.layers.Layer:
-        """Creates a block, whose arguments are attributes of this model.
+        """Creates a block; its arguments are attributes of this model.
 
         Args:
             index: Integer, from 0 to L - 1.
@@ -180,7 +180,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         return normal_initializer(self.initializer_stddev)
 
     def target(self, device: str, training: bool) -> Any:
-        """Returns the `Target` of the layers on a device."""
+        """Returns the `Target` that the layers are compiled for."""
         in_parts = (
             device == "cpu"
             # The loops of an LSTM would not be compiled in parts.
@@ -201,7 +201,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             )
 
     def layer_flops(self, segment_length: int, memory_length: int) -> int:
-        """Returns the forward FLOPs of one layer and row: see `model_flops`."""
+        """Returns the forward FLOPs per layer and row: see `model_flops`."""
         num_keys = self.past_length(memory_length) + segment_length
         width = self.num_heads * self.head_dim
         matmuls = 3 if self.remembers else 2
@@ -213,7 +213,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         )
 
     def get_config(self):
-        # The embedding has the arguments about it.
+        # The embedding's arguments come from its own config.
         return add_arguments(
             super().get_config(), PresetModel, self, self.token_embedding
         )
@@ -228,12 +228,12 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         return (*token_ids_shape[:2], self.hidden_dim)
 
     def compute_output_spec(self, *args, **kwargs):
-        # From `compute_output_shape` Keras would conclude that `call` returns
-        # the hidden states alone.
+        # Keras would conclude from `compute_output_shape` that `call` returns
+        # only the hidden states.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
     def check_remembers(self, memory_length: int) -> None:
-        """Raises `ValueError` if the model cannot have such a memory."""
+        """Raises `ValueError` if the model cannot have this memory length."""
         check_memory_length(memory_length)
 
     def check_positions(self, segment_length: int) -> None:
@@ -306,7 +306,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         return memory_length
 
     def past_tokens(self, memory_length: int | None = None) -> int:
-        """Returns how many tokens the entries of `past_length` stand for."""
+        """Returns how many tokens `past_length` entries stand for."""
         return self.past_length(memory_length)
 
     def append(
@@ -316,7 +316,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         lengths: Tensor | None = None,
         **kwargs,
     ) -> Any:
-        """Returns a projected memory with the entries of `call_projected`."""
+        """Appends the entries of `call_projected` to a projected memory."""
         return memory.append(*entries, lengths=lengths, **kwargs)
 
     def _positions(self, x, memory, training, dropout_seed):
@@ -332,7 +332,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         return fold_in(dropout_seed, first_row + ops.arange(batch_size))
 
     def _drop(self, x, site, training, row_seeds):
-        """Drops elements of `x` with a mask of its own for each site."""
+        """Applies dropout to `x`, with a separate mask per site."""
         seeds = fold_in(row_seeds, site)
         return self._dropout(x, training=training, dropout_seed=seeds)
 
@@ -364,14 +364,15 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             cls._fields
         )
         if are_fields and isinstance(memory[0], list | tuple):
-            # Keras stores it so in the config of a Functional model.
+            # Keras stores it as a list in a Functional model's config.
             memory = cls(
                 *(tuple(x) if isinstance(x, list) else x for x in memory)
             )
         if not isinstance(memory, cls):
             raise ValueError(
-                f"`memory` must be a {cls.__name__}, as `initial_memory` and "
-                f"calls of the model return. Received: memory={shown(memory)}"
+                f"`memory` must be a {cls.__name__}, as returned by "
+                "`initial_memory` and calls of the model. "
+                f"Received: memory={shown(memory)}"
             )
         received = len(memory.states)
         if received != self.num_states:
@@ -407,11 +408,11 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         """Adds trainable low-rank matrices to kernels and freezes the rest.
 
         A kernel becomes `W + lora_alpha / rank A B`, with `B` zero at first.
-        All other weights of the backbone are frozen, and those of the softmax
-        of a language model; the dense layer of a classifier is still trained.
-        Compile the model afterwards. The files of `model.save` and
-        `save_weights` hold the merged kernels, so a loaded model has no LoRA;
-        quantized kernels are rounded again.
+        All other weights of the backbone and of a language model's softmax are
+        frozen; the dense layer of a classifier is still trained. Compile the
+        model afterwards. `model.save` and `save_weights` store the merged
+        kernels, so a loaded model has no LoRA; quantized kernels are rounded
+        again.
 
         Args:
             rank: Integer `r`.
@@ -447,7 +448,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         self.retrace_owners()
 
     def save_lora_weights(self, filepath: PathLike) -> None:
-        """Writes the weights of LoRA, and nothing else, to a file.
+        """Writes only the LoRA weights to a file.
 
         Args:
             filepath: Path that ends in `.lora.safetensors`.
@@ -458,9 +459,9 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         write_safetensors(arrays, path)
 
     def load_lora_weights(self, filepath: PathLike) -> None:
-        """Reads the weights of LoRA that `save_lora_weights` wrote.
+        """Reads LoRA weights that `save_lora_weights` wrote.
 
-        LoRA must be enabled as in the model that was saved.
+        LoRA must be enabled as it was in the saved model.
 
         Args:
             filepath: Path that ends in `.lora.safetensors`.
@@ -468,7 +469,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         Raises:
             FileNotFoundError: If there is no such file.
             ValueError: If the file is damaged, or its rank, scale, layers or
-                shapes are not those of this model. Nothing is changed then.
+                shapes differ from this model's. Then nothing is changed.
         """
         from txl_keras import tensor_files
 
@@ -489,7 +490,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             matrix.assign(arrays[name])
 
     def _lora_file(self, filepath):
-        """Returns the checked path of a file, and the arrays for it by name."""
+        """Returns the checked path of a file, and its arrays by name."""
         path = check_path("filepath", filepath)
         if not path.endswith(_LORA_SUFFIX):
             raise ValueError(
@@ -506,7 +507,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         return path, {_LORA_ALPHA: np.float32(alpha), **arrays}
 
     def freeze_for_lora(self) -> None:
-        """Freezes the backbone and the softmax, if LoRA has matrices in it."""
+        """Freezes the backbone and the softmax, if they have LoRA matrices."""
         matrices = self._lora_matrices().values()
         if not matrices:
             return
@@ -516,9 +517,9 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
                 weight.trainable = any(weight is matrix for matrix in matrices)
 
     def retrace_owners(self) -> None:
-        """Traces this model again, and the models that this is part of."""
+        """Traces this model again, and the models that contain it."""
         for model in (self, *self.owners):
-            # Keras's functions hold the variables as they were.
+            # Keras's functions still hold the old variables.
             model.train_function = None
             model.test_function = None
             model.predict_function = None
@@ -542,7 +543,7 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         }
 
     def _lora_matrices(self):
-        """Returns the matrices of LoRA by their names in a file."""
+        """Returns the LoRA matrices by their names in a file."""
         return {
             f"lora/{path}/{part}": getattr(layer, part)
             for path, layer in self._lora_layers().items()

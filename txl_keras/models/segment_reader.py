@@ -1,4 +1,4 @@
-"""A reader of segments for inference, with cached keys and values.
+"""Reads segments for inference, with cached keys and values.
 
 Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `N` heads, `H`
 head size, `L` layers.
@@ -38,10 +38,10 @@ class SegmentReader:
     `TransformerXLBackbone` called with a `Memory` projects M + T. The hidden
     states are the same. The weights must not change after `begin`.
 
-    `read_texts` reads texts of different lengths. To call `read` and
+    `read_texts` reads texts of different lengths. If you call `read` and
     `remember` yourself, compile them separately: in one program XLA would copy
     the whole memory instead of writing the new entries in place. `compile` is
-    for functions that read one token of each row at a time.
+    for functions that read one token per row at a time.
 
     Args:
         backbone: `TransformerXLBackbone` or `LSTMBackbone`.
@@ -93,20 +93,20 @@ class SegmentReader:
             backbone.past_length(memory_length) + segment_length
         )
         self._memory_length = memory_length
-        self._programs = {}  # of `read_texts`, by their functions
+        self._programs = {}  # of `read_texts`, by function
 
         def project():
             memory = backbone.initial_memory(batch_size, memory_length)
             return backbone.project_memory(memory), self._project_positions()
 
         def variable(spec):
-            # With M = 0 the static batch size is lost in Keras operations.
+            # With M = 0 Keras operations lose the static batch size.
             shape = (spec.shape[0] or batch_size, *spec.shape[1:])
             dtype = keras.backend.standardize_dtype(spec.dtype)
             return replica_variable(shape, dtype)
 
         memory, positions = tree.map_structure(variable, specs_of(project))
-        # Neither Keras nor tf.train.Checkpoint tracks what is in a
+        # Neither Keras nor tf.train.Checkpoint tracks the contents of a
         # SimpleNamespace.
         self._holder = types.SimpleNamespace(memory=memory, positions=positions)
 
@@ -156,18 +156,18 @@ class SegmentReader:
             assign_variables(self._holder.memory, memory)
 
         # Conditional, since resets are rare and rewrite the whole memory.
-        # Masking the entries is not enough: zero times a NaN is a NaN.
+        # Masking the entries is not enough: zero times NaN is NaN.
         if ON_TENSORFLOW:
             tf.cond(tf.reduce_any(reset), forget, lambda: None)
         elif ops.any(reset):
             forget()
 
     def reorder_rows(self, rows: Tensor) -> None:
-        """Replaces the memory of each row by that of another, for beam search.
+        """Replaces the memory of each row by another row's, for beam search.
 
         Args:
-            rows: int32 tensor `(B,)`. Row r continues from what row `rows[r]`
-                remembers.
+            rows: int32 tensor `(B,)`. Row r continues from the memory of row
+                `rows[r]`.
         """
         memory = tree.map_structure(
             lambda state: ops.take(state, rows, axis=0), self.memory()
@@ -218,22 +218,21 @@ class SegmentReader:
     def read_texts(self, function: Callable | None, *texts: Sequence) -> list:
         """Reads texts of different lengths, segment by segment.
 
-        Each text continues from the memory of its row. What is compiled is kept
-        for calls with the same function.
+        Each text continues from the memory of its row. Calls with the same
+        function reuse compiled functions.
 
         Args:
             function: Function of the hidden states of a segment `(B, T, D)`
                 and of the other integers of `texts`, `(B, T)`, that returns a
-                tensor `(B, T, ...)`. With `None`, texts are only remembered,
-                by one graph for segments of any length, which XLA does not
-                compile.
+                tensor `(B, T, ...)`. `None` only remembers the texts, with one
+                graph for segments of any length that XLA does not compile.
             *texts: List of at most B integer sequences `(P,)`, the token ids;
                 then, for `function`, lists of sequences of the same lengths,
                 such as targets.
 
         Returns:
-            List of arrays `(P, ...)`, one per text, of what `function` returns;
-            empty without a function.
+            List of arrays `(P, ...)`, one per text, with the results of
+            `function`; empty without a function.
         """
         if function not in self._programs:
             self._programs[function] = self.compile_segments(function)
@@ -241,7 +240,7 @@ class SegmentReader:
         missing = [[]] * (self._batch_size - len(texts[0]))
         texts = [[*rows, *missing] for rows in texts]
         lengths = np.array([*map(len, texts[0])], np.int32)
-        # A result of no tokens has a shape, too.
+        # A result for zero tokens needs a shape, too.
         width = int(max(lengths.max(), function is not None))
         if function is not None and self._backbone.remembers:
             # One shape for XLA. With absolute positions padding would count.
@@ -268,8 +267,8 @@ class SegmentReader:
             function: See `read_texts`.
 
         Returns:
-            Function of the `lengths` of `remember`, of token ids and of the
-            other arguments of `function`. It returns what `function` returns.
+            Function of `lengths` as in `remember`, of token ids, and of the
+            other arguments of `function`. It returns the result of `function`.
         """
         if not ON_TENSORFLOW:
 
@@ -315,9 +314,9 @@ class SegmentReader:
         """Compiles a function that reads single tokens, with XLA.
 
         XLA multiplies a vector by a matrix at full memory bandwidth only if the
-        matrix is an argument of the compiled function. It would fuse the
-        reshape of attention's kernels, of three axes, into a matmul that is
-        five times slower. So they are reshaped before the function is called.
+        matrix is an argument of the compiled function. Attention kernels have
+        three axes; XLA would fuse their reshape into a matmul that is five
+        times slower. So they are reshaped before the function is called.
 
         Args:
             function: Function of tensors with static shapes that calls `read`.
@@ -329,7 +328,7 @@ class SegmentReader:
             return self._compile_stateful(function)
         kernels = [w for w in self._backbone.weights if len(w.shape) == 3]
 
-        # AutoGraph would spend seconds converting what is called from here.
+        # AutoGraph would spend seconds on converting the functions called here.
         @tf.function(jit_compile=True, autograph=False)
         def compiled(matrices, *args):
             values = [
@@ -354,5 +353,5 @@ class SegmentReader:
 
 
 def as_float32(hidden):
-    """Returns hidden states themselves, for `SegmentReader.read_texts`."""
+    """Casts hidden states to float32, for `SegmentReader.read_texts`."""
     return ops.cast(hidden, "float32")

@@ -24,11 +24,11 @@ from txl_keras.layers.memory import Memory
 
 
 class TextMethods:
-    """Adds text in and text out to `TransformerXLCausalLM`.
+    """Adds methods for text to `TransformerXLCausalLM`.
 
     Attributes:
         sampler: The sampler of `generate`, see `compile`. Before `compile` it
-            draws from the unchanged distribution of the model.
+            draws from the model's distribution without changes.
     """
 
     sampler = samplers.Sampler()
@@ -55,17 +55,17 @@ class TextMethods:
     ) -> Any:
         """Continues prompts of text or token ids.
 
-        Time and space per token are constant: keys, values and positions are
-        cached. A model with absolute positions reads the last M tokens again
-        for each token. Prompts may be longer than memory.
+        Time and space per token are constant, because keys, values and
+        positions are cached. A model with absolute positions reads the last M
+        tokens again for each token. Prompts may be longer than memory.
 
-        With a lossless tokenizer of subwords, the last one of a text is drawn
-        again, among those that begin with it, as one of the new tokens (token
-        healing): so a prompt may end with a space, or inside of a word.
+        A prompt may end with a space or inside of a word: with a lossless
+        subword tokenizer, the last subword of the prompt is drawn again, among
+        subwords that begin with it (token healing). It counts as a new token.
 
-        The rows of a batch do not affect each other. What is compiled is kept
-        for calls with as many rows, an equal sampler, and the same memory
-        length and engine. Finish a stream before weights change.
+        The rows of a batch do not affect each other. Calls with the same number
+        of rows, sampler, memory length and engine reuse compiled functions.
+        Finish a stream before you change weights.
 
         Args:
             prompts: String, or a list, a tensor or a dataset of strings, for a
@@ -80,43 +80,43 @@ class TextMethods:
                 of them.
             stop: String or sequence of strings, for prompts of text. A row ends
                 before the first of them, see `TextStream`.
-            strip_prompt: Boolean. Leaves out the prompt in the result.
-            sampler: Optional sampler or name (see `txl_keras.samplers.get`)
-                in place of that of `compile`.
-            seed: Optional integer. Row r draws with `seed + r`. By default a
-                new one in each call, which `keras.utils.set_random_seed` makes
+            strip_prompt: Boolean. If true, the result leaves out the prompt.
+            sampler: Optional sampler or name (see `txl_keras.samplers.get`) to
+                use instead of the sampler of `compile`.
+            seed: Optional integer. Row r draws with `seed + r`. By default each
+                call uses a new seed; `keras.utils.set_random_seed` makes it
                 reproducible. `BeamSampler` does not draw.
-            stream: Boolean. Returns an iterator of what follows the prompts,
-                as soon as it is certain. With `BeamSampler` that is at the end.
+            stream: Boolean. If true, returns an iterator that yields the
+                continuation as soon as it is certain; `BeamSampler` at the end.
             memory_length: Optional integer `M`; by default the model's own, or
-                its number of positions, which M must not exceed. A model with
-                neither needs it: pass the segment length of training.
-            engine: String, what decodes token by token: `"tensorflow"`, or the
-                name of an extension's engine.
-            memory: Optional `Memory` of M entries and one row per prompt,
-                which the prompts continue: that of `return_memory`, or of
-                `score` and `log_probs`. Text then continues a line. A
-                repetition penalty does not count its tokens.
-            num_return_sequences: Integer `n`, the continuations of each
-                prompt. The first n rows are those of the first prompt. Not for
-                `BeamSampler`.
-            return_log_probs: Boolean. Also returns the log-probability of
-                every generated token, before the sampler changes them. Not for
+                its number of positions, which M must not exceed. Required for a
+                model with neither: pass the segment length of training.
+            engine: String, the implementation that decodes token by token:
+                `"tensorflow"`, or the name of an extension's engine.
+            memory: Optional `Memory` of M entries and one row per prompt, to
+                continue from: a result of `return_memory`, `score` or
+                `log_probs`. Text then continues a line. A repetition penalty
+                does not count the tokens in memory.
+            num_return_sequences: Integer `n`, continuations per prompt. The
+                first n rows belong to the first prompt. Not for `BeamSampler`.
+            return_log_probs: Boolean. If true, also returns the log-probability
+                of each generated token, before the sampler changes it. Not for
                 `BeamSampler` and `stream`.
-            return_memory: Boolean. Also returns the `Memory` after the texts,
-                which are read once more for it. Not for `stream`.
+            return_memory: Boolean. If true, also returns the `Memory` after the
+                texts, which are read once more for it. Not for `stream`.
+            **engine_options: Arguments of the engine.
             **engine_options: Arguments of the engine.
 
         Returns:
             A string, or an int32 array, of prompt and continuation; for a batch
             or several sequences a list of them. With `stream`, an iterator of
-            parts of what `strip_prompt` would return: joined (`"".join`,
-            `np.concatenate`) they are the same. The parts of a batch come in
-            lists of one per row.
+            parts; joined (`"".join`, `np.concatenate`) they equal the result
+            with `strip_prompt`. For a batch each part is a list with one part
+            per row.
 
-            With `return_log_probs` or `return_memory` a tuple: the above, then
-            a float32 array per row, without the token of `stop_token_ids` that
-            ended it but with those of `stop`, then a `Memory`.
+            With `return_log_probs` or `return_memory` a tuple: the above; a
+            float32 array per row, which includes tokens of `stop` but not the
+            token of `stop_token_ids` that ended the row; and a `Memory`.
 
         Raises:
             FloatingPointError: If the model returns NaN.
@@ -178,9 +178,9 @@ class TextMethods:
         is_wrong = (is_beam or stream) and return_log_probs
         if is_wrong or is_beam and count > 1 or stream and return_memory:
             raise ValueError(
-                "A BeamSampler has neither `num_return_sequences` above 1 nor "
-                "`return_log_probs`, and `stream` neither `return_log_probs` "
-                "nor `return_memory`."
+                "A BeamSampler supports neither `num_return_sequences` above 1 "
+                "nor `return_log_probs`, and `stream` neither "
+                "`return_log_probs` nor `return_memory`."
             )
         generator = self._keep(
             BeamSearch if is_beam else Generator,
@@ -234,27 +234,27 @@ class TextMethods:
         """Computes the loss of every token of some texts.
 
         The loss is `-log p(token | context and preceding tokens)` in nats. Each
-        text is read independently of the others. What is compiled is kept for
-        the next call with the same sizes. For token ids see `score`.
+        text is read independently of the others. Calls with the same sizes
+        reuse compiled functions. For token ids see `score`.
 
         Args:
             texts: List of strings, each of at least one token.
             contexts: Optional list of as many strings, read before the texts
                 but not scored. Context and text are tokenized separately, so
                 no subword spans both. An empty string means no context.
-            batch_size: Optional integer, the texts that are read in parallel;
-                by default as many as there are, at most 16.
+            batch_size: Optional integer, the number of texts to read in
+                parallel; by default all texts, but at most 16.
             segment_length: Integer `T`. Longer texts are read in segments,
                 shorter ones are padded.
             memory_length: Optional integer `M`; by default the model's own. A
                 token attends to its own segment and to M tokens before it.
 
         Returns:
-            List of pairs, one per text: its ids, int32 `(P,)`, and the losses
-            of these, float32 `(P,)`. Without a context the first token cannot
-            be predicted, and its loss is NaN. A sum is then NaN, too, and not
-            mistaken for that of a text with context; `np.nansum` sums the
-            other tokens. If the tokenizer has a `line_start`, that is the
+            List of pairs, one per text: its ids, int32 `(P,)`, and their
+            losses, float32 `(P,)`. Without a context the first token cannot be
+            predicted, and its loss is NaN. A sum is then NaN, too, so that it
+            is not mistaken for the sum of a text with context; `np.nansum` sums
+            the other tokens. If the tokenizer has a `line_start`, this is the
             first token.
 
         Example:
@@ -338,7 +338,7 @@ class TextMethods:
         return np.reshape(vectors, (len(texts), self.backbone.hidden_dim))
 
     def _read_texts(self, function, texts, batch_size, *lengths):
-        """Reads texts by `SegmentReader.read_texts`, each from a cold start."""
+        """Reads each text from a cold start with `SegmentReader.read_texts`."""
         self.backbone.check_takes_padding()
         # Batches of similar lengths need little padding.
         order = sorted(range(len(texts[0])), key=lambda i: len(texts[0][i]))
@@ -356,7 +356,7 @@ class TextMethods:
         return [found[i] for i in range(len(order))]
 
     def _keep(self, make, *settings):
-        """Returns `make(self, *settings)`, maybe that of a call before."""
+        """Returns `make(self, *settings)`, or its result of an earlier call."""
         replicas = 1
         if ON_TENSORFLOW:
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -370,7 +370,7 @@ class TextMethods:
             self._made = functools.lru_cache(maxsize=4)(
                 lambda variables, make, *settings: make(self, *settings)
             )
-        # A model with other variables, as after `quantize`, needs a new one.
+        # After `quantize`, for example, the variables differ.
         variables = tuple(
             weight.value.ref() if ON_TENSORFLOW else (id(weight), weight.dtype)
             for weight in self.weights

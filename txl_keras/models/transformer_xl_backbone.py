@@ -42,14 +42,14 @@ class TransformerXLBackbone(RecurrentBackbone):
     """Encodes a segment and its memory with a token embedding and L blocks.
 
     A call has no side effects: it takes memory as a value and returns the new
-    one. Only a `stateful` backbone keeps memory from call to call.
+    memory. Only a `stateful` backbone keeps memory from call to call.
 
     The inputs are token ids, or embeddings of anything else, such as a time
     series or audio.
 
     Args:
         vocabulary_size: Integer `V`, or `None` for a backbone without a token
-            embedding, whose inputs are `embeddings`.
+            embedding, which takes `embeddings` as input.
         num_layers: Integer `L`.
         num_heads: Integer `N`.
         hidden_dim: Integer `D`, even.
@@ -58,8 +58,8 @@ class TransformerXLBackbone(RecurrentBackbone):
         memory_length: Integer `M`, the number of earlier tokens that each
             block remembers, unless a memory of another length is passed in.
         cutoffs, embedding_dim, div_val, project_same_dim: Arguments of the
-            token embedding, see `AdaptiveEmbedding`. By default it is an
-            ordinary embedding of size D.
+            token embedding, see `AdaptiveEmbedding`. The default is an ordinary
+            embedding of size D.
         attention_type, max_positions: See `DecoderBlock`; `"vaswani"` adds
             sinusoids to the embedding, counted from the end of the segment.
         dropout: Float, dropout on embeddings, positions and inside the blocks.
@@ -67,13 +67,13 @@ class TransformerXLBackbone(RecurrentBackbone):
         clamp_length: Optional integer. Larger distances are clamped to it.
         same_length: `False`, `True` or `"pytorch"`. Unless `False`, every
             query attends to the same number of keys: see
-            `CausalMultiHeadAttention` for the two ways to count them.
+            `CausalMultiHeadAttention` for the two ways to count keys.
         look_ahead: Integer, the number of later tokens of the segment that each
             block attends to, see `CausalMultiHeadAttention`. With L blocks a
-            hidden state depends on `L * look_ahead` later tokens, and on fewer
-            at the end of a segment, so a stream that is cut into other segments
-            has other hidden states. Memory stays causal. For language models,
-            whose targets it would show, it must be 0.
+            hidden state depends on `L * look_ahead` later tokens, on fewer near
+            the end of a segment. So hidden states depend on how a stream is cut
+            into segments. Memory stays causal. Must be 0 for language models,
+            because later tokens include the targets.
         tie_attention_biases: Boolean, all blocks share one `u` and one `v`.
         normalize_first: Boolean, pre-norm rather than the paper's post-norm.
         normalize_output: Boolean, a layer norm after the last block, as is
@@ -84,38 +84,38 @@ class TransformerXLBackbone(RecurrentBackbone):
         projection_initializer_stddev: Optional float, standard deviation of
             the initial projections of adaptive embedding and softmax. By
             default one over the square root of a table's width, so that rare
-            words start at the scale of frequent ones. With the original's 0.01
-            (in the presets) training is slow to do better than predicting
-            words by their frequency.
+            words start at the scale of frequent words. With the original's 0.01
+            (in the presets) it takes long until training beats predicting words
+            by their frequency.
         cold_start: See `MemoryStack`.
         stateful: Boolean, as in `keras.layers.RNN`: without a `memory`
             argument, row r of a batch continues row r of the batch before it.
-            For a model of your own: pass `callbacks=[ResetMemory()]` and
-            `shuffle=False` to `fit`, see `ResetMemory`. Training and inference
-            have separate memories, which are no weights.
+            If your own model contains the backbone, pass `shuffle=False` and
+            `callbacks=[ResetMemory()]` to `fit`. Training and inference have
+            separate memories, which are not weights.
 
     Call arguments:
         token_ids: Integer tensor of shape `(B, T)`, ids in `[0, V)`.
-        memory: Optional `Memory`; by default that of a cold start.
+        memory: Optional `Memory`; by default the memory of a cold start.
         reset: Optional boolean tensor `(B,)`, true for rows whose memory is
             reset before reading; or `(B, T)`, true for the first steps of new
-            texts or episodes, from which nothing before them is seen, neither
-            memory nor segment. The latter needs `cold_start="masked"`.
+            texts or episodes, which then attend to nothing before them, neither
+            memory nor segment. `(B, T)` needs `cold_start="masked"`.
         mask: Optional boolean tensor `(B, T)`, false at padding, which may be
-            anywhere: it is neither attended to nor remembered, even if it is
-            NaN, and does not count in distances. Its hidden states have no
-            meaning, and later layers and losses get their mask. Needs relative
+            anywhere. Padding is neither attended to nor remembered, even if it
+            is NaN, and does not count in distances. Its hidden states have no
+            meaning. Later layers and losses get their mask. Needs relative
             positions.
         training: Boolean, for dropout.
         dropout_seed: Optional uint32 scalar. If given, dropout depends only on
-            it and on the number of the row.
+            the seed and on the number of the row.
         first_row: Integer, the number of the first row, if the batch is a
-            replica's part of a larger one.
+            replica's part of a larger batch.
         return_attention_scores: Boolean, return attention probabilities. With
             a `mask`, the padding of each row is at the end of its segment.
         embeddings: Float tensor of shape `(B, T, D)`, passed by name instead of
-            `token_ids`. Unlike the embeddings of tokens, they are not
-            multiplied by `sqrt(D)`.
+            `token_ids`. Unlike token embeddings, they are not multiplied by
+            `sqrt(D)`.
 
     Returns:
         The pair of hidden states `(B, T, D)` and the new `Memory`. With
@@ -219,7 +219,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         )
         self._position_encoding = RelativePositionEncoding(
             clamp_length,
-            # Absolute positions are those of the tokens themselves.
+            # Absolute positions depend on the tokens themselves.
             look_ahead=look_ahead if attention_type == "relative" else 0,
             name="position_encoding",
         )
@@ -257,7 +257,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         return self.tie_attention_biases and self.attention_type == "relative"
 
     def check_remembers(self, memory_length: int) -> None:
-        """Raises `ValueError` if the model cannot have such a memory."""
+        """Raises `ValueError` if the model cannot have this memory length."""
         received = f"memory_length={check_memory_length(memory_length)}"
         check_remembers(self.attention_type, memory_length, received)
 
@@ -372,7 +372,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
     ) -> tuple:
-        """Returns what `append` adds to a cache to `remember` a segment.
+        """Returns the entries that `append` adds to a cache for a segment.
 
         Args:
             states: See `remember`.
@@ -446,8 +446,8 @@ class TransformerXLBackbone(RecurrentBackbone):
         """
         x = self._embed(token_ids)
         biases = self._attention_biases()
-        # On a CPU it is cheaper to reorder keys and values once than to
-        # reorder the scores, which are more bytes.
+        # On a CPU, reordering keys and values once is cheaper than reordering
+        # the scores, which are more bytes.
         is_cpu = target.current().is_cpu
         pasts = (memory.in_order() if is_cpu else memory).pasts()
         states, keys, values = [x], [], []
@@ -480,8 +480,8 @@ class TransformerXLBackbone(RecurrentBackbone):
     ) -> Any:
         """Returns the cache of a memory and its L keys and L values.
 
-        It has `append`, `pasts`, `in_order` and `reset_rows`, as a
-        `ProjectedMemory` has.
+        Like a `ProjectedMemory`, it has `append`, `pasts`, `in_order` and
+        `reset_rows`.
         """
         oldest = ops.zeros_like(memory.valid_length)
         return ProjectedMemory(keys, values, oldest, memory.valid_length)

@@ -52,22 +52,22 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
       continues row r of the batch before it, so samples must not be shuffled.
       With arrays and a batch size of B, samples r, B + r, 2 B + r are one
       stream (`Segments.arrays` returns this layout). Training and inference
-      have separate memories, all of which `reset_memory` resets. `fit` resets
-      that of training where its data begins again, and `evaluate` and `predict`
-      that of inference at their start. `test_on_batch` and direct calls go on
-      with the memory of inference. `train_on_batch` goes on with that of `fit`,
-      unless the batch has another size; calls with `training=True` have one of
-      their own.
+      have separate memories; `reset_memory` resets all of them. `fit` resets
+      training memory where its data begins again. `evaluate` and `predict`
+      reset inference memory when they start. `test_on_batch` and direct calls
+      continue from inference memory. `train_on_batch` continues from `fit`,
+      unless the batch has another size. Calls with `training=True` have a
+      separate memory.
     - *Functional*: `score` and `log_probs` take memory as a value and return
-      the new one.
+      the new memory.
 
     Args:
         backbone: A `TransformerXLBackbone`, or an `LSTMBackbone` as the
             baseline.
         tie_embeddings, tie_projections: Which weights the softmax shares with
             the token embedding, see `AdaptiveSoftmax`; by default all.
-        tokenizer: Optional tokenizer of `txl_keras.data`. With it,
-            methods take text. It is saved with the model.
+        tokenizer: Optional tokenizer of `txl_keras.data`. It is saved with the
+            model and allows methods to take text.
 
     Call arguments:
         token_ids: Integer tensor of shape `(B, T)`.
@@ -130,7 +130,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         self.softmax.build()
 
     def call(self, token_ids, training=None):
-        # A batch of `KerasSteps`, for its losses in place of logits.
+        # A batch of `KerasSteps`, which needs losses instead of logits.
         batch = token_ids if isinstance(token_ids, dict) else {}
         inputs = batch.get("inputs", token_ids)
         stack = self._training_memory if training else self._inference_memory
@@ -157,8 +157,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             inputs: Integer tensor of shape `(B, T)`.
             targets: Integer tensor of shape `(B, T)`, the token that follows
                 each input.
-            memory: Optional `Memory` of any length; by default that of a cold
-                start.
+            memory: Optional `Memory` of any length; by default the memory of a
+                cold start.
             reset: Optional boolean `(B,)`, true for rows whose memory is reset
                 before reading.
             **kwargs: Other call arguments of the backbone: `training`,
@@ -209,22 +209,22 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
     ) -> None:
         """Compiles with the loss and the metrics of a language model.
 
-        By default the loss is the cross-entropy of the next token in nats, and
-        bits per token are the metric. Then `fit` runs the steps of
+        The default loss is the cross-entropy of the next token in nats, and the
+        default metric is bits per token. Then `fit` runs the steps of
         `txl_keras.training.Trainer`, and neither `fit` nor `evaluate` computes
-        logits; `weighted_metrics` may be others of `txl_keras.metrics`, or the
-        names `"bits_per_token"`, `"perplexity"` and, with a tokenizer that
-        encodes text without loss, `"bits_per_byte"`. Biases and the weights of
-        layer normalization are not decayed. With another `loss`, other metrics
-        or `loss_weights`, with weights that have a `regularizer`
-        or `constraint`, and in a subclass that overrides `call`,
-        `compute_loss` or `compute_metrics`, Keras's own steps compute logits,
-        and only the metrics that are passed are reported. See
+        logits. `weighted_metrics` may be other metrics of `txl_keras.metrics`,
+        or `"bits_per_token"`, `"perplexity"` and, with a lossless tokenizer,
+        `"bits_per_byte"`. Biases and layer normalization have no weight decay.
+
+        Keras's own steps, which compute logits and report only the metrics that
+        are passed, run in these cases: another `loss`, other metrics,
+        `loss_weights`, weights with a `regularizer` or `constraint`, and a
+        subclass that overrides `call`, `compute_loss` or `compute_metrics`. See
         `keras.Model.compile`.
 
-        `sampler` is what `generate` uses: a name or an object, see
-        `txl_keras.samplers.get`. By default it draws from the distribution of
-        the model, where KerasHub takes `"top_k"`.
+        `sampler` is a name or an object for `generate`, see
+        `txl_keras.samplers.get`. The default draws from the distribution of the
+        model; KerasHub's is `"top_k"`.
         """
         self.sampler = samplers.get(sampler)
         self.fit_steps = None
@@ -253,7 +253,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
                     jit_compile = None
                 self.fit_steps = FitSteps(self, metrics, jit_compile)
                 if self.distribute_strategy.num_replicas_in_sync > 1:
-                    # The loop of Keras over several steps is for one replica.
+                    # Keras's loop over several steps is for one replica.
                     kwargs["steps_per_execution"] = 1
                 # `Trainer` compiles its steps and scales their loss.
                 kwargs.update(jit_compile=False, auto_scale_loss=False)
@@ -264,7 +264,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             check_supported(self.optimizer)
 
     def _needs_logits(self, options):
-        """Returns whether only Keras's own steps heed what a user chose."""
+        """Returns whether the user's choices need Keras's own steps."""
         return (
             any(
                 getattr(type(self), hook)
@@ -314,9 +314,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
 
         Args:
             data: Dictionary of the rows of one replica: `inputs` and `targets`,
-                int32 `(B, T)`, their `weights`, float32 `(B, T)`, the sum
-                `num_targets` that divides the loss, and maybe `reset` of
-                `score`. With another `loss` than the default, what `fit` got.
+                int32 `(B, T)`; `weights`, float32 `(B, T)`; `num_targets`, to
+                divide the loss by; and optionally `reset` as in `score`. With
+                another `loss` than the default, the data passed to `fit`.
 
         Returns:
             Dictionary of the metrics by name.
@@ -325,12 +325,12 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         return (own or super()).train_step(*data)
 
     def test_step(self, *data: dict) -> dict:
-        """Evaluates a batch like that of `train_step`; returns the metrics."""
+        """Evaluates a batch as in `train_step`; returns the metrics."""
         own = ON_TENSORFLOW and self.fit_steps
         return (own or super()).test_step(*data)
 
     def get_compile_config(self):
-        """Returns what `compile` was called with, for saving."""
+        """Returns the arguments of `compile`, for saving."""
         config = super().get_compile_config()
         if not config:
             return config
@@ -355,25 +355,26 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
     ) -> keras.callbacks.History:
         """Trains like `keras.Model.fit`, in the order of the text.
 
-        Memory is reset where the data begins again, as it does in every epoch
-        unless `steps_per_epoch` is less, and where the batches say so. Pass all
-        arguments after `epochs` by name.
+        Memory is reset where the data begins again, and where batches say so.
+        The data begins again in every epoch unless `steps_per_epoch` is less.
+        Pass all arguments after `epochs` by name.
 
         Args:
-            x: A string, or a list, a tensor or a dataset of strings that each
-                begin with a cold start, for a model with a `tokenizer`
-                (segments that fill no batch are left out);
-                `txl_keras.data.Segments`; a `tf.data.Dataset`, a generator or
-                a `keras.utils.PyDataset` (read by one thread) of pairs of
-                inputs and targets, of triples with sample weights, or of dicts
-                as those of `Segments.dataset`; or an integer array of shape
-                `(N * B, T)`, see `Segments.arrays`.
+            x: One of
+                - for a model with a `tokenizer`: a string, or a list, a tensor
+                  or a dataset of strings. Each has a cold start, and segments
+                  that do not fill a batch are left out.
+                - `txl_keras.data.Segments`.
+                - a `tf.data.Dataset`, a generator or a `keras.utils.PyDataset`
+                  (read by one thread) of pairs (inputs, targets), of triples
+                  with sample weights, or of dicts as in `Segments.dataset`.
+                - an integer array `(N * B, T)`, see `Segments.arrays`.
             y: Integer array like `x`, the tokens that follow, if `x` is an
                 array.
             batch_size: Integer `B`, if `x` is an array or text; for text 32
-                by default, or as many as there are segments.
+                by default, or the number of segments if that is less.
             epochs, **kwargs: See `keras.Model.fit`. `validation_data` may be
-                what `x` may be, or a tuple of arrays.
+                anything that `x` may be, or a tuple of arrays.
             segment_length: Integer `T`, if `x` is text; by default the memory
                 length, or 128 without memory.
 
@@ -382,8 +383,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
 
         Raises:
             FloatingPointError: If the loss is not finite, except in float16.
-            tf.errors.InvalidArgumentError: If a dataset has such ids, or
-                batches that differ in shape; the last one may have fewer rows.
+            tf.errors.InvalidArgumentError: If a dataset has invalid ids, or
+                batches of different shapes; the last may have fewer rows.
         """
         from txl_keras.callbacks import BackupAndRestore
         from txl_keras.callbacks import ResetMemory
@@ -397,8 +398,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         check_class_weight(kwargs.pop("class_weight", None))
         if kwargs.get("validation_split"):
             raise ValueError(
-                "`validation_split` must be 0, since rows of a batch are texts "
-                "that go on. Pass `validation_data`. Received: "
+                "`validation_split` must be 0, since rows of a batch continue "
+                "in the next batch. Pass `validation_data`. Received: "
                 f"validation_split={kwargs['validation_split']}"
             )
         validation = kwargs.pop("validation_data", None)
@@ -452,11 +453,11 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
     ) -> Any:
         """Evaluates like `keras.Model.evaluate`, from a cold start.
 
-        `x`, `y`, `batch_size` and `segment_length` are those of `fit`. Of text
-        every token but the first is scored, in rows that each begin with a
-        cold start; `score_texts` scores a text as a whole.
+        `x`, `y`, `batch_size` and `segment_length` are as in `fit`. In text
+        every token except the first is scored; each row has a cold start.
+        `score_texts` scores a text as a whole.
         """
-        # Within `fit` Keras passes its `CallbackList`, and what `fit` prepared.
+        # Within `fit` Keras passes its `CallbackList` and prepared data.
         callbacks = kwargs.get("callbacks")
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             check_segment_length(segment_length, x)
@@ -479,7 +480,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
     ) -> Any:
         """Trains like `keras.Model.train_on_batch`, with the memory so far.
 
-        A batch of another size than the last one begins with a cold start.
+        If the batch size differs from the last batch, there is a cold start.
         `class_weight` must be `None`: see `fit`.
         """
         check_class_weight(class_weight)
@@ -509,7 +510,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         sample_weight: Tensor | None = None,
         return_dict: bool = False,
     ) -> Any:
-        """Evaluates like `test_on_batch` of Keras, with the memory so far."""
+        """Evaluates like Keras's `test_on_batch`, with the memory so far."""
         if self.fit_steps is None:
             return super().test_on_batch(x, y, sample_weight, return_dict)
         data = self._batch(x, y, sample_weight)
@@ -537,17 +538,17 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
     ) -> Any:
         """Predicts like `keras.Model.predict`, from a cold start.
 
-        `x` is an array, `Segments` or a dataset; or text, for which the result
-        is an array `(P, V)` of the logits after each of its P tokens, or a list
-        of one per text. Each text is one row, in segments of `segment_length`
-        as in `fit`. Pass all arguments after `batch_size` by name.
+        `x` is an array, `Segments` or a dataset; or text. For a text the result
+        is an array `(P, V)` of the logits after each of its P tokens; for
+        several texts, a list. Each text is one row, in segments of
+        `segment_length` as in `fit`. Pass arguments after `batch_size` by name.
         """
         check_segment_length(segment_length, x)
         if is_text(x):
             if batch_size is not None:
                 raise ValueError(
-                    "`batch_size` must be None for text, of which each is read "
-                    f"alone. Received: batch_size={batch_size}"
+                    "`batch_size` must be None for text: each text is a batch "
+                    f"of one row. Received: batch_size={batch_size}"
                 )
             return self._predict_texts(as_data(x), segment_length, kwargs)
         x, _ = self._segments(x, None, batch_size, segment_length)
@@ -599,13 +600,13 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         is_segments = isinstance(x, Segments)
         if is_segments and batch_size not in (None, x.batch_size):
             raise ValueError(
-                f"`batch_size` must be that of the `Segments`, {x.batch_size}, "
-                f"or None. Received: batch_size={batch_size}"
+                "`batch_size` must be None or the batch size of the "
+                f"`Segments`, {x.batch_size}. Received: {batch_size}"
             )
         if is_segments and (y is not None or weights is not None):
             raise ValueError(
                 "`y` and `sample_weight` must be None for text and `Segments`, "
-                "which hold the tokens that follow"
+                "which contain the targets"
             )
         if self.fit_steps is None:
             if is_segments:
@@ -613,10 +614,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
                     (x, y), batch_size = x.arrays(), x.batch_size
                 except ValueError as error:
                     raise ValueError(
-                        "With another `loss` than the default, or what else "
-                        "`compile` says needs logits, `x` must be text or "
-                        "`Segments` of whole segments without padding: one "
-                        "text to train on, or `Segments` with "
+                        "In training that computes logits (see `compile`), "
+                        "`x` must be text or `Segments` of whole segments "
+                        "without padding: one text, or `Segments` with "
                         f"`drop_remainder=True`. {error}"
                     ) from error
             return x, y, weights, batch_size
@@ -634,7 +634,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
 
     def _validation_data(self, data, batch_size, length, steps):
         """Returns arguments for Keras's `fit`."""
-        # A list of strings is no pair of x and y.
+        # A list of strings is not a pair (x, y).
         parts = (data,) if is_text(data) else data
         parts = keras.utils.unpack_x_y_sample_weight(parts)
         try:
@@ -658,7 +658,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         """Raises an error, since all clients would share the memory.
 
         Raises:
-            NotImplementedError: Always. Use `txl_keras.serving.export`, whose
+            NotImplementedError: Always. Use `txl_keras.serving.export`: its
                 SavedModel takes memory and returns it.
         """
         raise NotImplementedError(

@@ -30,17 +30,17 @@ POOLINGS = ("last", "mean")
 class TransformerXLTextClassifier(BackboneModel):
     """Classifies texts of any length.
 
-    Reads a text segment by segment, each with the memory of the segments
-    before it. No text is truncated, and the cost is linear in its length. The
-    hidden states of the text's tokens are pooled, and one dense layer maps
-    them to logits.
+    The model reads a text segment by segment, each with the memory of the
+    segments before it. No text is truncated, and the cost is linear in its
+    length. Hidden states of the text's tokens are pooled, and one dense layer
+    maps them to logits.
 
     Texts of a batch are padded on the right. Padding does not change the
-    logits: nothing of the text attends to it, and it is not pooled.
+    logits: no token of the text attends to padding, and padding is not pooled.
 
-    No gradient flows through memory (section 3.2 of the paper). So with
-    `pooling="last"` the backbone learns only from the segment in which a text
-    ends, with `"mean"` from every segment.
+    No gradient flows through memory (section 3.2 of the paper). So the backbone
+    learns from every segment with `pooling="mean"`, but with `"last"` only from
+    the segment in which a text ends.
 
     Args:
         backbone: A `TransformerXLBackbone` with relative positions, or an
@@ -50,26 +50,26 @@ class TransformerXLTextClassifier(BackboneModel):
         segment_length: Integer `T`.
         pooling: `"last"`: the hidden state of a text's last token, which
             depends on as much text as the backbone remembers. `"mean"`: the
-            mean over all tokens of a text, whatever the memory length.
-        tokenizer: Optional tokenizer of `txl_keras.data`, saved
-            with the model.
+            mean over all tokens of a text, at any memory length.
+        tokenizer: Optional tokenizer of `txl_keras.data`. It is saved with the
+            model.
 
     Call arguments:
-        inputs: Integer tensor of ids `(B, W)`, if all of them are text. For
+        inputs: Integer tensor of ids `(B, W)`, if there is no padding. For
             texts of different lengths, a pair of ids `(B, W)` and integers
             `(B,)`, the number of tokens of each text, 1 to W; or a dictionary
-            of both, `token_ids` and `lengths`, as `txl_keras.data.pad_texts`
-            returns it. Ids beyond a text are ignored.
+            of both, `token_ids` and `lengths`, as returned by
+            `txl_keras.data.pad_texts`. Ids after the end of a text are ignored.
         training: Boolean, for dropout.
 
     Returns:
-        Logits, float32 tensor of shape `(B, C)`. If a length is not in
-        `[1, W]` and the call is compiled by XLA, which cannot raise errors,
-        the row is NaN.
+        Logits, float32 tensor of shape `(B, C)`. A row is NaN if its length is
+        not in `[1, W]` and the call is compiled by XLA, which cannot raise
+        errors.
 
     Raises:
-        tf.errors.InvalidArgumentError: For the same, in a `tf.function` and
-            in a `tf.data.Dataset`.
+        tf.errors.InvalidArgumentError: If a length is not in `[1, W]`, in a
+            `tf.function` and in a `tf.data.Dataset`.
 
     Example:
 
@@ -119,9 +119,9 @@ class TransformerXLTextClassifier(BackboneModel):
             name="logits",
         )
         self._seed_generator = keras.random.SeedGenerator()
-        # XLA would compile the loop of TensorFlow again for every W, which
-        # takes longer than it saves, and needs a fixed batch size for its
-        # gradient.
+        # XLA would compile TensorFlow's loop again for every W, which takes
+        # longer than it saves; and the loop's gradient needs a fixed batch
+        # size.
         self.supports_jit = not ON_TENSORFLOW
         build_and_stay_open(self)
 
@@ -135,7 +135,7 @@ class TransformerXLTextClassifier(BackboneModel):
         lengths = ops.cast(lengths, "int32")
         token_ids = ops.convert_to_tensor(token_ids)
         is_text = ops.arange(width) < lengths[:, None]
-        # Checked here, too: on JAX a scan has no values to check.
+        # Checked here, too: in a scan of JAX there are no values to check.
         token_ids = check_token_ids(
             "token_ids",
             ops.where(is_text, token_ids, 0),
@@ -156,7 +156,7 @@ class TransformerXLTextClassifier(BackboneModel):
     def _pool(self, token_ids, is_text, weights, training):
         """Computes the weighted sum of all hidden states, float32 `(B, D)`."""
         segments = self._segments(token_ids)
-        # Without look-ahead, padding, which is at the end, is not attended to.
+        # Padding is at the end, so without look-ahead it is not attended to.
         looks_ahead = self.backbone.look_ahead > 0
         masks = self._segments(is_text) if looks_ahead else None
         weights = self._segments(weights)
@@ -213,8 +213,8 @@ class TransformerXLTextClassifier(BackboneModel):
     ) -> None:
         """Compiles with the loss and the metrics of a classifier.
 
-        By default the loss is the cross-entropy of integer labels `(B,)` in
-        nats, and accuracy is the metric. With another `loss` only the
+        The default loss is the cross-entropy of integer labels `(B,)` in nats,
+        and the default metric is accuracy. With another `loss`, only the
         metrics that are passed are reported. See `keras.Model.compile`.
         """
         if loss == "auto":
@@ -224,7 +224,7 @@ class TransformerXLTextClassifier(BackboneModel):
 
 
 def _unpack(inputs):
-    """Returns the pair of ids `(B, W)` and lengths `(B,)` of any input."""
+    """Returns ids `(B, W)` and lengths `(B,)` for any kind of input."""
     if isinstance(inputs, dict):
         token_ids, lengths = inputs["token_ids"], inputs["lengths"]
     elif isinstance(inputs, (tuple, list)):

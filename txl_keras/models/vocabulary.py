@@ -1,4 +1,4 @@
-"""Larger vocabularies for trained models."""
+"""Extends the vocabularies of trained models."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.weights import weights_by_name
 
-# Of the standard deviation of the old rows: tells new tokens apart.
+# Noise, relative to the old rows' standard deviation, so that new rows differ.
 _NOISE = 0.01
 
 
@@ -23,18 +23,18 @@ def extend_vocabulary(
 ) -> keras.Model:
     """Copies a trained model and adds tokens to its vocabulary.
 
-    New tokens have the ids after the old ones; with `cutoffs` they are in the
-    last cluster. Their embeddings are the mean of the old ones (of the last
-    cluster) plus small noise, and their biases the mean of the old biases. All
-    other weights are equal. So the probabilities of old tokens keep their
-    ratios inside of a cluster.
+    New tokens get the ids after the old ones; with `cutoffs` they are in the
+    last cluster. Their embeddings are the mean of the old embeddings (of the
+    last cluster) plus small noise, and their biases are the mean of the old
+    biases. All other weights are equal. So the probabilities of old tokens keep
+    their ratios within a cluster.
 
     Args:
         model: A model or backbone with a token embedding. It is not changed.
-        vocabulary_size: Integer, more than that of the model.
+        vocabulary_size: Integer, more than the model's.
         tokenizer: The tokenizer of the new vocabulary. Required if the model
             has a tokenizer.
-        seed: Integer of at least 0, seeds the noise.
+        seed: Integer of at least 0, seed of the noise.
 
     Returns:
         A new model of the same class, not compiled.

@@ -29,9 +29,9 @@ class XLNetBackbone(RecurrentBackbone):
     """Encodes a segment and its memory with L two-stream blocks.
 
     A call has no side effects: it takes memory as a value and returns the new
-    one. The content stream starts from the embedded tokens. The query stream,
-    which predicts, starts from one vector for all targets (section 2.3 of Yang
-    et al., 2019).
+    memory. The content stream starts from the embedded tokens. The query
+    stream, which predicts, starts from one vector for all targets (section 2.3
+    of Yang et al., 2019).
 
     Args:
         vocabulary_size, num_layers, num_heads, hidden_dim, intermediate_dim,
@@ -39,7 +39,7 @@ class XLNetBackbone(RecurrentBackbone):
         reuse_length: Optional integer. Only the first `reuse_length` tokens of
             a segment are remembered; by default all.
         attention_type: `"bi"`: a token attends to earlier and later tokens, as
-            far as the permutation mask allows. `"uni"`: not to later ones.
+            far as the permutation mask allows. `"uni"`: not to later tokens.
         dropout, attention_dropout, clamp_length, layer_norm_epsilon,
             initializer_stddev: See `TransformerXLBackbone`.
 
@@ -47,15 +47,15 @@ class XLNetBackbone(RecurrentBackbone):
         token_ids: Integer tensor of shape `(B, T)`, ids in `[0, V)`.
         token_type_ids: Optional integers `(B, T)`, the segment (sentence A, B)
             of each token. Tokens in memory have type 0.
-        padding_mask: Optional boolean `(B, T)`, false at padding. It is not
-            kept in memory: later segments attend to padding that is there.
+        padding_mask: Optional boolean `(B, T)`, false at padding. It applies to
+            this segment only: later segments attend to padding in memory.
         permutation_mask: Optional boolean `(B, T, T)`, true where token `i`
             may attend to token `j`; the opposite of Hugging Face's
             `perm_mask`. A token always attends to itself, and a target never
-            to its own token. Mask a target for all other tokens, too: from
-            the second layer on, those that attend to it reveal it.
+            to its own token. Mask a target for all other tokens, too: from the
+            second layer on, tokens that attend to it reveal it.
         target_mapping: Optional tensor `(B, P, T)` of one-hot rows, the
-            position of each target; rows of zeros are no target.
+            position of each target; a row of zeros is not a target.
         memory, training, dropout_seed, first_row: See `TransformerXLBackbone`.
             A cold start is masked.
         reset: Optional boolean `(B,)`, true for rows whose memory is reset

@@ -32,23 +32,23 @@ class XLNetPermutationLM(BackboneModel):
 
     with `g` the query stream of `XLNetBackbone`, `E` the token embedding, which
     the softmax shares, and `b` a bias. The permutation mask encodes the order,
-    the target mapping selects the targets: `PermutedSegments` draws both.
+    and the target mapping selects the targets; `PermutedSegments` draws both.
 
     `score`, which `Trainer` calls, takes the memory of earlier segments as a
-    value. A call, and so `fit`, `evaluate` and `predict`, reads every segment
+    value. `fit`, `evaluate`, `predict` and direct calls read every segment
     without memory.
 
     Args:
         backbone: An `XLNetBackbone`.
         tie_embeddings: Boolean, the softmax shares the token embedding.
-        tokenizer: Optional tokenizer of `txl_keras.data`, saved
-            with the model.
+        tokenizer: Optional tokenizer of `txl_keras.data`. It is saved with the
+            model.
 
     Call arguments:
         batch: Dictionary of `inputs`, ids `(B, T)`, and optionally
             `permutation_mask` `(B, T, T)` and `target_mapping` `(B, P, T)`,
-            see `XLNetBackbone`. By default every token is a target, and is
-            predicted from those before it.
+            see `XLNetBackbone`. By default every token is a target and is
+            predicted from the tokens before it.
         training: Boolean, for dropout.
 
     Returns:
@@ -138,7 +138,7 @@ class XLNetPermutationLM(BackboneModel):
                 positions that `target_mapping` selects.
             permutation_mask, target_mapping: See `XLNetBackbone`. Without a
                 `target_mapping` every token is a target, and P is T. Without a
-                `permutation_mask` the order is that of the text.
+                `permutation_mask` the order is the order of the text.
             **kwargs: Other call arguments of `XLNetBackbone`, such as `memory`,
                 `reset` and `training`.
 

@@ -1,4 +1,4 @@
-"""Answers what visitors of the playground ask of a model.
+"""Answers questions that visitors of the playground ask a model.
 
 Letters: `M` memory.
 """
@@ -17,7 +17,7 @@ from txl_keras.pages.surprise import SurpriseReader
 from txl_keras.samplers.sampler import NO_EFFECT
 from txl_keras.samplers.sampler import Sampler
 
-# Limits on what one visitor can ask for, so that the others need not wait long.
+# Limits on what one visitor can ask for, so that others need not wait long.
 MAX_PROMPT_TOKENS = 5_000
 MAX_NEW_TOKENS = 2_000
 MAX_TEXT_TOKENS = 5_000
@@ -36,10 +36,10 @@ _WRITE_FIELDS = {
 
 
 class Playground:
-    """Answers the visitors of the page, one after the other.
+    """Answers the visitors of the page, one after another.
 
-    An answer is an iterator of events, dictionaries that JSON can hold. The
-    last one is `{"done": True}` or `{"error": message}`; as long as another
+    An answer is an iterator of events, dictionaries that JSON can hold.
+    The last event is `{"done": True}` or `{"error": message}`. While another
     visitor is answered, it yields `{"waiting": True}`. Close it to stop.
     """
 
@@ -66,7 +66,7 @@ class Playground:
         self._turn = threading.Lock()
 
     def describe(self):
-        """Returns what the page shows of the model and of the limits."""
+        """Returns what the page shows about the model and the limits."""
         return {
             "num_weights": self._model.count_params(),
             "unit": self._reader.tokenizer.unit,
@@ -79,8 +79,8 @@ class Playground:
 
     def write(self, question):
         """Continues a prompt, with one or two memory lengths at once."""
-        # Yields `{"note": text}` on words that the vocabulary lacks, and
-        # `{"texts": parts}`, a list of what follows for each memory length.
+        # Yields `{"note": text}` about words that are not in the vocabulary,
+        # and `{"texts": parts}`, a list with the next part per memory length.
         return self._in_turn(self._write(question))
 
     def surprise(self, question):
@@ -97,7 +97,7 @@ class Playground:
             yield {"done": True}
         except (ValueError, FloatingPointError) as error:
             yield {"error": str(error)}
-        except Exception:  # noqa: BLE001, the others are to be served
+        except Exception:  # noqa: BLE001, other visitors must be served
             logging.exception("A visitor of the demo got no answer:")
             yield {"error": "The server failed; its terminal shows the error."}
         finally:
@@ -115,7 +115,7 @@ class Playground:
             "max_tokens", question["max_tokens"], 1, MAX_NEW_TOKENS
         )
         numbers = {name: question.get(name) for name in self._settings}
-        Sampler(**numbers)  # raises an error that names a wrong one
+        Sampler(**numbers)  # raises an error that names a wrong number
         lengths = [self._memory_length] + [other] * (other is not None)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""The web server of `txl demo`, with what comes with Python."""
+"""The web server of `txl demo`, built with Python's standard library."""
 
 import contextlib
 import http.server
@@ -32,8 +32,8 @@ _HEADERS = {
 class DemoServer(socketserver.ThreadingTCPServer):
     """Serves the page and the answers of a `Playground`.
 
-    Listens as soon as it is created, so that a port that is in use is an error
-    before a model is loaded. Visitors who come early wait for `serve`.
+    Listens when it is created, so that a port in use raises an error before a
+    model is loaded. Visitors who come early wait for `serve`.
     """
 
     daemon_threads = allow_reuse_address = True
@@ -71,7 +71,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     server_version, sys_version = "txl", ""
     timeout = 30  # seconds that one read or write waits for the visitor
-    disable_nagle_algorithm = True  # each token is sent at once
+    disable_nagle_algorithm = True  # each token is sent immediately
     error_message_format = "%(explain)s"
     error_content_type = "text/plain; charset=utf-8"
 
@@ -124,10 +124,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Prints nothing for each request."""
 
     def _is_allowed(self, *paths):
-        """Refuses what other sites can make a browser send, and wrong paths."""
+        """Refuses wrong paths, and requests that other sites may cause."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         is_from_page = not origin or origin.partition("://")[2] == host
-        # Otherwise, a name of another site may lead to this machine.
+        # Otherwise another site's name may resolve to this machine.
         if self.server.is_local and not _is_loopback(_name_of(host)):
             self._refuse(403, f"Open {self.server.url} instead.")
         elif not is_from_page:

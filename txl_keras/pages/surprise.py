@@ -21,7 +21,7 @@ from txl_keras.models.generation.prompts import check_has_tokenizer
 from txl_keras.models.generation.text_stream import TextStream
 
 _TEMPLATE = pathlib.Path(__file__).with_name("surprise.html")
-# A page holds everything for each token, about 200 bytes.
+# A page holds everything about each token, about 200 bytes.
 MAX_TOKENS = 20_000
 _NUM_CANDIDATES = 5
 
@@ -36,10 +36,10 @@ def surprise_page(
 ) -> str:
     """Makes a web page of a text, in which each token is shaded by its bits.
 
-    The page shows `-log2 p(token)` with memory and without, where each segment
-    is read from a cold start, and the tokens that the model finds likeliest.
-    It consists of one file, which makes no request and contains the text only
-    in escaped form, so the text may come from a stranger.
+    The page shows `-log2 p(token)` with memory and without, and the tokens that
+    the model considers most likely. Without memory, each segment is read from a
+    cold start. The page is one file, which makes no request and contains the
+    text only in escaped form, so the text may come from a stranger.
 
     Args:
         model: `TransformerXLCausalLM`.
@@ -73,15 +73,15 @@ def surprise_page(
 
 
 def fill_page(template, title, data):
-    """Returns the HTML of a template file, with a title and data for it."""
-    # Nothing in the data can end the script element that holds it.
+    """Returns the HTML of a template file, filled with a title and data."""
+    # Nothing in the data can end the script element that contains it.
     content = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     page = template.read_text("utf-8").replace("{{title}}", html.escape(title))
     return page.replace("{{data}}", content)
 
 
 class SurpriseReader:
-    """Finds the bits of each token of texts; is compiled once for all."""
+    """Finds the bits of each token of texts; compiles once for all texts."""
 
     def __init__(
         self, model, tokenizer=None, segment_length=64, memory_length=None
@@ -101,7 +101,7 @@ class SurpriseReader:
         self._score = tf.function(self._find, autograph=False)
 
     def encode(self, text, max_tokens=MAX_TOKENS):
-        """Returns the ids of a text, or ids as they are: int32 `(P,)`."""
+        """Returns the ids of a text, or given ids unchanged: int32 `(P,)`."""
         if isinstance(text, (str, bytes)):
             text = self.tokenizer.encode(text)
         ids = check_token_ids("text", text, self.tokenizer.vocabulary_size)
@@ -124,10 +124,10 @@ class SurpriseReader:
         return self.data(ids, found)
 
     def data(self, ids, found):
-        """Returns the data of the tokens of `read_segments`."""
+        """Returns the page's data for the tokens of `read_segments`."""
         decode = self.tokenizer.decode_bytes
         stream = TextStream(decode)
-        # A character is in the text of its last token.
+        # A character belongs to the text of its last token.
         texts = [stream.add([token]) for token in ids]
         texts[-1] += stream.finish()
         first = {"bits": None, "cold": None, "likeliest": []}
@@ -145,9 +145,10 @@ class SurpriseReader:
         }
 
     def read_segments(self, ids):
-        """Yields a list per segment of a dictionary per token but the first."""
-        # `cold` are the bits without memory, `likeliest` pairs of id and
-        # probability. Of two rows of the same text, one forgets its memory.
+        """Yields, per segment, a list of dictionaries, one per token."""
+        # The first token of the text is left out. `cold` are the bits without
+        # memory, `likeliest` are pairs of id and probability. The text is read
+        # in two rows, of which one forgets its memory.
         ids = np.asarray(ids, np.int32)
         memory = self._model.initial_memory(2, self._memory_length)
         length = self._segment_length

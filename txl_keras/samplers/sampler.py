@@ -1,4 +1,4 @@
-"""Ways to choose the next token: random draws, beam search, and names.
+"""Samplers of the next token: random draws, beam search, and names.
 
 Letters: `B` batch, `V` vocabulary, `N` candidate tokens, `C` tail clusters of
 an adaptive softmax.
@@ -20,7 +20,7 @@ from txl_keras.layers.compute.dropout import SEED_DTYPE
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.types import Tensor
 
-# The values at which a parameter has no effect; so has None.
+# Values at which a parameter has no effect; None has no effect, either.
 NO_EFFECT = {
     "temperature": 1.0,
     "top_k": 0,
@@ -30,7 +30,7 @@ NO_EFFECT = {
 _INFINITY = float("inf")
 _FLOAT32 = np.finfo(np.float32)
 _INT32 = np.iinfo(np.int32)
-# The limits of each, and whether the least is excluded.
+# The limits of each parameter, and whether the minimum is excluded.
 _LIMITS = {
     "temperature": (0, _FLOAT32.max, False),
     "top_k": (0, _INT32.max, False),
@@ -45,18 +45,17 @@ class Sampler:
     """Draws the next token from its distribution, with optional filters.
 
     The parameters are applied in this order: repetition penalty, top-k,
-    temperature, top-p. The remaining probabilities are normalized before the
-    last one.
+    temperature, top-p. Top-p uses the normalized probabilities of the remaining
+    tokens.
 
-    Each parameter is a number, or a scalar tensor if its value is known only
-    at run time, such as an input of a SavedModel. A number out of range raises
-    an error in the constructor, a tensor when the graph runs in which the
-    sampler was built, unless XLA compiles it.
+    Each parameter is a number, or a scalar tensor if its value is known only at
+    run time, such as an input of a SavedModel. A number out of range raises an
+    error in the constructor. A tensor out of range raises one when the graph
+    runs in which the sampler was built, unless XLA compiles the graph.
 
     Args:
         temperature: Float, at least 0. Log-probabilities are divided by it. 0
-            selects the most likely token (greedy), and the lowest id among
-            equally likely ones.
+            selects the most likely token (greedy), with ties the lowest id.
         top_k: Optional integer, at least 1. Keeps the `top_k` most likely
             tokens, and ties with the last of them. As a tensor, 0 keeps all
             tokens.
@@ -64,12 +63,12 @@ class Sampler:
             whose probabilities sum to at least `top_p`, and ties with the last
             of them (nucleus sampling; Holtzman et al., 2020,
             https://arxiv.org/abs/1904.09751). 1 keeps all tokens.
-        repetition_penalty: Optional float, at least 1. Multiplies the
-            log-probabilities of the tokens in `seen`, so that `p` becomes `p`
-            to this power. Unlike the penalty of Keskar et al., 2019
-            (https://arxiv.org/abs/1909.05858, section 4.1), which divides
-            logits, it does not depend on a constant added to the logits, and
-            never makes a token more likely. 1 has no effect.
+        repetition_penalty: Optional float, at least 1; 1 has no effect. The
+            log-probabilities of the tokens in `seen` are multiplied by it, so
+            `p` becomes `p ** repetition_penalty`. The penalty of Keskar et al.,
+            2019 (https://arxiv.org/abs/1909.05858, section 4.1) divides logits.
+            Unlike it, this penalty does not depend on a constant added to the
+            logits, and never makes a token more likely.
 
     Call arguments:
         log_probs: Float tensor of shape `(B, V)`, log-probabilities.
@@ -80,9 +79,9 @@ class Sampler:
             Required with `repetition_penalty`, otherwise ignored.
 
     Returns:
-        int32 tensor of shape `(B,)`, token ids. The id is -1 where no token can
-        be drawn: if a log-probability of the row is NaN or positive infinity,
-        or all of them are negative infinity.
+        int32 tensor of shape `(B,)`, token ids. The id is -1 if no token can be
+        drawn: if a log-probability of the row is NaN or positive infinity, or
+        if all of them are negative infinity.
 
     Example:
 
@@ -125,7 +124,7 @@ class Sampler:
             self._value, ("temperature", "top_k", "top_p")
         )
         logits = log_probs
-        # Temperature does not change the order. Top-k comes first, because the
+        # Temperature does not change the order. Top-k comes first, because
         # division may round different numbers to equal ones.
         if top_k is not None:
             logits = keep_first(logits, 1.0, top_k, top_k == 0)
@@ -170,7 +169,7 @@ class Sampler:
 
     @staticmethod
     def draw(log_probs: Tensor, seeds: Tensor, token_ids: Tensor) -> Tensor:
-        """Draws one of some candidates, ids `(N,)`, by logits `(B, N)`."""
+        """Draws one of the candidates with ids `(N,)` by logits `(B, N)`."""
         return _best(log_probs + gumbel(seeds, token_ids), token_ids)
 
     @property
@@ -189,9 +188,9 @@ class Sampler:
         self, words: Tensor, tails: Tensor, seen: Tensor | None = None
     ) -> Tensor:
         """Returns whether a token of each tail cluster may be drawn, `(C,)`."""
-        # `words` (B, N) are log-probabilities of the first cluster, `tails`
-        # (B, C) of whole clusters. No word is more likely than its cluster, so
-        # none of it is kept if `num_kept` words are more likely than that.
+        # `words` (B, N) are log-probabilities of words in the first cluster,
+        # `tails` (B, C) of whole clusters. No word is more likely than its
+        # cluster. So a tail is not needed if `num_kept` words are more likely.
         num_kept = self._num_kept()
         if num_kept is None:
             return ops.ones(ops.shape(tails)[1:], "bool")
@@ -212,7 +211,7 @@ class Sampler:
         return ops.cast(value, "int32" if name == "top_k" else "float32")
 
     def _num_kept(self):
-        """Returns how many tokens are kept at most; 0 or None if all may be."""
+        """Returns the maximum number of tokens to keep; 0 or None for all."""
         temperature, top_k = self._value("temperature"), self._value("top_k")
         if temperature is None:
             return top_k
@@ -231,9 +230,9 @@ class BeamSampler:
     """Searches for the most likely text with `num_beams` beams.
 
     In each step it keeps the `num_beams` texts with the largest sums of
-    log-probabilities. A text that has ended competes with its sum unchanged,
-    so there is no preference for long texts. The best text is returned. With
-    one beam this is greedy search.
+    log-probabilities. A text that has ended competes with an unchanged sum, so
+    there is no preference for long texts. The best text is returned. With one
+    beam this is greedy search.
 
     Args:
         num_beams: Integer, at least 1.
@@ -274,9 +273,9 @@ _NAMED = {
 
 
 def get(sampler: Any) -> Any:
-    """Returns a sampler by its name, or for one of KerasHub.
+    """Returns a sampler by name, or the equivalent of a KerasHub sampler.
 
-    The names and their parameters are those of `keras_hub.samplers`:
+    The names and their parameters are the same as in `keras_hub.samplers`:
 
     - `"random"`: `Sampler()`, draws from the distribution of the model
     - `"greedy"`: `Sampler(temperature=0)`
@@ -285,12 +284,12 @@ def get(sampler: Any) -> Any:
     - `"beam"`: `BeamSampler(num_beams=5)`
 
     A `GreedySampler`, `RandomSampler`, `TopKSampler`, `TopPSampler` or
-    `BeamSampler` of KerasHub becomes one with the same parameters, without its
+    `BeamSampler` of KerasHub is converted with its parameters, but without its
     seed.
 
     Args:
-        sampler: One of these names; one of these objects of KerasHub; or a
-            `Sampler` or `BeamSampler`, which is returned as it is.
+        sampler: One of these names; one of these KerasHub objects; or a
+            `Sampler` or `BeamSampler`, which is returned unchanged.
 
     Returns:
         A `Sampler` or a `BeamSampler`.
@@ -315,7 +314,7 @@ def get(sampler: Any) -> Any:
 
 
 def _from_keras_hub(sampler):
-    """Returns the sampler with the parameters of one of KerasHub, or that."""
+    """Converts a KerasHub sampler; returns other objects unchanged."""
     name, config = type(sampler).__name__, sampler.get_config()
     if name == "GreedySampler":
         return Sampler(temperature=0)
@@ -327,22 +326,22 @@ def _from_keras_hub(sampler):
 
 
 def _check_tensor(condition, message, value):
-    """Checks a tensor, in a graph of TensorFlow when it runs."""
+    """Checks a tensor; in a TensorFlow graph the check happens at run time."""
     if ON_TENSORFLOW:
         import tensorflow as tf
 
         tf.debugging.Assert(condition, [message, value])
         return
-    # Raised by JAX for a value that is not known yet.
+    # JAX raises this for a value that is not known yet.
     with contextlib.suppress(TypeError):
         if not condition:
             raise ValueError(f"{message}{value}")
 
 
 def _divide(logits, temperature):
-    # The largest logit becomes 0, so that no temperature makes all of them
-    # infinite. The smallest divisor avoids 0 / 0 for temperatures that are 0
-    # in float32.
+    # The largest logit becomes 0, so that no temperature makes all logits
+    # infinite. The minimum divisor avoids 0 / 0 for temperatures that are 0 in
+    # float32.
     largest = ops.max(logits, axis=-1, keepdims=True)
     divided = (logits - largest) / ops.maximum(temperature, _FLOAT32.tiny)
     return ops.where(temperature == 1, logits, divided)
@@ -353,13 +352,13 @@ def keep_first(logits, weights, enough, is_off):
 
     The other logits `(B, N)` become minus infinity unless it `is_off`.
     """
-    # An axis of size 1, because `ops.view` needs to know the size of the last.
+    # An axis of size 1, because `ops.view` needs a static last size.
     bits = ops.view(logits[..., None], "int32")[..., 0]
     keys = _with_order_of_integers(bits)
     weights, enough = (ops.cast(x, "float32") for x in (weights, enough))
 
     # Finds the largest threshold that keeps enough, bit by bit. For 4 rows of
-    # 267,735 logits on a CPU, this takes 6 ms, and sorting by XLA 200 ms.
+    # 267,735 logits on a CPU, this takes 6 ms; sorting by XLA takes 200 ms.
     def next_bit(i, least):
         higher = least + ops.left_shift(1, 31 - i)
         weight = ops.sum(
@@ -397,7 +396,7 @@ def _best(scores, token_ids):
     best = ops.max(scores, axis=-1, keepdims=True)
     # `ops.argmax` does not specify which of several ties it returns.
     ids = ops.where(scores == best, token_ids, _INT32.max)
-    # False for rows with NaN, for which `ops.max` is not specified.
+    # False for rows with NaN, for which the result of `ops.max` is unspecified.
     are_numbers = ops.all(scores < _INFINITY, axis=-1)
     is_any = are_numbers & (best[:, 0] > -_INFINITY)
     return ops.where(is_any, ops.min(ids, axis=-1), -1)

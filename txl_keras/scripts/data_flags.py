@@ -1,4 +1,4 @@
-"""Flags for text and tokenizers, and functions that load what they name."""
+"""Flags for text and tokenizers, and functions that load them."""
 
 import os
 import pathlib
@@ -19,12 +19,12 @@ from txl_keras.scripts.options import FLAGS
 
 
 class Corpus(options.Options, corpora=", ".join(corpora.CORPORA)):
-    r"""Holds options that locate the text, which may change when a run resumes.
+    r"""Holds options that locate the text; they may change when a run resumes.
 
     Data options:
-    corpus: The text: {corpora}, tfds:NAME, or the path of a text file, a folder
-        or a file pattern; with --tokenizer=ids, of .npy or .npz files. Scripts
-        that read a finished run use its text by default.
+    corpus: Text to read: {corpora}, tfds:NAME, or the path of a text file, a
+        folder or a file pattern; .npy or .npz files with --tokenizer=ids.
+        Default for commands that read a finished run: the text of the run.
     data_dir: Folder for downloaded texts and prepared token ids. Default:
         TFDS_DATA_DIR, or ~/tensorflow_datasets.
     manual_dir: Folder that already holds the published files of a corpus.
@@ -49,14 +49,14 @@ class Tokenizer(options.Options, free=("vocabulary",)):
     tokenizer: Kind of tokens. Default: sentencepiece, whose subwords are
         learned from the train split; bytes for enwik8 and text8; ids for .npy
         and .npz files of token ids.
-    drop_newlines: Remove newlines from the text of characters, as the
-        enwik8 protocol of the original code does. Scores then refer to the text
-        without newlines. Default: no.
-    vocabulary_size: Most words to keep in the vocabulary (default: all), the
-        number of subwords to learn (default: by the size of the text), or one
-        more than the largest id (default: of those in the corpus).
-    min_count: Words that occur less often in the train split become unknown.
-        Default: keep all.
+    drop_newlines: Remove newlines from the text before it is split into
+        characters, as the original code does for enwik8. Scores then refer to
+        the text without newlines. Default: no.
+    vocabulary_size: Size of the vocabulary. words: most words to keep (default:
+        all). sentencepiece: subwords to learn (default: depends on the size of
+        the text). ids: largest id plus one (default: found in the corpus).
+    min_count: Least count in the train split of a word in the vocabulary; rarer
+        words become unknown. Default: keep all words.
     unknown: Token for unknown words; empty for none. Default: <unk>.
     line_start: Token that is put before each line. Default: none.
     line_end: Token that stands for the end of each line; empty for none.
@@ -78,15 +78,15 @@ class Tokenizer(options.Options, free=("vocabulary",)):
 
 def corpus_options(defaults=None, names=None):
     """Returns the arguments of `load_corpus`, with absolute paths."""
-    # A flag that is not given has the value in `defaults`, the result of an
-    # earlier call, such as the one in a run's config.json. Such values are
-    # printed, because another person may have written the file.
-    # Of flags that are not among `names`, only that value counts.
+    # A flag that is not given takes its value from `defaults`: the result of an
+    # earlier call, such as the one in a run's config.json. These values are
+    # printed, because another person may have written the file. A flag that is
+    # not in `names` always takes its value from `defaults`.
     found, taken = dict.fromkeys(Corpus.names()), {}
     for name in found:
         if names is None or name in names:
             found[name] = FLAGS[name].value
-            # Such as an unset shell variable.
+            # Empty if a shell variable is unset, for example.
             expected = f"`{name}` must not be empty."
             options.refuse(found[name] == "", expected)
         default = (defaults or {}).get(name)
@@ -95,9 +95,9 @@ def corpus_options(defaults=None, names=None):
     folder = taken.get("data_dir")
     if folder and not tf.io.gfile.isdir(token_folder(folder)):
         raise ValueError(
-            "`data_dir` must be given, as config.json names a folder in which "
-            "no text was prepared: nothing is written to it unless --data_dir "
-            f"names it, too. Received: data_dir={folder} in config.json"
+            "`data_dir` must be given: no text was prepared in the folder that "
+            "config.json names, and this command only writes to a folder that "
+            f"--data_dir names. Received: data_dir={folder} in config.json"
         )
     if taken:
         named = " ".join(f"--{name}={value}" for name, value in taken.items())
@@ -136,7 +136,7 @@ def load_corpus(options, whole=False):
 
 
 class Text(NamedTuple):
-    """Holds the text of the flags."""
+    """Holds the text that the flags describe."""
 
     corpus: object
     tokenizer: object
@@ -144,7 +144,7 @@ class Text(NamedTuple):
 
 
 def prepare_text(tokenizer=None, section_map=None):
-    """Returns the `Text` of the flags, with their tokenizer by default."""
+    """Returns the `Text` of the flags, by default with their tokenizer."""
     options = corpus_options()
     folder = token_folder(options["data_dir"])
     check_outside_text("data_dir", folder)
@@ -172,7 +172,7 @@ def check_outside_text(name, folder):
         pathlib.PurePath(x if files.is_remote(x) else os.path.realpath(x))
         for x in map(files.absolute_path, (folder, text))
     )
-    # Patterns match the files of one folder, not those of its folders.
+    # Patterns match the files of one folder, without its subfolders.
     is_inside = "*" in text and output == source.parent
     options.refuse(
         is_inside or tf.io.gfile.isdir(text) and output.is_relative_to(source),
@@ -192,14 +192,14 @@ def make_tokenizer(corpus, folder, section_map=None):
     """Builds the tokenizer that the flags name, or reads it from `folder`."""
     given = Tokenizer.values()
     path = given["vocabulary"]
-    # Published scores of a text of latin-1 are for its bytes.
+    # Published scores of a latin-1 text are scores of its bytes.
     names = {"ids": "ids", "latin-1": "bytes", "utf-8": "sentencepiece"}
     name = given.pop("tokenizer") or names[corpus.encoding]
     if path is not None:
         options.refuse(
             FLAGS.tokenizer is None,
-            "`tokenizer` must be given with `vocabulary`: the kind of its "
-            "tokens, such as words.",
+            "`tokenizer` must be given with `vocabulary`: it is the kind of "
+            "tokens in the file, such as words.",
         )
         try:
             if name != "words":

@@ -25,20 +25,20 @@ class _PresetParser(flags.EnumParser):
     def parse(self, argument):
         if argument in presets.TRAINED:
             raise ValueError(
-                "a preset is sizes without weights; to begin with this trained "
+                "a preset has sizes but no weights; to start from this trained "
                 f"model, give --initialize_from={argument} instead"
             )
         return super().parse(argument)
 
 
 class Architecture(options.Options):
-    """Holds options that choose the model, which those of `Model` change.
+    """Holds options that choose the model; options of `Model` change it.
 
     Model options:
-    preset: Preset of the model: the sizes and options that other model flags
-        can change.
-    backbone: Architecture of the backbone, which decides on the model flags
-        that can be given. Default: the preset's, mostly transformer_xl.
+    preset: Preset of the model: its default sizes and options, which other
+        model flags can change.
+    backbone: Architecture of the backbone; it determines which model flags can
+        be given. Default: the preset's, in most presets transformer_xl.
     """
 
     preset: functools.partial(
@@ -58,27 +58,27 @@ class Model(options.Options):
     intermediate_dim: Inner size of the feed-forward layers.
     memory_length: Tokens of memory that each block attends to besides the
         segment; 0 for no memory.
-    cutoffs: First token ids of the further clusters of the adaptive embedding
-        and softmax, where ids are sorted by frequency; `auto` chooses them from
-        the counts in the train split.
+    cutoffs: First token id of each further cluster of the adaptive embedding
+        and softmax; ids are sorted by frequency. `auto` chooses cutoffs from
+        token counts in the train split.
     embedding_dim: Embedding size of the first cluster of the vocabulary.
     div_val: Factor by which the embedding size shrinks from one cluster of the
         vocabulary to the next.
     tie_embeddings: Share the embedding tables with the softmax.
     tie_projections: Clusters whose embedding projection is shared with the
         softmax.
-    attention_type: Position encoding of attention: that of Transformer-XL
-        (relative), or one of the paper's ablation study.
+    attention_type: Position encoding of attention: relative, as in
+        Transformer-XL, or one of the paper's ablation study.
     max_positions: Number of learned positions, for attention_type shaw and
         al_rfou.
     tie_attention_biases: Share the attention biases u and v between all blocks.
     same_length: Let every token attend to exactly memory_length earlier tokens.
     clamp_length: Largest relative distance to encode; greater distances count
         as this one.
-    dropout: Dropout rate, except that of attention weights.
+    dropout: Dropout rate everywhere except on attention weights.
     attention_dropout: Dropout rate of attention weights.
-    normalize_first: Apply layer norm before each sublayer (pre-norm), not after
-        it.
+    normalize_first: Apply layer norm before each sublayer (pre-norm) instead of
+        after it.
     normalize_output: Apply a layer norm to the output of the last block.
     initializer_stddev: Standard deviation of initial kernels and embeddings.
     """
@@ -117,7 +117,7 @@ def define_model_flags(has_softmax=True):
 
 
 def define_evaluation_flags():
-    """Defines flags for what may differ from training, as no weight does."""
+    """Defines flags for settings that may differ from those in training."""
     names = {"memory_length"}.union(
         *(cls.evaluation_arguments for cls in registered("backbone").values())
     )
@@ -136,9 +136,9 @@ def given():
 def build_model(
     vocabulary_size, train_tokens, dtype, origin=None, load_weights=True
 ):
-    """Builds the language model of the flags, or that of an `Origin`."""
-    # `train_tokens` are counted for `--cutoffs=auto`. By default the size of
-    # the vocabulary is that of the preset.
+    """Builds the language model of the flags or of an `Origin`."""
+    # `train_tokens` are counted for `--cutoffs=auto`. The vocabulary size
+    # defaults to the preset's.
     changes = given()
     if changes.get("cutoffs") == ["auto"]:
         options.refuse(

@@ -36,7 +36,7 @@ _DEFINE = {
     float: flags.DEFINE_float,
     list: flags.DEFINE_list,
 }
-# A name, and its description with more lines that are indented; or a topic.
+# An option's name and description (further lines are indented), or a topic.
 _DESCRIPTION = re.compile(r"^(\w+)( options)?:(.*(?:\n +.*)*)", re.MULTILINE)
 
 
@@ -56,14 +56,14 @@ def integer(least, most=None):
 
 
 def number(least, most=None):
-    """Returns the type of an option that is a number in a range."""
+    """Returns the type of an option that is a float in a range."""
     return functools.partial(
         flags.DEFINE_float, lower_bound=least, upper_bound=most
     )
 
 
 def one_of(values):
-    """Returns the type of an option that has one of some values."""
+    """Returns the type of an option that takes one of the given values."""
     return functools.partial(flags.DEFINE_enum, enum_values=list(values))
 
 
@@ -71,8 +71,8 @@ class Options:
     """Base of classes with options, described by topic in a docstring."""
 
     def __init_subclass__(cls, free=None, **values):
-        # `free` are options that do not affect the result of a run, by default
-        # all; `values` replace words in braces in the descriptions.
+        # `free` options do not affect the result of a run; by default all are
+        # free. `values` replace words in braces in the descriptions.
         topic, cls._free = "general", cls.names() if free is None else free
         cls._described = {}
         for name, is_topic, text in _DESCRIPTION.findall(
@@ -97,7 +97,7 @@ class Options:
 
     @classmethod
     def define(cls, *names, note="", **defaults):
-        """Defines flags, by default of all options, with other `defaults`."""
+        """Defines flags for some or all options, with other `defaults`."""
         # `note` is added to each description.
         types = inspect.get_annotations(cls)
         for name in names or types:
@@ -126,9 +126,9 @@ def numbers(name, kind):
 
 
 def refuse(is_wrong, expected):
-    """Raises `ValueError` if flags are wrong, with those that it names."""
+    """Raises `ValueError` with the values of the flags that it names."""
     if is_wrong:
-        # Of a remedy, such as --preset=quickstart, only what was given.
+        # A flag in a remedy, such as --preset=quickstart, only if it was given.
         values = {
             name: FLAGS[name].value
             for name, remedy in re.findall(r"(?:`|--)(\w+)\b(=?)", expected)
@@ -142,8 +142,8 @@ def refuse(is_wrong, expected):
 
 
 def check_used(by, users):
-    """Checks that the value of the flag `by` uses the flags that are given."""
-    # `users` has the values that use a flag, by its name.
+    """Checks that the value of flag `by` uses the flags that were given."""
+    # `users` maps a flag's name to the values of `by` that use the flag.
     for name, values in users.items():
         is_unused = FLAGS[name].present and FLAGS[by].value not in values
         expected = f"with --{by}={' or '.join(values)}"

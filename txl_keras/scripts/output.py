@@ -1,4 +1,4 @@
-"""Keeps a command going when nobody can read its output any more."""
+"""Keeps a command running after its output is closed."""
 
 import contextlib
 import errno
@@ -8,11 +8,11 @@ import sys
 
 @contextlib.contextmanager
 def lasting_output(is_result=False):
-    """Lets a command go on when the terminal or the reader of a pipe is gone.
+    """Keeps a command running after its terminal or pipe is closed.
 
     `txl train | head -1` and a lost connection would otherwise end a run at its
-    next line. What is printed from then on is dropped, because the result is in
-    files. If `is_result`, the command ends instead, as if by SIGPIPE.
+    next line. Later output is dropped, because the result is in files. If
+    `is_result`, the command ends instead, as if by SIGPIPE.
     """
     with (
         open(os.devnull, "w") as nowhere,
@@ -23,13 +23,13 @@ def lasting_output(is_result=False):
         try:
             yield
         finally:
-            # Else Python does at its end, where it prints each error.
+            # Otherwise Python flushes on exit and prints each error.
             with contextlib.suppress(OSError):
                 sys.stdout.flush()
 
 
 class _Output:
-    """Forwards to a text stream, until it cannot be written."""
+    """Forwards to a text stream until writing to it fails."""
 
     def __init__(self, stream, is_result=False):
         self._stream = stream
@@ -51,7 +51,7 @@ class _Output:
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.EIO):
                 raise
-            # Also for what the stream still holds.
+            # Redirected, so that buffered text is dropped, too.
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
             if self._is_result:

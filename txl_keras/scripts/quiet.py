@@ -1,10 +1,10 @@
-"""Imports TensorFlow and Keras, without a log and without optional packages.
+"""Imports TensorFlow and Keras without logs and optional packages.
 
-If JAX is installed, TensorFlow Lite imports it, and so does Keras with
-scikit-learn, which is a third of the time of a start. No script needs the parts
-that use them.
+If they are installed, TensorFlow Lite imports JAX, and Keras imports
+scikit-learn. Both take a third of the start-up time, and no script needs the
+parts that use them.
 
-Ctrl-C, which may come during these seconds, ends without a traceback.
+Ctrl-C during these seconds ends the process without a traceback.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def _without_packages(*names):
 
 
 def _show_error(kind, error, traceback):
-    """Prints an error that nobody caught, and nothing for Ctrl-C."""
+    """Prints an uncaught error; exits without a traceback on Ctrl-C."""
     if issubclass(kind, KeyboardInterrupt):
         os._exit(130)
     sys.__excepthook__(kind, error, traceback)
@@ -38,7 +38,7 @@ def _show_error(kind, error, traceback):
 
 sys.excepthook = _show_error
 try:
-    # That of Keras's own settings may be for notebooks.
+    # The backend in Keras's own settings may be meant for notebooks.
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     import txl_keras.needs_tensorflow  # noqa: F401
 except ImportError as error:

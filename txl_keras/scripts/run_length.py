@@ -1,4 +1,4 @@
-"""Sets the length of a run: `--minutes`, and `--max_steps` when it resumes."""
+"""Sets the number of steps, by `--minutes` or when a run resumes."""
 
 import math
 import time
@@ -15,15 +15,15 @@ from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
 
 _TIMED_SECONDS = 2
-# Shares of the minutes of a run for training: the rest is for scores, a sample
-# and the export at its end. The least is for a text whose preparation takes
-# longer than the rest leaves.
+# Shares of `--minutes` for training. The rest is for scores, a sample and the
+# export at the end. The second is a minimum, for a text whose preparation takes
+# longer.
 _TRAINING_SHARE, _LEAST_SHARE = 0.9, 0.5
-# Of the time of training, for scores.
+# Time for scores during training, as a share of the training time.
 _SCORING_SHARE = 0.05
-# Dropout for up to so many epochs, and the most epochs, after which nothing was
-# gained, by trials: docs/reproduction.md. Where there are none the limits lie
-# between them.
+# Pairs of a number of epochs and the dropout rate up to it, and the most epochs
+# that still improved the model. Both were found by trials, interpolated where
+# there are none: docs/reproduction.md.
 _DROPOUTS = ((8, 0.0), (18, 0.1), (24, 0.2), (30, 0.3), (math.inf, 0.4))
 _MOST_EPOCHS = 40
 # Tokens of valid to score, per token of training between two scores. Scoring a
@@ -34,7 +34,7 @@ _TESTED_SHARE = 0.3
 
 
 def keep_length(workdir):
-    """Takes what a run recorded: its steps, and what `--minutes` chose."""
+    """Restores a run's steps and the choices of `--minutes`."""
     config = workdir.read_config() if workdir.is_claimed() else {"flags": {}}
     kept = config["flags"]
     if not kept.get("max_steps"):
@@ -58,7 +58,7 @@ def keep_length(workdir):
 
 def choose(strategy, build, segments):
     """Chooses flags that are not given, by `--minutes`, text and processor."""
-    # `build` builds a `Trainer`, not the one that the run uses.
+    # `build` builds a `Trainer`; the run later builds its own.
     if not FLAGS["precision"].present and _has_bfloat16(strategy):
         FLAGS.precision = "bfloat16"
     if FLAGS.max_eval_tokens is None:
@@ -67,14 +67,14 @@ def choose(strategy, build, segments):
     seconds, epochs, dropout = _time_training(build, segments)
     if not dropout and FLAGS.dropout is None and (rate := _dropout_for(epochs)):
         FLAGS.dropout = rate
-        # It takes time, too, and fewer epochs may need less of it.
+        # Dropout takes time, too, and with fewer epochs less may be enough.
         seconds, epochs, _ = _time_training(build, segments)
         FLAGS.dropout = dropout = _dropout_for(epochs)
     is_given, given = FLAGS["max_steps"].present, FLAGS.max_steps
     instead = f" instead of --max_steps={given}" if is_given else ""
     FLAGS.max_steps = max(1, int(epochs * segments.steps_per_epoch))
     is_short = epochs == _MOST_EPOCHS
-    limit = ", which is enough for so short a text" if is_short else ""
+    limit = ", which is enough for such a short text" if is_short else ""
     if is_chief(strategy):
         print(
             f"--minutes={FLAGS.minutes:g}: {FLAGS.max_steps:,} steps"
@@ -93,14 +93,14 @@ def _time_training(build, segments):
     while total < _TIMED_SECONDS:
         start = time.monotonic()
         trainer.train(feed.next(num_steps), num_steps)
-        # All workers must go on, or end, after the same step.
+        # All workers must continue, or stop, after the same step.
         total = _longest(strategy, time.monotonic() - start)
         seconds, num_steps = total / num_steps, 2 * num_steps
-    # So that names and weights come out as in a run with this --max_steps.
+    # So that names and weights are the same as with this --max_steps.
     del trainer
     keras.utils.clear_session()
     keras.utils.set_random_seed(FLAGS.seed)
-    # The trainer of the run is built and compiled once more.
+    # Counted twice, because the run builds and compiles its own trainer.
     now = time.monotonic()
     spent = _longest(strategy, now - STARTED + now - begin - 2 * _TIMED_SECONDS)
     minutes = 60 * FLAGS.minutes
@@ -116,7 +116,7 @@ def _longest(strategy, seconds):
 
 
 def max_test_tokens():
-    """Returns the most tokens of test to score, or `None` for all."""
+    """Returns the maximum number of test tokens to score; None means all."""
     most = FLAGS.max_eval_tokens
     if FLAGS["max_eval_tokens"].present or FLAGS.minutes is None or not most:
         return most

@@ -19,7 +19,7 @@ from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.strategy import read_jobs
 
-# Errors caused by bad input or a full machine. Any other error is a bug, whose
+# Errors caused by bad input or a full machine. Any other error is a bug, so its
 # traceback is shown.
 _USER_ERRORS = (
     ValueError,
@@ -40,7 +40,7 @@ _PEER_ERRORS = (
 )
 
 _FLAGFILE = re.compile("--?flagfile(?:=(.*))?", re.DOTALL)
-# Where a flagfile is looked for, from the folder that holds train/.
+# Places to look for a flagfile; all but the first are in the folder of train/.
 _PLACES = (
     "{}",
     "train/configs/{}.flags",
@@ -66,7 +66,7 @@ def run(main, prints_result=False):
 
 
 def _parse_flags(arguments):
-    """Parses flags; suggests the name of one that is not known."""
+    """Parses flags; suggests a name for an unknown one."""
     try:
         return flags.FLAGS(arguments)
     except flags.UnrecognizedFlagError as error:
@@ -79,15 +79,15 @@ def _parse_flags(arguments):
 
 
 def expand_flagfiles(arguments, home):
-    """Yields arguments with the flags of each `--flagfile` in its place."""
-    # In contrast to absl, a flagfile that is not in the current folder may be
-    # one in `home`, the folder that holds train/ and tpu_configs/.
+    """Yields arguments; replaces each `--flagfile` by the flags in it."""
+    # Unlike absl, this also looks for a flagfile in `home`, the folder that
+    # holds train/ and tpu_configs/.
     arguments = iter(arguments)
     for argument in arguments:
         match = _FLAGFILE.fullmatch(argument)
         if not match:
             yield argument
-            if argument == "--":  # what follows are no flags
+            if argument == "--":  # no flags follow
                 yield from arguments
             continue
         name = match[1] if match[1] is not None else next(arguments, "")
@@ -113,7 +113,7 @@ def _find(name, home):
 
 def begin():
     """Sets up a process of a script."""
-    # By default absl prints messages of level INFO, also TensorFlow's.
+    # By default absl also prints INFO messages, including TensorFlow's.
     logging.set_verbosity(logging.WARNING)
     keep_freed_memory()
 
@@ -138,8 +138,8 @@ def _run(main, argv):
                 file=sys.stderr,
                 flush=True,
             )
-            # Not `sys.exit`: before the process ends, TensorFlow would wait
-            # for an answer of the worker that is lost.
+            # `sys.exit` would let TensorFlow wait for an answer of the lost
+            # worker before the process ends.
             sys.stdout.flush()
             os._exit(EXIT_CODE)
         sys.exit(f"Error: {error}")

@@ -1,4 +1,4 @@
-"""Shows what the model of a run writes, and what surprises it."""
+"""Writes samples and the surprise page while a model trains."""
 
 import dataclasses
 import itertools
@@ -12,7 +12,7 @@ from txl_keras.data.corpora.files import write_text
 from txl_keras.extending import registered
 from txl_keras.samplers.sampler import Sampler
 
-# Of the time of a run. A sample compiles and costs seconds at first.
+# Share of a run's time. The first sample takes seconds, because it compiles.
 _SHARE = 0.02
 _SHOWN_TOKENS = 100  # of a sample in training
 _PASSAGES = 64
@@ -38,9 +38,9 @@ def legible_passage(tokens, tokenizer, length):
 class Samples:
     """Writes text and the surprise page with the weights of a run."""
 
-    # Neither changes the run: both have a memory of their own, and draw by seed
-    # and step. With `max_tokens` 0 nothing is shown in training, and there is
-    # no page. A `loop` is the `TrainingLoop` of the run.
+    # Writing does not change the run: samples and pages have their own memory,
+    # and draw by seed and step. With `max_tokens` 0 nothing is shown during
+    # training, and no page is written. `loop` is the run's `TrainingLoop`.
 
     tokenizer: object
     prompt: np.ndarray  # token ids `(P,)` that the model continues
@@ -56,10 +56,10 @@ class Samples:
         self._start, self._seconds = time.monotonic(), 0.0
 
     def show(self, loop, step):
-        """Shows a sample and refreshes the page, unless that took too long."""
+        """Shows a sample and updates the page, unless that took too long."""
         start = time.monotonic()
         is_due = self._seconds <= _SHARE * (start - self._start)
-        # At the end there is a sample of the best weights.
+        # The last step gets a sample of the best weights instead.
         is_end = step == loop.max_steps
         if is_end or not is_due or not self._are_shown:
             return
@@ -78,7 +78,7 @@ class Samples:
         except tf.errors.ResourceExhaustedError as error:
             self._are_shown = False
             logging.warning(
-                "Memory is too small for samples, which are left out from now "
+                "Memory is too small for samples. They are left out from now "
                 "on, as with --max_sample_tokens=0: %s",
                 error.message,
             )
@@ -106,7 +106,7 @@ class Samples:
 
     def _write_page(self, loop, step):
         """Writes surprise.html, unless the text is too short or not wanted."""
-        # TensorBoard, which shows no HTML, gets the mean bits.
+        # TensorBoard cannot show HTML, so it gets the mean bits.
         make_reader = registered("page").get("surprise")
         if not (make_reader and self._are_shown and len(self.text) > 1):
             return

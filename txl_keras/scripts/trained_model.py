@@ -22,8 +22,8 @@ class TrainedModel(options.Options, trained=", ".join(TRAINED)):
     workdir: Folder of the run.
 
     Model options:
-    preset: A trained model in place of that of a --workdir: {trained}, a folder
-        of `save_to_preset`, or hf://owner/name.
+    preset: Trained model to use instead of a --workdir: {trained}, a folder of
+        `save_to_preset`, or hf://owner/name.
     """
 
     workdir: str = None
@@ -34,7 +34,7 @@ class OriginOption(options.Options, free=(), trained=", ".join(TRAINED)):
     """Holds the option that `Origin` reads.
 
     Optimization options:
-    initialize_from: Trained model to begin with: its weights, sizes and
+    initialize_from: Trained model to start from; gives weights, sizes and
         tokenizer. The workdir of another run, {trained}, a folder of
         `save_to_preset`, or hf://owner/name. Default: random weights.
     """
@@ -58,7 +58,7 @@ def given_workdir():
 
 
 def load(workdir, **overrides):
-    """Loads the model of a `Workdir`, or that of `--preset` for `None`."""
+    """Loads the model of a `Workdir`, or of `--preset` if it is `None`."""
     # Also returns a dictionary that identifies the weights.
     if workdir is None:
         model = TransformerXLCausalLM.from_preset(FLAGS.preset, **overrides)
@@ -71,7 +71,7 @@ def load(workdir, **overrides):
 
 def load_trained_model():
     """Loads the model that the flags name, with its tokenizer."""
-    # Also returns the memory length for generating (`None`: the model's own),
+    # Also returns the memory length for generating (`None`: the model's own)
     # and the segment length of training (`None`: unknown).
     workdir, memory_length = given_workdir(), FLAGS.memory_length
     model, _ = load(workdir)
@@ -92,7 +92,7 @@ def export_run(
     """Writes the model of a run, by default to WORKDIR/KIND/STEP."""
     path = path or workdir.file(f"{kind}/{step}")
     if values.get("memory_length") is None:
-        # As `txl generate`; 0 for absolute positions.
+        # The length that `txl generate` takes; 0 with absolute positions.
         memory_length = workdir.generation_memory_length(model.backbone)
         values["memory_length"] = memory_length * model.backbone.remembers
     names = "config.json", "tokenizer.json"
@@ -116,8 +116,8 @@ class Origin:
         for flag in ("preset", "backbone", *data_flags.Tokenizer.names()):
             options.refuse(
                 FLAGS[flag].present,
-                f"`{flag}` cannot be given with `initialize_from`, whose run "
-                "determines it.",
+                f"`{flag}` cannot be given with `initialize_from`, because the "
+                "trained model determines it.",
             )
         options.refuse(
             name in PRESETS,
@@ -144,7 +144,7 @@ class Origin:
         self.description = f"Starts from the best weights of {name}{at}"
 
     def load(self, load_weights=True, dtype=None, **overrides):
-        """Returns the language model, with other arguments if they suit it."""
+        """Loads the language model, with compatible `overrides`."""
         return load_folder(
             TransformerXLCausalLM, self._folder, load_weights, dtype, overrides
         )

@@ -1,4 +1,4 @@
-"""Flags for training, and functions that build what they describe."""
+"""Flags for training, and functions that build objects from them."""
 
 from txl_keras.data import Segments
 from txl_keras.data.segments import ORDERS
@@ -24,8 +24,8 @@ class Training(
 ):  # fmt: skip
     """Holds options of training any model.
 
-    workdir: Folder of the run, a local path or gs://; its checkpoints and
-        results are written there.
+    workdir: Folder of the run, a local path or gs://, to write checkpoints and
+        results to.
 
     Data options:
     batch_size: Rows per training step over all replicas.
@@ -38,19 +38,19 @@ class Training(
     precision: Dtype of activations and matmuls. Weights, softmax, layer norms
         and loss are always float32.
     seed: Seed of the initial weights, of dropout and of the order of the data.
-    optimizer: Optimizer; lamb is for large batches, muon orthogonalizes the
+    optimizer: Optimizer. lamb is for large batches; muon orthogonalizes the
         updates of kernels.
     weight_decay: Weight decay of adamw, lamb and muon.
     clip_norm: Global norm to which gradients are clipped; 0 for no clipping.
     schedule: Decay of the learning rate after its warm-up.
-    learning_rate: Peak learning rate. Models of 40 million weights and more
-        need about 2.5e-4. Default with --initialize_from: half of that run's,
-        or {rate} if it was not trained here.
+    learning_rate: Peak learning rate. Models with 40 million weights or more
+        need about 2.5e-4. Default with --initialize_from: half the rate of
+        that run, or {rate} if the model was not trained here.
     min_learning_rate: Learning rate after the last step.
     warmup_steps: Steps of linear warm-up of the learning rate. Default: a tenth
         of max_steps.
     accumulate_steps: Parts into which each replica divides its rows to
-        accumulate their gradients: the same step in less memory.
+        accumulate gradients: the same step in less memory.
 
     Evaluation options:
     max_eval_tokens: Score only this many tokens from the start of valid and
@@ -60,8 +60,8 @@ class Training(
     Device options:
     tpu: Name of the TPU to train on; `local` or empty for the TPU of this
         machine. Default: no TPU.
-    num_cpu_devices: Number of logical devices, each with a replica, to split
-        the CPU into. Default: one.
+    num_cpu_devices: Logical devices to split the CPU into; each holds one
+        replica. Default: one.
     """
 
     workdir: str = options.REQUIRED
@@ -90,21 +90,21 @@ class Loop(
     free=("eval_every", "checkpoint_every", "max_to_keep",
           "steps_per_execution"),
 ):  # fmt: skip
-    """Holds the options of a `TrainingLoop`, by the names of its arguments.
+    """Holds the options of a `TrainingLoop`, named like its arguments.
 
     checkpoint_every: Training steps between checkpoints.
     max_to_keep: Number of latest checkpoints to keep; `txl convert --average`
         averages them.
 
     Optimization options:
-    max_steps: Number of training steps. More than before train a run for
-        longer.
+    max_steps: Training steps in total. Give a larger number to train a finished
+        run for longer.
 
     Evaluation options:
     eval_every: Training steps between evaluations on valid.
 
     Device options:
-    steps_per_execution: Most training steps that run in one call from the host.
+    steps_per_execution: Most training steps to run per call from the host.
     """
 
     max_steps: options.integer(1, 10**9) = 5000
@@ -119,24 +119,23 @@ class LanguageTraining(
 ):
     """Holds further options of training a language model.
 
-    max_sample_tokens: Most tokens to write into sample.txt at the end of the
-        run. A sample of up to 100 is shown after a validation score, along with
-        WORKDIR/surprise.html, if these have taken less than 2 % of the time so
-        far. 0 for neither.
+    max_sample_tokens: Length of the sample in sample.txt at the end of the run;
+        0 for no samples. Validation also shows a sample of up to 100 tokens
+        and writes WORKDIR/surprise.html, unless these two have taken more than
+        2 % of the time so far.
 
     Optimization options:
-    minutes: Minutes that the command takes, about: times some steps at the
-        start and chooses max_steps accordingly, and for a short text fewer;
-        dropout, precision and max_eval_tokens, too, unless they are given.
-        Default: max_steps counts.
+    minutes: Approximate minutes that the command takes. It times some steps,
+        then chooses max_steps (fewer for a short text); and dropout, precision
+        and max_eval_tokens unless they are given. Default: max_steps counts.
     half_loss: Compute the training loss on the second half of each segment
-        only. With --order=roll all tokens become targets in some epoch.
+        only. With --order=roll every token is a target in some epoch.
     cold_starts: Share of segments, drawn at random, before which memory is
         reset, so that the model also learns to read short prompts.
 
     Device options:
-    attention: Name of a way of computing attention in training that an
-        extension registered, such as pallas, a kernel for TPU v4 and later.
+    attention: Attention implementation for training, registered by an
+        extension, such as pallas, a kernel for TPU v4 and later.
     """
 
     max_sample_tokens: options.integer(0) = 500
@@ -161,8 +160,8 @@ def result_settings():
 
 def set_fine_tuning_rate(original):
     """Sets the default `--learning_rate` to half of the original run's."""
-    # Trained weights need smaller steps; how small depends on the model, as the
-    # original rate did.
+    # Trained weights need smaller steps. The right size depends on the model,
+    # and so did the original rate.
     rate = original.get("learning_rate")
     FLAGS.set_default("learning_rate", rate / 2 if rate else _FINE_TUNING_RATE)
 
@@ -211,7 +210,7 @@ def build_trainer(build_model, strategy, batch_size=None):
 
 
 def training_segments(split, segment_length=None):
-    """Makes the `Segments` of a `PreparedSplit` to train on."""
+    """Makes `Segments` of a `PreparedSplit` for training."""
     given = LanguageTraining.values()
     return Segments(
         split.tokens,
@@ -228,7 +227,7 @@ def training_segments(split, segment_length=None):
 
 
 def held_out_segments(tokens, documents, segment_length=None):
-    """Makes the `Segments` to score from the result of `PreparedSplit.head`."""
+    """Makes `Segments` for scoring from the result of `PreparedSplit.head`."""
     return Segments(
         tokens,
         FLAGS.eval_batch_size,

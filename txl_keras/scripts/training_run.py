@@ -30,7 +30,7 @@ def run(train):
     # In a cluster TensorFlow installs its own signal handler, so this one must
     # be installed after the strategy is created.
     with StopRequest() as stop:
-        # Check all that needs no text.
+        # Check everything that needs no text first.
         training_flags.check_workers(strategy)
         keras.utils.set_random_seed(FLAGS.seed)
         for name in ("batch_size", "eval_batch_size"):
@@ -46,8 +46,8 @@ def run(train):
 
 def start(workdir, text, per_step, unit, trainer, on_score=(), **settings):
     """Starts a run in a workdir or resumes it; returns its `TrainingLoop`."""
-    # `per_step` describes a step, `unit` is that of the learning curve, and
-    # `settings` are further ones of the loop.
+    # `per_step` describes a step, `unit` is the unit of the learning curve,
+    # and `settings` are further arguments of the loop.
     strategy, model = trainer.strategy, trainer.model
     _claim(workdir, text, trainer)
     loop = TrainingLoop(
@@ -104,7 +104,7 @@ def train_and_score(loop, evaluate, test):
     """Trains to the end; returns the step of the best weights and scores."""
     strategy, step, scores = loop.trainer.strategy, None, {"test": None}
     is_trained = loop.run()
-    # Until the chief has written everything.
+    # Wait until the chief has written everything.
     wait_for_all(strategy)
     if is_trained:
         log(strategy, "Scoring test and finishing with the best weights.")
@@ -124,13 +124,13 @@ def train_and_score(loop, evaluate, test):
 
 
 def draw_curve(unit, loop, step=None, scores=None):
-    """Draws the learning curve, maybe with the scores of compressors."""
+    """Draws the learning curve, optionally with compressors' scores."""
     path = loop.workdir.file("learning_curve.png")
     plot_learning_curve(loop.workdir.read_metrics(), path, unit, scores)
 
 
 def written(workdir):
-    """Returns words for the files of a run."""
+    """Returns a line that lists the files of a run."""
     names = sorted(tf.io.gfile.listdir(workdir.path))
     return f"Written to {workdir.path}: {', '.join(names)}"
 

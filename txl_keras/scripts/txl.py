@@ -1,6 +1,6 @@
-"""The command `txl`, which runs the scripts of train/ wherever they are.
+"""The command `txl`, which finds and runs the scripts of train/.
 
-`txl --help` does not import TensorFlow, which takes seconds.
+`txl --help` does not import TensorFlow, because that takes seconds.
 """
 
 import ast
@@ -12,7 +12,7 @@ import sys
 import txl_keras
 from txl_keras.scripts.output import lasting_output
 
-# Module of `txl_keras.train` by command; train/benchmark.py and
+# Module of `txl_keras.train` by command. train/benchmark.py and
 # train/tpu_table.py need a checkout.
 COMMANDS = {
     "train": "main",
@@ -29,7 +29,7 @@ COMMANDS = {
 
 
 def main():
-    """Runs the script that the first argument names, with the others."""
+    """Runs the script that the first argument names, with the other ones."""
     command, *arguments = sys.argv[1:] or ["--help"]
     if command == "help" and arguments:
         command, arguments = arguments[0], ["--help"]
@@ -49,7 +49,7 @@ def main():
         )
     importlib.import_module("txl_keras.scripts.quiet")
     sys.argv[1:] = arguments
-    # As `python -m`: processes that the script starts import it by this name.
+    # Run like `python -m`: processes that it starts import it by this name.
     name = f"txl_keras.train.{COMMANDS[command]}"
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
@@ -60,8 +60,8 @@ def _help():
         "",
         *(f"  {name:15} {_summary(name)}" for name in COMMANDS),
         "",
-        "`txl help COMMAND` lists its flags, and --flagfile=NAME reads them "
-        "from a file\nof your own, or one of those that come with txl: "
+        "`txl help COMMAND` lists its flags. --flagfile=NAME reads flags "
+        "from a file\nof your own, or from one that comes with txl: "
         "--flagfile=quickstart.\nTF_CPP_MIN_LOG_LEVEL=0 in the environment "
         "shows the log of TensorFlow.",
     ]

@@ -42,9 +42,9 @@ def export(
     consists of two tensors. `memory`, float32 `(B, L, 2, N, M, H)`, holds the
     projected keys and values in the order of the text, so that no call
     projects the past again. `valid_length`, int32 `(B,)`, is the number of
-    valid entries among the M. A client passes both from the outputs of one
-    call to the inputs of the next; `...` stands for them in the table below.
-    All sizes except those of the model are free. The batch is the first axis,
+    valid entries among the M. A client passes both tensors from the outputs of
+    one call to the inputs of the next call; `...` stands for them in the table
+    below. All sizes except the model's are free. The batch is the first axis,
     so servers can batch requests.
 
     The memory of another backbone may consist of more tensors: see the outputs
@@ -64,13 +64,13 @@ def export(
 
     Other integers are int32; all other tensors are float32. TensorFlow keeps
     only the lowest 32 bits of larger Python integers before the model receives
-    them. `generate` takes prompts padded on the right, and does not read its
-    last token: pass it as the next prompt. Its sampling parameters are those of
-    `Sampler`; in `tf.saved_model.load(path).generate` and on a server they have
-    defaults. `step` and `reset` keep memory in numbered slots of the server;
-    concurrent calls must use different slots. Invalid inputs raise
-    `InvalidArgument` before any slot changes. Models with absolute positions
-    have M = 0, no `generate` and no slots.
+    them. `generate` takes prompts padded on the right. It does not read the
+    last token that it returns: pass this token as the next prompt. Its sampling
+    parameters are described in `Sampler`; they have defaults on a server and in
+    `tf.saved_model.load(path).generate`. `step` and `reset` keep memory in
+    numbered slots of the server; concurrent calls must use different slots.
+    Invalid inputs raise `InvalidArgument` before any slot changes. Models with
+    absolute positions have M = 0, no `generate` and no slots.
 
     With a `tokenizer`, the signatures take raw text instead. `serving_default`
     is `score_text`.
@@ -98,13 +98,13 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
             such as `signatures["score_text"](text=tf.constant(["to be"]))`.
         memory_length: Optional integer `M`; by default the model's own.
         max_segment_length: Optional integer, the longest T, up to 65,536; by
-            default 512, or as many as the model has absolute positions.
+            default 512, or the model's number of absolute positions.
         num_slots: Integer; 0 omits `step` and `reset`, and so does a
             `tokenizer`.
         settings: Optional dictionary of JSON values, added to the description
             of the model in `assets/settings.json`.
-        assets: Optional dictionary from file names to paths of files that are
-            copied to `assets/`, such as the tokenizer.
+        assets: Optional dictionary from file names to paths of files to copy
+            to `assets/`, such as the tokenizer.
         max_batch_size: Integer, the largest B of a request, which limits its
             memory: `log_probs` has `B * T * V` numbers.
         max_generate_length: Integer, the largest W of a request, which limits

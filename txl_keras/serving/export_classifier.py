@@ -46,7 +46,7 @@ def export_classifier(
         label_names: List of C strings, in the order of the classes.
         path: See `export`.
         max_tokens: Optional integer. Longer texts are truncated to this
-            length, which should be that of training.
+            length; use the length of training.
         settings, assets, max_batch_size: See `export`.
 
     Example:

@@ -1,4 +1,4 @@
-"""Writing of SavedModels, which check their inputs, and of other exports."""
+"""Writes SavedModels, which check their inputs, and other exports."""
 
 import contextlib
 import inspect
@@ -16,7 +16,7 @@ _SETTINGS = os.path.join("assets", "settings.json")
 
 
 def check_path(path):
-    """Returns a path with `~` expanded, unless no export may be written."""
+    """Returns a path with `~` expanded; raises if it must not be replaced."""
     path = checks.check_path("path", path)
     settings = os.path.join(path, _SETTINGS)
     check_replaceable(
@@ -36,7 +36,7 @@ def write_saved_model(
     # specs; the first is also `serving_default`. `resources` are the tables
     # and other resources that the functions use, besides variables. For
     # `defaults` see `traced`.
-    # Not `keras.export.ExportArchive`, which traces each function once more.
+    # `keras.export.ExportArchive` would trace each function once more.
     signatures = {
         name: traced(*endpoint, settings["max_batch_size"], defaults)
         for name, endpoint in endpoints.items()
@@ -53,7 +53,7 @@ def write_saved_model(
 
 @contextlib.contextmanager
 def export_folder(path, settings, more_settings, assets):
-    """Yields a folder to write to, which gets the assets and becomes `path`."""
+    """Yields a folder to write to; adds assets and renames it to `path`."""
     description = json.dumps({**(more_settings or {}), **settings}, indent=1)
     # Servers look for `saved_model.pb`.
     with replaced_when_complete(path, last=("saved_model.pb",)) as unfinished:
@@ -69,8 +69,8 @@ def export_folder(path, settings, more_settings, assets):
 
 def traced(function, specs, max_batch_size, defaults=()):
     """Makes a `tf.function` that checks the ranks and rows of its inputs."""
-    # Its arguments have the names of `specs`, and `defaults` by their names.
-    # The default of a signature must be a tensor.
+    # Its arguments have the names of `specs`; `defaults` are by name. The
+    # default of a signature must be a tensor.
     arguments = inspect.Signature(
         [
             inspect.Parameter(
@@ -103,9 +103,9 @@ def traced(function, specs, max_batch_size, defaults=()):
 
 
 def _check_rank(spec, value):
-    # TensorFlow assumes the rank of the signature and would optimize the check
-    # away. It cannot infer the rank of the value of an optional.
-    # Only floats are placed on accelerators anyway.
+    # TensorFlow assumes the rank in the signature, and would optimize the check
+    # away. It cannot infer the rank of the value of an optional. Only floats
+    # are placed on accelerators anyway.
     with tf.device(None if value.dtype.is_floating else "CPU:0"):
         (unknown,) = tf.raw_ops.OptionalGetValue(
             optional=tf.raw_ops.OptionalFromValue(components=[value]),

@@ -1,8 +1,8 @@
 """Tokenizers as TensorFlow graphs, for SavedModels that take raw text.
 
-Byte, character and word tokenizers use only operations of TensorFlow. Subword
-tokenizers use operations of TensorFlow Text, which must be imported before such
-a SavedModel is loaded.
+Byte, character and word tokenizers use only TensorFlow operations. Subword
+tokenizers use operations of TensorFlow Text, which must be imported before the
+SavedModel is loaded.
 
 Letters: `B` batch, `P` and `T` tokens of the longest row.
 """
@@ -23,7 +23,7 @@ _CPU = "CPU:0"
 
 
 class GraphTokenizer(tf.Module):
-    """Encodes and decodes text in a graph, as a `Tokenizer` does in Python."""
+    """Encodes and decodes text in a graph, like a `Tokenizer` in Python."""
 
     def __init__(self, tokenizer):
         super().__init__()
@@ -32,7 +32,7 @@ class GraphTokenizer(tf.Module):
             raise ValueError(
                 "`tokenizer` must define `encode_in_graph` to be part of a "
                 "SavedModel that takes text, as tokenizers of bytes, "
-                "characters, words and SentencePiece do. With another one "
+                "characters, words and SentencePiece do. With others, "
                 "export the model without `tokenizer`, and pass ids to the "
                 f"SavedModel. Received: {type(tokenizer).__name__}"
             )
@@ -83,8 +83,8 @@ class GraphTokenizer(tf.Module):
     def take_back(self, ids, lengths):
         """Takes back the last tokens of prompts: see `known_bytes`.
 
-        Returns what is left of `lengths` `(B,)`, which tokens may be next
-        `(B, V)`, and how many bytes of these are known `(B,)`; or None twice.
+        Returns the remaining `lengths` `(B,)`, which tokens may be next
+        `(B, V)`, and how many of their bytes are known `(B,)`; or None twice.
         """
         if not heals(self._tokenizer):
             return lengths, None, None

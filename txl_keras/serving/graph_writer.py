@@ -26,8 +26,8 @@ def write_tokens(
     allowed=None,
 ):
     """Generates the tokens that `Generator` would, with the same seed."""
-    # Returns ids, int32 `(B, W)`, and the memory after all but the last of
-    # them, which has not been read. The first are among those `allowed`.
+    # Returns ids, int32 `(B, W)`, and the memory after all of them except the
+    # last, which was not read. The first tokens are among those `allowed`.
     memory, sampler = served.from_tensors(memory), Sampler(*sampling)
     length = check_token_ids("length", length, served.max_generate_length + 1)
     size = min(PROMPT_SEGMENT, served.max_segment_length)
@@ -85,7 +85,7 @@ def write_tokens(
 def read_segments(served, ids, lengths, memory, size, scores=False):
     """Reads each row's first `lengths` tokens but the last, by segments."""
     # Returns the memory after them, and with `scores` losses `(B, P)`. The
-    # first token has no context and no loss; what follows a row is arbitrary.
+    # first token has no context and no loss; losses of padding are arbitrary.
     lengths -= 1
     end = tf.reduce_max(tf.concat([lengths, [0]], axis=0))
     positions = served.positions(size)

@@ -1,4 +1,4 @@
-"""The signatures of a SavedModel of a language model, and what they share.
+"""The signatures of a language model's SavedModel, and what they share.
 
 Letters: `B` batch, `T` segment, `P` prompt or longest text, `M` memory, `D`
 hidden size, `N` heads, `H` head size, `L` layers, `V` vocabulary.
@@ -75,10 +75,10 @@ class ServedModel:
         self._shapes = {
             name: value.shape.as_list() for name, value in self._initial.items()
         }
-        # Where all M entries are alike, only one is stored.
+        # If all M entries are equal, only one is stored.
         size = self._shapes["memory"][3]
         self._shapes["memory"][3] = max(size, memory_length)
-        # What `settings.json` tells about the model.
+        # Description of the model in `settings.json`.
         shapes = self._shapes.items()
         self.settings = {
             "model": model.get_config(),
@@ -198,7 +198,7 @@ class ServedModel:
             }
         ids = _spec("ids", None, None)
         # All sizes are free, so that the checks in the graph can name a wrong
-        # one.
+        # size.
         memory = [
             tf.TensorSpec([None] * (1 + value.shape.rank), value.dtype, name)
             for name, value in self._initial.items()

@@ -19,8 +19,8 @@ from txl_keras.serving.graph_writer import write_in_place
 class Slots(tf.saved_model.experimental.TrackableResource):
     """Holds the signatures with memory in numbered slots; see `export`.
 
-    Each slot is a ring buffer, one row of the variables. A call reads rows
-    where they are if its slots are adjacent and in order, and otherwise copies
+    Each slot is a ring buffer, one row of the variables. If the slots of a call
+    are adjacent and in order, it reads their rows in place; otherwise it copies
     them. New entries are written in place, into rows that only this call uses.
     Scattering them would lock the variable and make each later read copy it.
 
@@ -86,7 +86,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
             past = self._read(slots)
         hidden, *entries = self._served.read(ids, past)
         log_probs = self._served.model.softmax.log_probs(hidden[:, -1])
-        # Memory is written only after everything that reads it or may fail.
+        # Memory is written after everything that reads it or may fail.
         with tf.control_dependencies([log_probs, *tf.nest.flatten(entries)]):
             if isinstance(past, ProjectedMemory):
                 self._write(slots, past, *entries)
@@ -147,15 +147,15 @@ class Slots(tf.saved_model.experimental.TrackableResource):
                 keys + values,
                 strict=True,
             ):
-                # What is read shares its memory with the variable.
+                # The value that was read shares its memory with the variable.
                 state, new = variable.read_value(), ring.values(entries)
                 written.append(write_in_place(state, ring.flat_indices, new))
         _scatter(counts, slots, written)
 
 
 def _scatter(counts, slots, written):
-    """Writes variables `(num_slots,)` after what was written in place."""
-    # Unlike writing in place, these are stateful operations: a `tf.function`
+    """Writes variables `(num_slots,)` after the writes in place."""
+    # Unlike writes in place, these are stateful operations: a `tf.function`
     # executes them before its next call, even if it ignores the results.
     with tf.control_dependencies(written):
         for variable, values in counts:

@@ -1,4 +1,4 @@
-"""Compiling of steps for TPU slices without a TPU, and a kernel for TPUs."""
+"""Compiles steps for TPU slices without a TPU, and has a kernel for TPUs."""
 
 from txl_keras.extending import register
 from txl_keras.tpu import pallas

@@ -53,8 +53,8 @@ def compile_run():
     check_writable("workdir", path)  # before minutes of compiling
     with tempfile.TemporaryDirectory() as folder:
         hlo = pathlib.Path(folder, "step.hlo")
-        # Tracing and lowering takes 6 GB for 24 layers, which TensorFlow frees
-        # only when its process ends, and the compiler needs twice that.
+        # Tracing and lowering takes 6 GB for 24 layers, and the compiler needs
+        # twice as much. TensorFlow frees memory only when its process ends.
         context = multiprocessing.get_context("spawn")
         with futures.ProcessPoolExecutor(1, context, _begin_child) as executor:
             facts = executor.submit(_lower_step, hlo, *rows).result()
@@ -84,7 +84,7 @@ def _begin_child():
 
 
 def _lower_step(path, rows, eval_rows):
-    """Writes the HLO of the training step; returns facts of it."""
+    """Writes the HLO of the training step; returns facts about it."""
     # One replica of a run is built; `lower` simulates the others.
     keras.utils.set_random_seed(FLAGS.seed)
     slice_, strategy = TYPES[FLAGS.tpu_type], tf.distribute.get_strategy()
@@ -109,13 +109,13 @@ def _lower_step(path, rows, eval_rows):
     path.write_bytes(lower(trainer.replica_step, arguments, replicas))
     return {
         "preset": FLAGS.preset,
-        # A run uses that of its text.
+        # A run uses the dtype of its text.
         "vocabulary_size": model.backbone.vocabulary_size,
         "tpu_type": slice_.name,
         "date": datetime.date.today().isoformat(),
         "versions": versions(),
         "replicas": replicas,
-        # Of one replica:
+        # For one replica:
         "rows": rows,
         "segment_length": length,
         "memory_length": model.backbone.memory_length,

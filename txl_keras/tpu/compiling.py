@@ -52,7 +52,7 @@ def _version(package):
 
 
 def versions():
-    """Returns the version of each package that decides what is compiled."""
+    """Returns versions of the packages that determine the compiled program."""
     return {
         "tensorflow": tf.__version__,
         "keras": keras.__version__,

@@ -21,7 +21,7 @@ _ARRAY = re.compile(
 
 def bytes_moved(text):
     """Counts bytes read and written outside of loops, and per iteration."""
-    # Each is a pair: the bytes of all memories, and those of HBM. The rest is
+    # Returns two pairs: the bytes of all memories, and of HBM only. The rest is
     # on the chip, where the compiler keeps values that are needed again soon.
     # The loop is the one that moves most (zeros without a loop). Operands and
     # results are padded to their tiles; an operand that is read in part counts

@@ -1,4 +1,4 @@
-"""Lowering of the function of one of many replicas that do not exist."""
+"""Lowers the function of one of many replicas that do not exist."""
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops

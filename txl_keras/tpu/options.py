@@ -1,4 +1,4 @@
-"""Options that `txl train` has for TPUs."""
+"""Options of `txl train` for TPUs."""
 
 import sys
 
@@ -11,10 +11,10 @@ class Compilation(options.Options):
     """Holds options of `--compile_only`.
 
     Device options:
-    tpu_type: Type of the TPU slice that --compile_only compiles for, as gcloud
-        calls it.
+    tpu_type: Type of the TPU slice that --compile_only compiles for, named as
+        in gcloud.
     compile_only: Compile the training step for --tpu_type and report its time
-        and memory, instead of training. Needs neither a TPU, nor text, nor
+        and memory, instead of training. Needs no TPU, no text and no
         --workdir.
     """
 

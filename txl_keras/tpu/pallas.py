@@ -1,8 +1,8 @@
 """Attention for TPUs with a Pallas kernel, whose scores never leave the chip.
 
-The kernel (`pallas_kernels.py`, in JAX's Pallas) holds them in the vector
+The kernel (`pallas_kernels.py`, in JAX's Pallas) holds scores in the vector
 memory of a core, and its backward pass recomputes them (Dao et al., 2022).
-TensorFlow runs it as an op that contains a compiled module, so jax is needed to
+TensorFlow runs it as an op that contains a compiled module. So jax is needed to
 trace a step, but not to run it.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
@@ -27,7 +27,7 @@ TILE_QUERIES = 128
 
 def check(model):
     """Checks that the attention of a model can use the kernel."""
-    # Not an extra of this package: with it, pip would replace the TensorFlow
+    # jax is not an extra of this package: pip would then replace the TensorFlow
     # build of a TPU.
     check_packages("`attention`", f"jax=={VERSIONS['jax']}", ["jax"])
     backbone = model.backbone

@@ -3,9 +3,9 @@
 A program of the grid has one block of queries, the keys and values of its head
 and batch row, and the distances of its head. It loops over the keys tile by
 tile: memory first, then the segment up to the block itself. Tiles have keys as
-rows and queries as columns. So a statistic of the queries, such as their sum
-of exponentials, is one row across the columns of the registers, and the
-relative shift of a query moves its column down.
+rows and queries as columns. So a statistic of the queries, such as the sum of
+exponentials, is one row across the columns of the registers, and the relative
+shift of a query moves its column down.
 
 Letters: see `pallas.py`.
 """
@@ -38,9 +38,9 @@ def build_kernels(shape, platform):
     Forward takes seeds `(B,)`, the additive mask `(B, 1, S)`, queries, `u` and
     `v` `(N, 1, H)`, keys of memory and segment, values of both, and rows of
     distances. It returns the output `(N, B, T, H)` and the log-sum-exp
-    `(N, B, 1, T)`. Backward takes the same, the output gradient, the
+    `(N, B, 1, T)`. Backward takes the same inputs, the output gradient, the
     log-sum-exp, and `softmax_delta` `(N, B, 1, T)`. It returns the gradients of
-    the queries and all inputs after them.
+    the queries and of all inputs after them.
     """
     sizes = {"n": shape.heads, "b": shape.batch, "i": shape.length}
     blocks = {"n": None, "b": None, "i": TILE_QUERIES}

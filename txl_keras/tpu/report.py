@@ -4,8 +4,8 @@ import re
 
 from txl_keras.tpu.hlo_text import bytes_moved
 
-# Share of the memory of a program that a step may use. The rest is left for
-# what the compiler does not count: the next batch, fragmentation.
+# Share of a program's memory that a step may use. The rest is left for memory
+# that the compiler does not count: the next batch, fragmentation.
 USABLE_SHARE = 0.95
 _TOO_LARGE = re.compile(
     r"required for .*?\(([\d.]+)([KMGT]?)\) exceeds available HBM "
@@ -16,8 +16,8 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def report(step, slice_, answer):
-    """Adds to the facts of a step what the compiler answered."""
-    # `command.py` makes the facts that are known before.
+    """Adds the compiler's answer to the facts about a step."""
+    # `command.py` collects the facts that are known before.
     facts = {
         **step,
         "chip": slice_.chip.name,
@@ -33,10 +33,10 @@ def report(step, slice_, answer):
 
 
 def _compiled(step, slice_, answer):
-    """Returns bytes, operations and the limits of speed."""
+    """Returns bytes, operations and the speed limits."""
     # The compiler counts the body of a loop once. The micro-batches of
     # `--accumulate_steps=k` are such a loop: its operations are multiplied by k
-    # (those outside, of the optimizer, are less than a hundredth), and its
+    # (operations outside, of the optimizer, are less than a hundredth), and its
     # bytes by the ratios of `bytes_moved`, which also give the share of HBM.
     # Other loops are counted once and reported: the number of iterations of the
     # adaptive softmax depends on the text. So the time is a lower bound, as far
@@ -79,8 +79,8 @@ def _needed_bytes(error):
     found = _TOO_LARGE.search(error)
     if not found and "memory space vmem" in error:
         raise RuntimeError(
-            "`--attention=pallas` needs all keys of one head and row in the "
-            "vector memory of the chip, where they do not fit: leave it out, "
+            "`--attention=pallas` keeps all keys of one head and row in the "
+            "vector memory of the chip, but they do not fit: leave it out, "
             "or choose a shorter segment_length or memory_length. Received: "
             f"{_VECTOR_MEMORY.search(error)[0]}"
         )

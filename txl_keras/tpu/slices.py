@@ -1,4 +1,4 @@
-"""TPU slices by the names that gcloud gives them."""
+"""Describes TPU slices, by their names in gcloud."""
 
 import dataclasses
 import math
@@ -14,8 +14,8 @@ class Chip:
     # Replicas of `TPUStrategy` per chip: 2 on v2 and v3, otherwise 1 (the two
     # cores of v4 and v5p work as one). The following numbers are per replica.
     cores: int
-    # What the compiler allows a program, from the error of the pinned compiler
-    # when a program needs more.
+    # Memory that the compiler allows a program, from the error of the pinned
+    # compiler when a program needs more.
     usable_bytes: int
     flops: float  # bfloat16 operations per second
     bytes_per_second: float
@@ -53,8 +53,8 @@ class TpuType:
         return math.prod(map(int, self.topology.split("x"))) * self.chip.cores
 
 
-# Topologies by the number in the name, which counts cores, two per chip, except
-# that of v5e and v6e, which counts chips.
+# Topologies by the number in the name, which counts cores, two per chip; on v5e
+# and v6e it counts chips.
 _CUBES = {
     8: "2x2x1", 16: "2x2x2", 32: "2x2x4", 64: "2x4x4", 128: "4x4x4",
     256: "4x4x8",

@@ -1,6 +1,6 @@
 """Checkpoints that make resuming exact.
 
-A checkpoint is a safetensors file of plain names:
+A checkpoint is a safetensors file with plain names:
 
     step               int64 scalar
     run                int64 scalar, `Workdir.run_hash`
@@ -10,8 +10,8 @@ A checkpoint is a safetensors file of plain names:
     memory/INDEX       states and valid lengths, rows in the order of the batch
     results/NAME       of steps that are not in metrics.jsonl yet
 
-`tf.train.Checkpoint` would silently leave out the layers that a Keras 3 model
-keeps in a list, and the memory of all replicas but the first.
+`tf.train.Checkpoint` would silently leave out layers that a Keras 3 model keeps
+in a list, and the memory of all replicas except the first.
 
 Letters: `B` batch over all replicas.
 """
@@ -49,7 +49,7 @@ class Checkpoints:
 
     Data, schedule and dropout are functions of the step, so nothing else is
     needed. Saving copies the state to the host and returns; a thread writes the
-    file while training goes on. A checkpoint is complete or absent. With
+    file while training continues. A checkpoint is complete or absent. With
     several workers, all must call `save`, `save_best`, `restore` and `wait`,
     and the chief writes. See `Trainer` for an example.
 
@@ -57,8 +57,8 @@ class Checkpoints:
         directory: String, local or in a bucket. Created if it does not exist.
         trainer: The `Trainer` to save and restore.
         max_to_keep: Integer, the number of checkpoints to keep.
-        write_best: Optional function of `save_best`, of weights by name and
-            their step.
+        write_best: Optional function that `save_best` calls with weights by
+            name and their step.
         run: Optional integer that identifies the run: `Workdir.run_hash`.
     """
 
@@ -82,7 +82,7 @@ class Checkpoints:
         self._writing = None
         # The path of the newest undamaged checkpoint, once restored or saved.
         self.latest = None
-        # All but the memory, which differs by replica.
+        # Everything except the memory, which differs by replica.
         self._variables = {
             "step": trainer.step,
             **weight_variables(trainer.model),
@@ -113,7 +113,7 @@ class Checkpoints:
                 not finite.
         """
         self.wait()
-        # All workers must take part: the memory holds the rows of each.
+        # All workers must take part, because each holds rows of the memory.
         memory = self._gather_memory()
         if not self._is_chief:
             return
@@ -132,7 +132,7 @@ class Checkpoints:
         self.latest = checkpoint_path(self._directory, state["step"])
 
     def save_best(self) -> None:
-        """Writes the weights in place of the best ones so far."""
+        """Writes the weights; replaces the previous best weights."""
         self.wait()
         if self._is_chief:
             weights = copies(weights_by_name(self._trainer.model))
@@ -146,7 +146,7 @@ class Checkpoints:
             writing.result()
 
     def remove(self) -> None:
-        """Removes all checkpoints, and the folder if it holds nothing else."""
+        """Removes all checkpoints, and the folder if it is empty then."""
         self.wait()
         if self._is_chief:
             steps = saved_steps(self._directory)
@@ -172,7 +172,7 @@ class Checkpoints:
         if saved_steps(self._directory):
             shapes = shapes_of(self._variables)
             for name, variable in self._memory.items():
-                # The rows of all replicas, maybe more or fewer than before.
+                # The rows of all replicas; their number may have changed.
                 shapes[name] = self._trainer.batch_size, *variable.shape[1:]
             for name, shape in (expected or {}).items():
                 shapes[f"results/{name}"] = shape
@@ -211,7 +211,7 @@ class Checkpoints:
         return {n: strategy.gather(v, 0) for n, v in strategy.run(rows).items()}
 
     def _assign_memory(self, state):
-        """Assigns the saved rows, from any number of replicas to any other."""
+        """Assigns the saved rows, whatever the numbers of replicas."""
         strategy = self._trainer.strategy
         count = self._trainer.memory.batch_size
 
@@ -239,8 +239,8 @@ def weight_variables(model):
 
 
 def average_weights(model, directory, run=None):
-    """Gives a model the mean of a run's checkpoints; returns their steps."""
-    # Like `avg_checkpoints` of the original code, with sums in float64.
+    """Sets a model to the mean of a run's checkpoints; returns their steps."""
+    # Like `avg_checkpoints` in the original code, with sums in float64.
     steps = _steps_to_read(directory)
     variables = weight_variables(model)
     sums = {name: np.zeros(v.shape) for name, v in variables.items()}
@@ -255,7 +255,7 @@ def average_weights(model, directory, run=None):
 
 
 def copies(variables):
-    """Returns the values of variables by name, as arrays of their own."""
+    """Returns the values of variables by name, as independent arrays."""
     # `numpy()` may share the memory of the variable.
     return {name: np.array(v.numpy()) for name, v in variables.items()}
 
@@ -282,8 +282,8 @@ def _list(directory):
 
 def write_checkpoint(directory, state, max_to_keep=None):
     """Writes a checkpoint of arrays by name, then removes old ones."""
-    # `max_to_keep` checkpoints up to this step are kept, and none of later
-    # steps, which a run that resumed from an earlier step left behind.
+    # `max_to_keep` checkpoints up to this step are kept. Checkpoints of later
+    # steps, from before a run resumed at an earlier step, are removed.
     path = checkpoint_path(directory, state["step"])
     name = first_not_finite(state)
     if name:
@@ -363,7 +363,7 @@ def _read(path, shapes, run=None):
         for name in tensors
         if name in shapes or re.match("run$|results/", name)
     }
-    # Converted weights are of no run.
+    # Converted weights do not belong to a run.
     if run is not None and state.get("run", run) != run:
         raise ValueError(
             f"{path} is of another run: it was saved under another "

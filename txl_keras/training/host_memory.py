@@ -1,4 +1,4 @@
-"""Reuse of freed memory of the host."""
+"""Reuse of freed host memory."""
 
 import ctypes
 import sys
@@ -9,13 +9,13 @@ _LARGEST = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Lets this process reuse memory that it freed, and not return it to Linux.
+    """Keeps freed memory in this process instead of returning it to Linux.
 
-    Each step on a CPU allocates the memory of the step before. By default,
-    glibc has returned that to Linux, which clears it page by page: a tenth of
-    the time of a training step, a fifth of an evaluation step. On systems
-    without glibc this is a no-op. The scripts in train/ call it; other programs
-    may call it before their first step.
+    Each step on a CPU allocates as much memory as the step before. By default,
+    glibc has returned this memory to Linux, which clears it page by page. This
+    takes a tenth of the time of a training step, and a fifth of an evaluation
+    step. On systems without glibc this function is a no-op. The scripts in
+    train/ call it; other programs may call it before their first step.
 
     Example:
 

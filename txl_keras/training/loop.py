@@ -22,8 +22,8 @@ from txl_keras.training.strategy import is_chief
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import device_memory
 
-# Of one call, in which no signal is received. Clouds give 30 seconds from the
-# signal to the end of the machine.
+# Longest call from the host, during which no signal is received. Clouds give 30
+# seconds from the signal to the end of the machine.
 _MOST_SECONDS = 5
 
 
@@ -31,13 +31,13 @@ _MOST_SECONDS = 5
 class TrainingLoop:
     """Trains until the last step, or until stopped.
 
-    If several things are due at a step, they come in this order: the training
-    line in metrics.jsonl, the validation score, the best weights, the line of
-    the score, the checkpoint, `on_score`. So all lines due before a checkpoint
-    are on disk once it exists; what was written after it is dropped and
-    repeated when a run resumes. The step alone decides what is due, so a run
-    that was killed writes the same lines as one that was not. With several
-    workers, all run the loop and the chief writes.
+    If several things are due at a step, their order is: 1. the training line in
+    metrics.jsonl, 2. the validation score, 3. the best weights, 4. the line of
+    the score, 5. the checkpoint, 6. `on_score`. So all lines due before a
+    checkpoint are on disk once it exists. A run that resumes drops and repeats
+    later lines. Only the step decides what is due, so a run that was
+    killed writes the same lines as any other. With several workers, all run the
+    loop and the chief writes.
     """
 
     trainer: Trainer
@@ -52,7 +52,7 @@ class TrainingLoop:
     describe: Callable  # formats nats per token of a split
     on_score: tuple = ()  # functions of this loop and a step
     max_to_keep: int = 2
-    # Means of "train" and "valid", for bits per byte.
+    # Mean bytes per token of "train" and "valid", for bits per byte.
     bytes_per_token: dict | None = None
 
     def __post_init__(self):
@@ -68,12 +68,12 @@ class TrainingLoop:
         if self._is_chief:
             self.tensorboard = TensorBoard(workdir.events)
             self.progress = Progress(self.max_steps, self.describe)
-        # Results of the steps since the last line, and the number and duration
-        # of those that this process ran.
+        # Results of the steps since the last line, and number and duration of
+        # those steps that this process ran.
         self._pending = {}
         self._timed_steps, self._seconds = 0, 0.0
         self._first_loss = None
-        self._best = math.inf  # nats of the weights that are kept as the best
+        self._best = math.inf  # nats of the best weights so far
 
     def restore(self):
         """Restores the newest checkpoint; returns the step to resume from."""
@@ -145,7 +145,7 @@ class TrainingLoop:
                 "--learning_rate or raise --warmup_steps, in a new --workdir."
             ) from error
         except tf.errors.OpError:
-            # Another worker was lost, and the process may end at once.
+            # Another worker was lost, so the process may end immediately.
             self.checkpoints.wait()
             raise
         finally:
@@ -169,7 +169,7 @@ class TrainingLoop:
         self._timed_steps += len(results["loss"])
 
     def _agree(self, speed):
-        """Returns if any worker is to stop, and the most steps of a call."""
+        """Returns whether any worker must stop, and the most steps per call."""
         most_steps = max(1, int(_MOST_SECONDS * speed))
         signals, numbers = gather_integers(
             self.trainer.strategy, [bool(self.stop.signal), most_steps]
@@ -182,7 +182,7 @@ class TrainingLoop:
         applied = results.get("skipped", np.zeros_like(results["loss"])) == 0
 
         def mean(name):
-            # Of steps that were all skipped there is none: in JSON null.
+            # If all steps were skipped, there is no mean: in JSON null.
             applied_values = results[name][applied]
             return float(applied_values.mean()) if applied.any() else None
 
@@ -219,7 +219,7 @@ class TrainingLoop:
         self._write(write)
 
     def _in_bytes(self, nll, split):
-        """Returns a loss in bits per byte, if that is known."""
+        """Returns a loss in bits per byte, if the bytes are known."""
         if nll is None or not self.bytes_per_token:
             return {}
         bits_per_byte = bits_per_token(nll) / self.bytes_per_token[split]
@@ -277,9 +277,9 @@ class TrainingLoop:
             self._write(functools.partial(function, self, step))
 
     def _write(self, function):
-        """Calls a function that writes files, if they are this worker's."""
+        """Calls a function that writes files, on the worker that writes."""
         if self._is_chief:
-            if not self.workdir.is_claimed():  # as of a disk that is gone
+            if not self.workdir.is_claimed():  # its disk may be gone
                 raise FileNotFoundError(
                     f"`workdir` {self.workdir.path} is missing. Bring it back "
                     "and run the same command to resume."

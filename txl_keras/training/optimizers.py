@@ -20,8 +20,8 @@ _MAX_WEIGHT_NORM = 10.0
 class Lamb(keras.optimizers.Lamb):
     """Updates each weight tensor in proportion to its own norm.
 
-    Algorithm 2 of You et al., 2020, as NVIDIA uses it to train Transformer-XL
-    with batches of 256 rows and more. With `g` the gradient of weights `w`:
+    This is algorithm 2 of You et al., 2020, as NVIDIA uses it for
+    Transformer-XL with batches of 256 or more rows. With gradient `g` of `w`:
 
         m = beta_1 * m + (1 - beta_1) * g
         v = beta_2 * v + (1 - beta_2) * g**2
@@ -29,7 +29,7 @@ class Lamb(keras.optimizers.Lamb):
         w = w - learning_rate * min(|w|, 10) / (|u| + epsilon) * u
 
     The ratio is 1 if `|w|` is 0, and nothing moves if `|u|` is 0. Weights that
-    `takes_weight_decay` excludes are not decayed, but do get the ratio.
+    `takes_weight_decay` excludes are not decayed, but still get the ratio.
     `keras.optimizers.Lamb` differs: it corrects the bias of the moments, does
     not bound the norm, and decays outside of the ratio.
 
@@ -103,24 +103,24 @@ class Lamb(keras.optimizers.Lamb):
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class Muon(MatrixMuon):
-    """Orthogonalizes the updates of kernels; updates all else as Adam does.
+    """Orthogonalizes the updates of kernels; updates other weights like Adam.
 
-    `keras.optimizers.Muon` with two differences. It takes any variable of two
-    dimensions for a matrix and leaves all others to Adam; here the matrices are
-    the kernels, also those of attention, which has one more dimension for the
-    heads, and no biases, embeddings or softmax. And `weight_decay` applies to
-    both kinds of updates, except for what `takes_weight_decay` excludes.
+    There are two differences to `keras.optimizers.Muon`, which treats variables
+    of two dimensions as matrices and leaves all others to Adam. Here matrices
+    are the kernels, including those of attention with a third dimension for the
+    heads, but no biases, embeddings or softmax. And `weight_decay` applies to
+    both kinds of updates, except where `takes_weight_decay` excludes a weight.
 
-    Updates are scaled to the size of Adam's, so the learning rates of Adam
-    suit: times 0.2 and the root of the larger dimension (Liu et al., 2025,
-    section 2.2).
+    Updates are multiplied by 0.2 times the root of the larger dimension. They
+    then have the size of Adam's updates, so that learning rates for Adam suit
+    (Liu et al., 2025, section 2.2).
 
     Args:
         learning_rate: Float or schedule.
         weight_decay: Float.
         momentum: Float, decay rate of the mean of the gradients of kernels.
-        epsilon: Float, of Adam.
-        **kwargs: Arguments of `keras.optimizers.Muon`, but for those that
+        epsilon: Float, Adam's epsilon.
+        **kwargs: Arguments of `keras.optimizers.Muon`, except those that
             choose the matrices and the weight decay of Adam.
 
     Example:
@@ -168,7 +168,7 @@ class Muon(MatrixMuon):
 
     def get_config(self):
         config = super().get_config()
-        # Fixed here, and no arguments of this class.
+        # Fixed here, so they are not arguments of this class.
         for name in (
             "exclude_layers", "exclude_embeddings", "adam_weight_decay"
         ):  # fmt: skip
@@ -176,7 +176,7 @@ class Muon(MatrixMuon):
         return config
 
     def is_matrix(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable is a kernel, and none of a softmax."""
+        """Returns whether a variable is a kernel outside of a softmax."""
         *layers, name = variable.path.split("/")
         is_softmax = bool(layers) and layers[-1].startswith("logits")
         return name == "kernel" and not is_softmax
@@ -184,11 +184,11 @@ class Muon(MatrixMuon):
     def update_matrix(
         self, gradient: Tensor, variable: keras.Variable, lr: Tensor, m: Tensor
     ) -> None:
-        """Orthogonalizes the update of a kernel, and adds it."""
+        """Orthogonalizes the update of a kernel and adds it to the kernel."""
         self.assign(m, self.momentum * m + gradient)
         ahead = self.momentum * m + gradient if self.nesterov else m
-        # The most square split of a kernel's shape, inputs by outputs. The
-        # heads are outputs, but inputs of the last projection of attention.
+        # The most square split of a kernel's shape into inputs by outputs.
+        # Heads are outputs, except in attention's last projection.
         shape = variable.shape
         splits = [
             (math.prod(shape[:i]), math.prod(shape[i:]))
@@ -205,7 +205,7 @@ def _norm(tensor):
 
 
 _BETAS = {"beta_1": 0.9, "beta_2": 0.999}
-# name: (class, its settings with their defaults)
+# Class by name, and its settings with their defaults.
 _OPTIMIZERS = {
     "adam": (keras.optimizers.Adam, {**_BETAS, "epsilon": 1e-9}),
     "adamw": (
@@ -232,7 +232,7 @@ def build_optimizer(
         name: String, one of `"adam"`, `"adamw"`, `"lamb"`, `"muon"` and
             `"sgd"`.
         learning_rate: Float or schedule (see `build_schedule`).
-        **settings: Floats, of which `None` means the default.
+        **settings: Floats; `None` means the default.
 
             - `weight_decay`, for `"adamw"`, `"lamb"` and `"muon"`: 0. Biases
               and the weights of layer normalization are not decayed.
@@ -241,10 +241,10 @@ def build_optimizer(
               `"lamb"`: 0.9 and 0.999.
             - `epsilon`, for these and `"muon"`: 1e-6 for `"lamb"` and 1e-9 for
               the others. Keras (like TF1) adds epsilon to a second moment
-              without bias correction, so that in the first steps it weighs up
+              without bias correction, so in the first steps epsilon weighs up
               to 30 times more than in PyTorch. The clipped gradients of query
-              and key kernels start near 1e-7: with 1e-9 these move from the
-              first step on, as they do in PyTorch with the original's 1e-8.
+              and key kernels start near 1e-7. With 1e-9 these kernels move from
+              the first step on, as in PyTorch with the original's 1e-8.
 
     Returns:
         `keras.optimizers.Optimizer`, for `Trainer`.
@@ -259,7 +259,7 @@ def build_optimizer(
         check_number("learning_rate", learning_rate, 0, exclusive=True)
         learning_rate = float(learning_rate)
     optimizer_class, defaults = _OPTIMIZERS[name]
-    # Every optimizer accepts 0 of a setting that it does not have.
+    # Every optimizer accepts 0 for a setting that it does not have.
     settings = {
         key: float(value)
         for key, value in settings.items()

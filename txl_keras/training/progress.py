@@ -11,12 +11,12 @@ import tensorflow as tf
 from tqdm import tqdm
 
 _SECONDS_BETWEEN_LINES = 60
-# Of a sample in a log, which has one line for it.
+# Most characters of a sample in a log, where it takes one line.
 _MAX_LINE = 200
 
 
 class ProgressBar:
-    """Shows a bar on a terminal, otherwise a line per minute."""
+    """Shows a bar on a terminal, otherwise one line per minute."""
 
     _lines = "stderr"
 
@@ -35,7 +35,7 @@ class ProgressBar:
         """Shows the units done so far; the first call starts the clock."""
         now, bar = time.monotonic(), self._bar
         if self._start is None:
-            # What an earlier process has done took no time of this one.
+            # An earlier process did these units, so they took no time here.
             self._start, self._shown = now, now
             bar.initial = bar.n = done
         if not bar.disable:
@@ -55,7 +55,7 @@ class ProgressBar:
             print(line, file=getattr(sys, self._lines), flush=True)
 
     def close(self):
-        """Leaves the bar as it is."""
+        """Ends the bar in its present state."""
         self._bar.close()
 
 
@@ -91,7 +91,7 @@ class Progress(ProgressBar):
         self._write(f"step {step}: valid {self._describe(nll, 'valid')}{best}")
 
     def sample(self, step, text):
-        """Shows a text of the model, in a log only its start, in one line."""
+        """Shows generated text; a log gets only its start, in one line."""
         if self._bar.disable:
             line = " ".join(text.split())
             end = "..." if len(line) > _MAX_LINE else ""
@@ -132,7 +132,7 @@ class TensorBoard:
     def write_text(self, name, text, step):
         """Writes a text, shown without formatting."""
         with self._writer.as_default():
-            # TensorBoard renders Markdown, where this is a code block.
+            # TensorBoard renders Markdown, in which this is a code block.
             block = textwrap.indent(text, "    ", lambda line: True)
             tf.summary.text(name, block, step)
         self._writer.flush()

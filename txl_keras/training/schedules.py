@@ -58,9 +58,9 @@ def build_schedule(
 
     After `T` steps, the cosine and linear schedules stay at the floor.
 
-    The cosine is that of the original TensorFlow code and of NVIDIA's. The
-    original PyTorch code does not subtract the warm-up, `p = t / T`, so that
-    the rate jumps down at the end of the warm-up.
+    The cosine equals the one in the original TensorFlow code and in NVIDIA's.
+    The original PyTorch code does not subtract the warm-up, `p = t / T`, so
+    that the rate jumps down at the end of the warm-up.
 
     Args:
         name: String, one of `"cosine"`, `"linear"` and `"constant"`.
@@ -92,7 +92,7 @@ def build_schedule(
     if warmup_steps >= max_steps:
         raise ValueError(
             "`warmup_steps` must be less than `max_steps`: pass fewer, such as "
-            f"--warmup_steps={max_steps // 10}, behind any --flagfile. "
+            f"--warmup_steps={max_steps // 10}, after any --flagfile. "
             f"Received: warmup_steps={warmup_steps}, max_steps={max_steps}"
         )
     peak, floor = float(learning_rate), float(min_learning_rate)

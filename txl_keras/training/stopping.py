@@ -1,4 +1,4 @@
-"""Stopping between two calls of TensorFlow, to resume later."""
+"""Stops a run between two calls of TensorFlow, to resume later."""
 
 import contextlib
 import os
@@ -6,19 +6,19 @@ import signal
 
 # EX_TEMPFAIL of sysexits.h: the same command resumes.
 EXIT_CODE = 75
-_HANGUP = getattr(signal, "SIGHUP", None)  # which Windows lacks
+_HANGUP = getattr(signal, "SIGHUP", None)  # None on Windows
 _SIGNALS = tuple(filter(None, (signal.SIGTERM, signal.SIGINT, _HANGUP)))
 
 
 class StopRequest:
     """Receives signals that stop: SIGTERM, SIGINT (Ctrl-C) and SIGHUP.
 
-    Python handles a signal once the call of TensorFlow that runs has returned.
+    Python handles a signal when the running call of TensorFlow has returned.
     Inside this context manager, a signal then ends the program with
     `EXIT_CODE`. Inside `deferred()`, the first signal is left to the loop that
-    calls TensorFlow, which reads `signal` between two calls, and a second one
-    ends the program at once. Further SIGHUP do not: when a terminal is closed,
-    both the system and the shell may send one.
+    calls TensorFlow and reads `signal` between two calls. A second signal ends
+    the program immediately, except a further SIGHUP: when a terminal is closed,
+    both the system and the shell may send SIGHUP.
     """
 
     def __init__(self):
@@ -26,7 +26,7 @@ class StopRequest:
         self._is_deferred = False
 
     def __enter__(self):
-        # What is ignored stays ignored: SIGHUP after `nohup`, and SIGINT in the
+        # Ignored signals stay ignored: SIGHUP after `nohup`, and SIGINT in the
         # background of a script.
         self._handlers = {
             number: signal.signal(number, self._receive)
@@ -51,7 +51,7 @@ class StopRequest:
     def _receive(self, number, frame):
         name = signal.Signals(number).name
         if not self._is_deferred:
-            _tell(f"{name}: stopped. Run the same command to go on.")
+            _tell(f"{name}: stopped. Run the same command to resume.")
             # Not `sys.exit`, which other code may catch. A kill is safe at any
             # time.
             os._exit(EXIT_CODE)
@@ -63,11 +63,11 @@ class StopRequest:
                 signal.signal(other, signal.SIG_DFL)
         _tell(
             f"{name}: finishing the steps of this call, then saving. A second "
-            "signal ends the program at once."
+            "signal ends the program immediately."
         )
 
 
 def _tell(text):
-    """Writes a line to stderr, whose lock the main thread may hold."""
+    """Writes a line to stderr, even if the main thread holds its lock."""
     with contextlib.suppress(OSError):
         os.write(2, f"\n{text}\n".encode())

@@ -1,4 +1,4 @@
-"""Distribution strategies, and functions that run on all of their replicas."""
+"""Distribution strategies, and functions that run on all replicas."""
 
 import functools
 import json
@@ -13,8 +13,8 @@ from txl_keras.checks import check_integer
 
 # Seconds to wait at the start until TensorFlow has connected all workers.
 TIMEOUT = 50
-# Seconds without a sign of life after which the others give up on a worker that
-# hangs. One that ends is noticed earlier, as its connections close.
+# Seconds without a sign of life after which others give up on a worker that
+# hangs. A worker that ends is noticed earlier, because its connections close.
 _HEARTBEAT_TIMEOUT = 30
 
 
@@ -23,19 +23,19 @@ def create_strategy(
 ) -> tf.distribute.Strategy:
     """Chooses the `tf.distribute` strategy for this machine.
 
-    Call it before TensorFlow initializes a device. Several workers, each
-    running its own copy of the program, are described by the environment
-    variable `TF_CONFIG`, as TensorFlow documents it: `cluster` lists the
-    addresses of all `worker`s (and of one `chief`), and `task` tells which of
-    them this process is.
+    Call it before TensorFlow initializes a device. The environment variable
+    `TF_CONFIG`, as documented by TensorFlow, describes several workers, each of
+    which runs its own copy of the program: `cluster` lists the addresses of all
+    `worker`s (and of one `chief`), and `task` tells which worker this process
+    is.
 
-    All multi-replica strategies of one process must use the same devices.
+    All multi-replica strategies in a process must use the same devices.
 
     Args:
         tpu: Name or gRPC address of a TPU. `"local"` and the empty string mean
             the TPU of this machine. `None` means no TPU.
         num_cpu_devices: Optional integer. Splits the CPU into that many logical
-            devices, one replica each, to try distribution on a laptop.
+            devices with one replica each, to try distribution on a laptop.
 
     Returns:
         `TPUStrategy` for a TPU, `MultiWorkerMirroredStrategy` if `TF_CONFIG`
@@ -86,7 +86,7 @@ def _tpu_strategy(tpu):
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
-    # The TPU client raises different errors by version and by cause.
+    # The TPU client raises different errors, by version and cause.
     except Exception as error:
         raise RuntimeError(
             f"The TPU tpu={tpu!r} could not be reached. Check its name and "
@@ -106,7 +106,7 @@ def _cpu_strategy(num_cpu_devices):
     except RuntimeError as error:
         raise RuntimeError(
             "`num_cpu_devices` must be given before TensorFlow uses a device, "
-            "and stay the same in one process: start a new process for another "
+            "and cannot change in a process: start a new process for another "
             f"number. Received: num_cpu_devices={num_cpu_devices}, while "
             f"{len(tf.config.list_logical_devices('CPU'))} are in use"
         ) from error
@@ -138,7 +138,7 @@ def read_jobs():
 def _bound_waiting(jobs):
     """Limits how long TensorFlow waits for a worker that is missing."""
     # By default it waits an hour for workers to connect, and no signal and no
-    # other thread can end that.
+    # other thread can end this wait.
     context = eager_context.context()
     context.configure_coordination_service(
         service_type="standalone",
@@ -152,7 +152,7 @@ def _bound_waiting(jobs):
             for name, job in jobs.items()
         ],
     )
-    # Otherwise the timeout is only that of reaching the first worker.
+    # Otherwise the timeout only applies to reaching the first worker.
     context.coordination_service.cluster_register_with_barrier = True
 
 
@@ -162,12 +162,12 @@ def is_chief(strategy):
 
 
 def wait_for_all(strategy):
-    """Returns when all workers have called this function."""
+    """Waits until all workers have called this function."""
     gather_integers(strategy, 0)
 
 
 def gather_integers(strategy, values):
-    """Returns `(R, ...)`: the integers of R replicas, or of this worker."""
+    """Gathers the integers of R replicas, or of this worker: `(R, ...)`."""
     values = np.array([values], np.int64)
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return values
@@ -203,10 +203,9 @@ def check_alike(strategy, settings):
 
 def host_loop(strategy, replica_step, rows=()):
     """Returns a function that runs many steps on all replicas in one call."""
-    # It returns a dictionary of tensors with one entry per step.
-    # `replica_step` takes one element of the data. It returns scalars that are
-    # equal on all replicas, and for the names in `rows` a tensor of the rows of
-    # each.
+    # It returns a dictionary of tensors with one entry per step. `replica_step`
+    # takes one element of the data. It returns scalars, which are equal on all
+    # replicas, and for the names in `rows` a tensor of each replica's rows.
     names = []  # of the scalars, known once a step was traced
 
     # Not a `tf.function`: `strategy.run` would compile one graph for all
@@ -225,8 +224,8 @@ def host_loop(strategy, replica_step, rows=()):
         of_rows = [tf.concat(values[name], 0) for name in rows]
         return [tf.stack([values[name][0] for name in names]), *of_rows]
 
-    # Without `reduce_retracing`, which would take away the static shapes of
-    # the next data of other sizes.
+    # Without `reduce_retracing`, which would drop the static shapes when later
+    # data has other sizes.
     @tf.function
     def run(iterator, num_steps):
         results = [

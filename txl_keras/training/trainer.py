@@ -32,9 +32,9 @@ class Trainer:
     In a step, every replica reads its memory, runs forward and backward, and
     writes its memory. One all-reduce sums the gradients over replicas. Then
     every replica clips them by their global norm and applies them to its own
-    copy of the weights. XLA compiles what comes before and after the
-    all-reduce, on some CPUs in parts (see `txl_keras.layers.compute.target`).
-    The loss is the mean over the targets of the global batch, so the number of
+    copy of the weights. XLA compiles the parts before and after the all-reduce,
+    on some CPUs in smaller parts (see `txl_keras.layers.compute.target`). The
+    loss is the mean over the targets of the global batch, so the number of
     replicas changes only the speed.
 
     A model with the policy `mixed_float16` is trained with a loss scale: a step
@@ -42,29 +42,29 @@ class Trainer:
     a step, but not as an update of the optimizer.
 
     If the backbone has `auxiliary_variables`, the `losses` that its layers add
-    train them. Their gradient has a norm of its own, which is clipped apart.
+    train only these variables. Their gradient is clipped separately.
 
     Batches come from `Segments` for a `TransformerXLCausalLM`, and from
     `PermutedSegments` for an `XLNetPermutationLM`. All of their entries except
     `weights` and `num_targets` are arguments of `model.score`.
 
     Args:
-        model: `TransformerXLCausalLM` or `XLNetPermutationLM`, made in the
+        model: `TransformerXLCausalLM` or `XLNetPermutationLM`, created in the
             scope of `strategy`.
-        optimizer: An optimizer from `build_optimizer` or of Keras, made in the
-            scope of `strategy`.
+        optimizer: An optimizer from `build_optimizer` or of Keras, created in
+            the scope of `strategy`.
         strategy: The `tf.distribute.Strategy`.
         batch_size: Integer `B`.
         clip_norm: Optional float, the largest global norm of the gradient. By
             default the `global_clipnorm` of the optimizer, if it has one.
-        seed: Integer, of the dropout masks.
+        seed: Integer, seed of the dropout masks.
         accumulate_steps: Integer, the number of micro-batches for gradient
-            accumulation. The step is the same, with the activations of fewer
-            rows in memory. Each micro-batch uses the memory of its own rows.
-        attention: Optional string, the name of a registered way of computing
-            attention (see docs/extending.md), such as `"pallas"`.
+            accumulation. The step is the same, but memory holds activations of
+            fewer rows. Each micro-batch uses the memory of its own rows.
+        attention: Optional string, the name of a registered attention
+            implementation (see docs/extending.md), such as `"pallas"`.
         jit_compile: Boolean, whether XLA may compile the step. `None` runs it
-            eagerly where its caller does.
+            eagerly if its caller runs eagerly.
 
     Attributes:
         step: int64 `tf.Variable`, the number of steps done.
@@ -116,7 +116,7 @@ class Trainer:
         if constrained:
             raise ValueError(
                 "The weights of `model` must have no `constraint`. Pass a "
-                "`loss` to `compile`, and `fit` heeds them. Received: "
+                "`loss` to `compile`, so that `fit` applies it. Received: "
                 f"constraints of {shown(constrained)}"
             )
         if clip_norm is None:
@@ -127,8 +127,8 @@ class Trainer:
         check_integer("accumulate_steps", accumulate_steps, 1)
         auxiliary = {id(v) for v in model.backbone.auxiliary_variables}
         is_auxiliary = [id(v) in auxiliary for v in model.trainable_variables]
-        # The gradients of the model and of auxiliary variables, by position.
-        # Each part has a norm of its own.
+        # Positions of the gradients of the model and of auxiliary variables.
+        # Each part has its own norm.
         self._parts = [
             np.flatnonzero(np.equal(is_auxiliary, kind))
             for kind in sorted({*is_auxiliary})
@@ -177,7 +177,7 @@ class Trainer:
         self.scored_step = self._scored_step
         if not on_cpu and strategy.num_replicas_in_sync == 1:
             # With several GPUs only the parts around the all-reduce can be
-            # compiled: XLA has no collectives there.
+            # compiled, because XLA has no collectives there.
             self.scored_step = compile_layers(
                 self._scored_step, strategy, jit_compile=jit_compile
             )
@@ -202,9 +202,9 @@ class Trainer:
         Returns:
             Dictionary of NumPy vectors with one entry per step. `loss` is in
             nats per token, `gradient_norm` is before clipping, and
-            `learning_rate` is that of the step. With auxiliary variables also
-            `auxiliary_loss`. In float16 also `loss_scale`, and `skipped`, 1 if
-            the step applied nothing.
+            `learning_rate` is the rate of the step. Auxiliary variables add
+            `auxiliary_loss`. float16 adds `loss_scale` and `skipped`, which is
+            1 if the step applied nothing.
 
         Raises:
             FloatingPointError: If a loss or gradient is not finite and the loss
@@ -237,13 +237,13 @@ class Trainer:
     @tf.autograph.experimental.do_not_convert
     def _scored_step(self, batch):
         """Runs one step of one replica; also returns its nll `(b, T)`."""
-        # Or `()`, if gradients were accumulated over micro-batches.
+        # The nll is `()` if micro-batches accumulated gradients.
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows
         losses, nll, gradients = self._compiled_gradients(
             batch, self.step, first_row
         )
-        # The only communication of replicas.
+        # The only communication between replicas.
         gradients, losses = context.all_reduce("SUM", (gradients, losses))
         results, is_counted = self._compiled_update(gradients)
         count = keras_internals.num_batches(self.optimizer)
@@ -261,7 +261,7 @@ class Trainer:
             gradients = [gradient * factor for gradient in gradients]
         gradients, finish = accumulate(self.optimizer, gradients)
         norms = [self._norm([gradients[i] for i in p]) for p in self._parts]
-        # That of auxiliary variables only if nothing else is trained.
+        # The norm of auxiliary variables only if nothing else is trained.
         results["gradient_norm"] = norms[0]
         is_finite = True
         if self.loss_scale:
@@ -364,14 +364,14 @@ class Trainer:
             nll, memory = self.model.score(**arguments)
             losses = [tf.reduce_sum(nll * weights)]
             if len(self._loss_names) > 1:
-                # Means over these rows, of those of all replicas.
+                # Weights these means by the share of these rows in the batch.
                 share = weights.shape[0] / self.batch_size
                 losses.append(tf.add_n(self.model.backbone.losses) * share)
             elif self.model.losses:
                 raise ValueError(
                     "The layers of `model` must add no losses, by `add_loss` "
-                    "or a `regularizer`. Pass a `loss` to `compile`, and `fit` "
-                    f"heeds them. Received: {len(self.model.losses)} losses"
+                    "or a `regularizer`. Pass a `loss` to `compile`: `fit` "
+                    f"then adds them. Received: {len(self.model.losses)} losses"
                 )
             target = tf.add_n(losses)
             if self.loss_scale:
@@ -383,17 +383,17 @@ class Trainer:
         return tuple(losses), nll, memory, [
             # Token type weights have no gradient without token types.
             tf.zeros(variable.shape) if gradient is None
-            # Sparse gradients repeat the row of a repeated token, so that
-            # their norm would be wrong.
+            # Sparse gradients repeat the row of a repeated token, so their norm
+            # would be wrong.
             else tf.cast(tf.convert_to_tensor(gradient), tf.float32)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]  # fmt: skip
 
 
 def _norm_by_matmul(gradients):
-    """Returns the global norm, summing squares by a matmul with ones."""
-    # XLA fuses the square into the matmul: one pass over the gradients at the
-    # speed of memory. Otherwise it writes the squares to memory before summing
+    """Computes the global norm, with squares summed by a matmul with ones."""
+    # XLA fuses the square into the matmul: one pass over the gradients at
+    # memory speed. Otherwise it writes the squares to memory before summing
     # them, which takes five times as long on a CPU.
     sums = [
         tf.reduce_sum(tf.matmul(tf.square(rows), tf.ones((rows.shape[1], 1))))
@@ -404,7 +404,7 @@ def _norm_by_matmul(gradients):
 
 def _reset_overflows(memory, cold_start):
     """Resets the memory of rows with values that are not finite."""
-    # In float16 they overflowed, and would otherwise stay in memory forever.
+    # They overflowed in float16, and would otherwise stay in memory forever.
     is_finite = tf.reduce_all(
         [
             tf.reduce_all(tf.math.is_finite(state), axis=(1, 2))

@@ -13,7 +13,7 @@ def apply_gradients(optimizer, gradients, variables):
 
     Keras's `optimizer.apply` would sum the gradients over replicas a second
     time. Here all replicas get the same gradients, so their copies stay equal.
-    The caller, who knows which steps count, counts batches for `iterations`.
+    The caller increments `iterations`, because it knows which steps count.
     """
     learning_rate = ops.convert_to_tensor(optimizer.learning_rate)
     for gradient, variable in zip(gradients, variables, strict=True):
@@ -22,7 +22,7 @@ def apply_gradients(optimizer, gradients, variables):
         if optimizer.clipvalue:
             limit = optimizer.clipvalue
             gradient = ops.clip(gradient, -limit, limit)
-        # `_use_weight_decay` heeds `exclude_from_weight_decay`.
+        # `_use_weight_decay` respects `exclude_from_weight_decay`.
         if (
             optimizer.weight_decay
             and takes_weight_decay(variable)
@@ -37,9 +37,9 @@ def apply_gradients(optimizer, gradients, variables):
 
 def accumulate(optimizer, gradients):
     """Returns the mean gradient over `gradient_accumulation_steps` batches."""
-    # And the function `finish(is_finite)`, which keeps the sum for the next
-    # batch, if the gradients are finite, and returns whether the mean is to be
-    # applied now.
+    # Also returns `finish(is_finite)`. If the gradients are finite, this
+    # function keeps the sum for the next batch. It returns whether to apply the
+    # mean now.
     steps = optimizer.gradient_accumulation_steps
     if not steps:
         return gradients, lambda is_finite: is_finite
@@ -96,8 +96,8 @@ def check_supported(optimizer):
     """Checks that `apply_gradients` supports the settings of an optimizer."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
-            "`optimizer` must not scale the loss, which training in float16 "
-            "does by itself. Pass the inner optimizer. Received: optimizer="
+            "`optimizer` must not scale the loss, because training in float16 "
+            "does that. Pass the inner optimizer. Received: optimizer="
             "LossScaleOptimizer"
         )
     kind, base = type(optimizer), keras.optimizers.Optimizer
@@ -111,7 +111,7 @@ def check_supported(optimizer):
         for hook in ("apply", "_backend_update_step")
     ):
         raise ValueError(
-            "`optimizer` must update each weight by its `update_step` alone. "
+            "`optimizer` must update each weight only with its `update_step`. "
             "Use `txl_keras.training.Muon` instead of Keras's, and Adam "
             f"instead of Nadam. Received: optimizer={kind.__name__}"
         )

@@ -27,26 +27,26 @@ _TRIALS = 5
 def model_flops(model, batch_size, segment_length, training=False):
     """Counts the nominal floating-point operations of a step.
 
-    A multiplication and an addition count as two. A layer counts, per row,
+    A multiplication and an addition count as two. Per row, a layer counts
 
         4 T D NH    queries and output
-        4 S D NH    keys and values, including those of the memory
+        4 S D NH    keys and values, including keys and values of the memory
         4 T D F     feed-forward
         6 T S NH    content scores, position scores, weighted sum
 
     and the softmax counts `2 T D V`. Attention without position scores
     (`"vaswani"`, `"al_rfou"`) has `4 T S NH`. Masked positions count; look-ups,
-    norms and the projection of positions (done once for all rows) do not. The
-    backward pass counts twice the forward pass. An LSTM layer counts `16 T D
-    D`, two matmuls for each of four gates.
+    norms and the projection of positions (once for all rows) do not. The
+    backward pass counts twice as much as the forward pass. An LSTM layer counts
+    `16 T D D`, two matmuls for each of four gates.
 
     An adaptive softmax counts only its head, which every token needs: `V_0 + C`
-    entries in place of V. If the embedding has its own size `E`, the projection
-    to it adds `2 T D E`, and E replaces D. So the count is a lower bound,
-    without the tails that a text happens to need.
+    entries instead of V. If the embedding has its own size `E`, the projection
+    to it adds `2 T D E`, and E replaces D. Tails are left out, because they
+    depend on the text, so the count is a lower bound.
 
     An XLNet counts its content stream with a softmax for every token, but not
-    its query stream, which has only the targets.
+    its query stream, which only has the targets.
     """
     backbone = model.backbone
     check_integer("batch_size", batch_size, 1)
@@ -68,7 +68,7 @@ def peak_flops(dtype):
     @tf.function
     def multiply(size, num_matmuls):
         # This matrix is its own square, so products neither grow nor vanish,
-        # and it is made fast (random numbers took a third of a trial).
+        # and it is fast to make (random numbers took a third of a trial).
         factor = product = tf.fill((size, size), tf.cast(1 / size, dtype))
         for _ in tf.range(num_matmuls):
             product = tf.matmul(product, factor)
@@ -92,12 +92,12 @@ def peak_flops(dtype):
 
 
 def training_bytes(model, optimizer, rows, accumulate_steps=1):
-    """Returns the bytes that one replica keeps to train, by kind.
+    """Returns the bytes that one replica keeps for training, by kind.
 
-    That is all but the activations. The optimizer must be built, and memory is
-    of `rows` rows. Gradient accumulation keeps a second set of gradients.
+    Activations are not included. The optimizer must be built, and memory has
+    `rows` rows. Gradient accumulation keeps a second set of gradients.
     """
-    with tf.Graph().as_default():  # which allocates nothing
+    with tf.Graph().as_default():  # it allocates nothing
         memory = model.backbone.memory_stack(rows).state_variables
     return {
         "weights": _bytes_of(model.weights),
@@ -117,7 +117,7 @@ def _bytes_of(variables):
 
 def device_memory():
     """Returns the memory of this process in bytes."""
-    # With GPUs `in_use` and `peak` of the fullest one. Otherwise only `peak`,
+    # With GPUs, `in_use` and `peak` of the fullest GPU. Otherwise only `peak`,
     # the largest resident set of the process so far; on Windows neither.
     gpus = tf.config.list_logical_devices("GPU")
     if gpus:

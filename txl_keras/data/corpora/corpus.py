@@ -24,19 +24,19 @@ class Corpus:
 
     Args:
         name: String. The name of the corpus in messages and reports.
-        splits: Dict of `"train"`, `"valid"` and `"test"`, or of `"all"` for
-            text that is only evaluated, to the documents: `bytes` for one, a
-            list of `bytes`, or an object that yields the documents each time it
-            is iterated over. A document that is too large for memory is an
-            iterable of `bytes`. Documents are concatenated as they are, so each
-            should end with a newline.
+        splits: Dict with the keys `"train"`, `"valid"` and `"test"`, or `"all"`
+            for text that is only evaluated. A value is one document as `bytes`,
+            a list of `bytes`, or an object that yields the documents each time
+            it is iterated over. A document that is too large for memory is an
+            iterable of `bytes`. Documents are concatenated without separators,
+            so each should end with a newline.
         encoding: String, the unit of a symbol. `"utf-8"`: a character.
-            `"latin-1"`: a byte, as in enwik8 and text8, whose published results
-            count bytes. `"ids"`: a token id, in files of them.
+            `"latin-1"`: a byte, as in enwik8 and text8, where published results
+            count bytes. `"ids"`: a token id, in files of token ids.
         identity: JSON-serializable value that identifies the text without
             reading it, such as files with their sizes and modification times.
             Default: the text itself.
-        description: String that tells people which files are held out.
+        description: String that describes which files are held out.
 
     Example:
 
@@ -61,7 +61,7 @@ class Corpus:
         if empty:
             raise ValueError(
                 f"{self.name} must have text for each split: give more text, "
-                "as no document is cut, or fill or remove empty files. "
+                "as documents are not cut, or fill or remove empty files. "
                 f"Received: no text in {empty}"
             )
         check_one_of("encoding", self.encoding, ENCODINGS)
@@ -93,7 +93,7 @@ class Corpus:
 
 
 class Text:
-    """A split or section: documents that are read when it is iterated over."""
+    """A split or section: reads its documents when it is iterated over."""
 
     num_bytes = None  # approximate size, if it is known
 
@@ -110,7 +110,7 @@ class Text:
         return iter(self._documents)
 
     def sections(self):
-        """Returns the `Text`s of about `SECTION_BYTES` that are this one."""
+        """Splits this text into `Text`s of about `SECTION_BYTES`."""
         return [self]
 
     def blocks(self):
@@ -133,9 +133,9 @@ class Text:
 class Block(NamedTuple):
     """Holds a part of a split's text, which ends at a line end if possible."""
 
-    # Each piece is a document or its beginning. If `continues`, the first one
+    # Each piece is a document or its beginning. If `continues`, the first piece
     # continues the last document of the previous block; if `amid_line`, also
-    # its last line.
+    # the last line.
 
     pieces: list  # `bytes`, or arrays of token ids, none of them empty
     continues: bool
@@ -172,6 +172,6 @@ def _cut(document):
 
 def _boundary(text):
     """Returns the position after the last line, else word, else character."""
-    # The last character may be incomplete. Bytes 10xxxxxx continue one.
+    # The last character may be incomplete. Bytes 10xxxxxx continue a character.
     start = len(text.rstrip(bytes(range(0x80, 0xC0)))) - 1
     return text.rfind(b"\n") + 1 or text.rfind(b" ") + 1 or max(1, start)

@@ -17,15 +17,15 @@ from txl_keras.json_files import open_checked
 
 CHUNK_BYTES = 1 << 20
 MAX_DOCUMENT_BYTES = 1 << 30  # between separators: must fit in memory
-# gzip packs prose 3 to 1, logs 10 to 1 and lines that hardly differ 100 to 1,
-# but a bomb 1000 to 1. So much is allowed to come of the smallest file, too.
+# gzip packs prose 3 to 1, logs 10 to 1 and very similar lines 100 to 1, but a
+# bomb 1000 to 1. Up to `_FREE_BYTES` are always allowed, for small files.
 _MAX_RATIO = 200
 _FREE_BYTES = 8 << 20
 
 
 @contextlib.contextmanager
 def _open_file(path):
-    """Opens a file, and decompresses it if its name ends in `.gz`."""
+    """Opens a file; decompresses it if its name ends in `.gz`."""
     try:
         with open_checked(path, math.inf) as file:
             is_packed = path.lower().endswith(".gz")
@@ -38,7 +38,7 @@ def _open_file(path):
 
 
 class _GzipFile(gzip.GzipFile):
-    """Decompresses a file, and refuses one that no text would pack into."""
+    """Decompresses a file; refuses one that unpacks to far too much."""
 
     def read(self, size=-1):
         data = super().read(size)
@@ -47,12 +47,12 @@ class _GzipFile(gzip.GzipFile):
 
 
 def check_unpacked(path, size, packed):
-    """Raises ValueError if `packed` bytes of a file take far more unpacked."""
+    """Raises ValueError if `packed` bytes unpack to far too many bytes."""
     if size > _MAX_RATIO * packed + _FREE_BYTES:
         raise ValueError(
             f"{path} must not unpack to more than {_MAX_RATIO} times its size, "
-            "as files do that are made to fill a memory or a disk. If it is "
-            "none of them, unpack it yourself. Received: at least "
+            "like files that are made to fill a memory or a disk. If you trust "
+            "the file, unpack it yourself. Received: at least "
             f"{size:,} bytes from {packed:,}"
         )
 
@@ -60,9 +60,9 @@ def check_unpacked(path, size, packed):
 @contextlib.contextmanager
 def renamed_when_complete(path, folder=None):
     """Yields the path of a temporary file, which becomes `path` at the end."""
-    # So readers never see an incomplete file, nor does an error leave one.
+    # So readers never see an incomplete file, and errors do not leave one.
     folder = folder or os.path.dirname(path)
-    # No one else writes to this name, and it cannot be a link of a stranger.
+    # Only this call writes to the name, and it cannot be a stranger's link.
     unfinished = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
     try:
         yield unfinished
@@ -99,20 +99,20 @@ def check_can_write(name, folder):
 
 
 def remove_if_empty(folder):
-    """Removes a folder that holds nothing, if it is there."""
+    """Removes a folder if it exists and is empty."""
     if gfile.isdir(folder) and not gfile.listdir(folder):
         gfile.rmtree(folder)
 
 
 def remove_link(path):
-    """Removes a link, through which a write would change another file."""
-    # A folder from a stranger may have one in place of a temporary file.
+    """Removes a link, because writing to it would change another file."""
+    # A stranger's folder may have a link in place of a temporary file.
     if os.path.islink(path):
         os.remove(path)
 
 
 def remove_folder(path):
-    """Removes a folder if it is there, but of a link to one only the link."""
+    """Removes a folder if it exists; if it is a link, removes only the link."""
     remove_link(path)
     if gfile.exists(path):
         gfile.rmtree(path)
@@ -212,23 +212,23 @@ def text_size(path):
 
 
 def is_file(path):
-    """Returns whether a path is that of a file, and not of a folder."""
+    """Returns whether a path is a file (and not a folder)."""
     return gfile.exists(path) and not gfile.isdir(path)
 
 
 def is_remote(path):
-    """Returns whether a path is not a local one, such as `gs://...`."""
+    """Returns whether a path is remote, such as `gs://...`."""
     return "://" in path
 
 
 def data_folder(data_dir=None):
-    """Returns the folder of downloaded and prepared data, without `~`."""
+    """Returns the folder for downloaded and prepared data, without `~`."""
     data_dir = data_dir or os.environ.get("TFDS_DATA_DIR")
     return os.path.expanduser(data_dir or "~/tensorflow_datasets")
 
 
 def data_dir_error(data_dir, error):
-    """Returns the error for a folder of data that cannot be written to."""
+    """Returns the error for a data folder that cannot be written to."""
     return ValueError(
         "`data_dir` must be a folder that can be written to (--data_dir on the "
         "command line); pass a read-only folder with files of the corpus as "
@@ -238,7 +238,7 @@ def data_dir_error(data_dir, error):
 
 
 def check_manual_dir(manual_dir):
-    """Returns the folder without `~`, or raises if it has no files."""
+    """Returns the folder without `~`; raises if it has no files."""
     if manual_dir is None:
         return None
     manual_dir = os.path.expanduser(manual_dir)
@@ -251,7 +251,7 @@ def check_manual_dir(manual_dir):
 
 
 def absolute_path(path):
-    """Returns the full name of a path, without `~`; remote ones as they are."""
+    """Returns the absolute path, without `~`; remote paths are unchanged."""
     if is_remote(path):
         return path
     return os.path.abspath(os.path.expanduser(path))

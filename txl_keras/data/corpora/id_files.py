@@ -12,20 +12,20 @@ from txl_keras.data.corpora.files import is_remote
 from txl_keras.json_files import open_checked
 
 SUFFIXES = (".npy", ".npz")
-MAX_ID = 2**31 - 2  # so that ids and the size of the vocabulary are int32
+MAX_ID = 2**31 - 2  # so that ids and the vocabulary size fit in int32
 
 
 def is_id_file(path):
-    """Returns whether a file is named as one of ids."""
+    """Returns whether a file has the name of a file of ids."""
     return path.lower().endswith(SUFFIXES)
 
 
-# One, because the file of the next text may take as much memory.
+# Only one, because the file of the next text may take as much memory.
 @functools.lru_cache(maxsize=1)
 def open_ids(path, version=None):
     """Returns the ids of a file, `(n,)`, and where documents begin, `(D,)`."""
     # A local `.npy` file is mapped into memory, others are read. Ids are
-    # checked block by block. `version` tells apart the files of one path.
+    # checked block by block. `version` distinguishes files of the same path.
     with open_checked(path, math.inf) as file:
         try:
             if path.lower().endswith(".npz"):

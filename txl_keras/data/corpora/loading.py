@@ -30,14 +30,14 @@ def load_corpus(
             of corpora take precedence over paths: write `./enwik8` for a folder
             of that name.
         data_dir: Optional string. The folder for downloaded and prepared data.
-            Default: that of TensorFlow Datasets.
+            Default: the folder of TensorFlow Datasets.
         manual_dir: Optional string. The folder of published files that are
             already present. Default: `data_dir`.
         document_separator: Optional string between the documents of your own
             text.
         text_key: Optional string. The key of the text in JSON lines and in
             `tfds:` examples. Default: `"text"`.
-        whole: Boolean. Loads your own text as one split, `"all"`.
+        whole: Boolean. True: loads your own text as one split, `"all"`.
 
     Returns:
         A `Corpus`.

@@ -1,6 +1,6 @@
-"""Published texts, found in a folder or downloaded, and checked when read.
+"""Published texts: finds or downloads them, and checks them when read.
 
-Nothing is looked for until a text is read: ids that were prepared once need no
+Files are looked for when a text is read: ids that were prepared before need no
 source.
 """
 
@@ -22,7 +22,7 @@ from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.corpus import Text
 
-# Bytes of enwik8 and text8, and of their valid and of their test.
+# Bytes of enwik8 and text8, and of each of their valid and test splits.
 NUM_BYTES = 100_000_000
 HELD_OUT_BYTES = 5_000_000
 
@@ -33,8 +33,8 @@ class Published:
 
     url: str  # of the archive
     members: dict  # by split, the name of its file in the archive
-    # By split, the words plus the lines, which papers count as `<eos>`; of a
-    # text of bytes, the hexadecimal MD5 or SHA-256 of all of it, for train.
+    # By split, the words plus the lines, which papers count as `<eos>`. For a
+    # text of bytes, the hexadecimal MD5 or SHA-256 of the whole text, as train.
     expected: dict
 
     @property
@@ -70,8 +70,8 @@ PUBLISHED = {
         "enwik8",
         "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8",
     ),
-    # Wikipedia, reduced to a-z and space. The digest that the `tensorsets`
-    # package and several others list.
+    # Wikipedia, reduced to a-z and space. The `tensorsets` package and several
+    # others list this digest.
     "text8": _bytes("text8", "3bea1919949baf155f99411df5fada7e"),
     # Good and featured articles, in words.
     "wikitext103": _wikitext(103, 103_227_021),
@@ -91,7 +91,7 @@ def load(name, data_dir=None, manual_dir=None):
     text = PUBLISHED[name]
     manual_dir = files.check_manual_dir(manual_dir)
     data_dir = files.data_folder(data_dir)
-    # Once, because all of a text is checked.
+    # Cached, because the whole text is checked.
     paths = functools.cache(
         functools.partial(_paths, text, data_dir, manual_dir or data_dir)
     )
@@ -99,7 +99,7 @@ def load(name, data_dir=None, manual_dir=None):
         name,
         {split: _Text(text, paths, split) for split in SPLITS},
         "latin-1" if text.has_bytes else "utf-8",
-        # Files are refused unless their text is the published one.
+        # Other text in the files is refused.
         identity=name,
     )
 
@@ -135,7 +135,7 @@ def _paths(text, data_dir, folder):
 
 def _find_in(folder, members):
     """Returns the files by split, which may end in `.gz`, or None."""
-    # Files may also have just the last part of a member's name.
+    # Files may also be named by the last part of a member's name.
     for name, suffix in itertools.product((str, os.path.basename), ("", ".gz")):
         paths = {
             split: os.path.join(folder, name(member) + suffix)
@@ -147,7 +147,7 @@ def _find_in(folder, members):
 
 
 def _checked(paths, text):
-    """Returns the paths, after a check that the text is the published one."""
+    """Checks that the text is the published text; returns the paths."""
     for split, expected in text.expected.items():
         path = paths[split]
         if text.has_bytes:

@@ -1,7 +1,7 @@
 """python_stdlib: the source code of the running Python's standard library.
 
-Real text that is available on every machine without a download. It depends on
-the Python version: compare results of one version only.
+This is real text that is available on every machine without a download. It
+depends on the Python version: compare only results of the same version.
 """
 
 import collections
@@ -27,7 +27,7 @@ _SKIPPED_FOLDERS = {
     "test",
     "tests",
 }
-# Generated when Python was built, with paths of that machine.
+# Generated when Python was built; contain paths of the build machine.
 _SKIPPED_PREFIXES = ("config-", "_sysconfigdata")
 
 

@@ -8,7 +8,7 @@ import re
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora.corpus import SPLITS
 
-HELD_OUT_FRACTION = 0.05  # of the bytes, in each of valid and test
+HELD_OUT_FRACTION = 0.05  # of the bytes, for each of valid and test
 _WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
@@ -37,8 +37,8 @@ def split_by_name(folder, names):
         others = listed({*names} - named)
         raise ValueError(
             f"{folder} must have files or folders for all of train, valid and "
-            "test, or for none, by the words in their names: rename or remove "
-            "others, or pass a pattern of the files to read, such as "
+            "test, or for none of them, by the words in their names: rename or "
+            "remove others, or pass a pattern of the files to read, such as "
             f"{os.path.join(folder, 'train*')}, whose last files are held out. "
             f"Received: {listed(named)} beside {others}"
         )
@@ -49,13 +49,13 @@ def split_by_name(folder, names):
 
 
 def splits_in(path):
-    """Returns the splits that whole words of a path name."""
+    """Returns the splits that whole words in a path name."""
     words = re.split(r"[\W_]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", path))
     return {_WORDS[x] for x in map(str.lower, words) if x in _WORDS}
 
 
 def listed(names):
-    """Returns the first of some names as words."""
+    """Formats the first of some names for a message."""
     names = sorted(names)
     more = [f"{len(names) - 3} more"] if len(names) > 3 else []
     *first, last = [*names[:3], *more] or ["none"]
@@ -66,8 +66,8 @@ def split_groups(sizes, fraction=HELD_OUT_FRACTION):
     """Assigns whole groups of documents to splits, by hashes of their names."""
     # Documents that resemble each other, such as the modules of a package,
     # share a group, so that no test text is nearly the same as a training text.
-    # Only groups of at most half the size of a held-out split are held out, so
-    # that it is a mixture, or the two smallest groups if there are no others.
+    # A held-out split should be a mixture, so its groups have at most half its
+    # size; if there are none, the two smallest groups are held out.
     total = sum(sizes.values())
     ordered = sorted(sizes, key=name_hash)
     candidates = [n for n in ordered if sizes[n] <= fraction * total / 2]
@@ -101,8 +101,8 @@ def held_out_places(size):
 
 def split_file(path, delimiter=None):
     """Returns where train, valid and test of a text file end, in bytes."""
-    # Each cut is after the next line end, or at the next character if a line
-    # is longer than half a split; with a `delimiter`, only directly after it.
+    # Each cut is after the next line end, or at the next character if a line is
+    # longer than half a split. With a `delimiter`, it is directly after one.
     size = files.text_size(path)
     ends = [0]
     for place in held_out_places(size):

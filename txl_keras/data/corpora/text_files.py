@@ -41,7 +41,7 @@ def load(path, document_separator=None, text_key="text", whole=False):
 
 
 class Part(NamedTuple):
-    """Holds bytes or ids `[start, stop)` of a file; `stop` None is its end."""
+    """Holds bytes or ids `[start, stop)` of a file; stop None: to its end."""
 
     path: str
     version: tuple  # the size of the file and when it was written
@@ -65,7 +65,7 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles(corpus.Text):
-    """Reads the documents of some files of text, again in each iteration."""
+    """Reads the documents of text files again in each iteration."""
 
     parts: tuple
     separator: bytes
@@ -102,7 +102,7 @@ class TextFiles(corpus.Text):
                 yield from self._documents(part, delimiter)
 
     def _read_parts(self):
-        """Yields the parts, of files that are the same before and after."""
+        """Yields the parts; checks each file's version before and after."""
         for part in self.parts:
             part.check_unchanged()
             yield part
@@ -138,10 +138,10 @@ class TextFiles(corpus.Text):
 
 
 class IdFiles(TextFiles):
-    """Reads the token ids of some files; pieces of a block are arrays."""
+    """Reads token ids from files; the pieces of a block are arrays."""
 
     @property
-    def num_bytes(self):  # those of `.npz` files are unknown
+    def num_bytes(self):  # unknown for `.npz` files
         return None if self.parts else 0
 
     def blocks(self):
@@ -160,12 +160,12 @@ class IdFiles(TextFiles):
 
 
 def _split(path, separator, whole):
-    """Returns a dict of split to `Part`s, and which files are held out."""
+    """Returns `Part`s by split, and describes which files are held out."""
     found = _find_files(path)
     root = path
     if not gfile.isdir(path):
         root = os.path.dirname(re.split(r"[*?\[]", path)[0])
-    # By relative paths: the result must not depend on the folder's place.
+    # By relative paths: the result must not depend on the folder's location.
     sizes = {os.path.relpath(file, root): found[file] for file in found}
 
     def parts(names):
@@ -174,7 +174,7 @@ def _split(path, separator, whole):
 
     named = None
     if len(sizes) > 1 and not whole:
-        # An empty file counts where its name is that of a split.
+        # An empty file counts where its name is the name of a split.
         named = splitting.split_by_name(root, sizes)
     if named:
         chosen = {
@@ -203,7 +203,7 @@ def _split(path, separator, whole):
 
 
 def _cut(parts, separator):
-    """Cuts each of some files into splits; returns a dict to `Part`s."""
+    """Cuts each file into splits; returns `Part`s by split."""
     splits = {split: [] for split in corpus.SPLITS}
     for part in parts:
         if id_files.is_id_file(part.path):
@@ -224,8 +224,8 @@ def _cut(parts, separator):
 
 
 def _drop_copies(root, sizes):
-    """Returns the sizes without those of empty files and copies of a file."""
-    # Otherwise a text could be both in train and in test.
+    """Returns the sizes without empty files and copies of other files."""
+    # Otherwise a text could be in both train and test.
     kept, seen = {}, set()
     counts = collections.Counter(sizes.values())
     for name, size in sizes.items():
@@ -282,5 +282,5 @@ def _is_json_lines(path):
 
 
 def _delimiter(path, separator):
-    """Returns what separates the documents of a file, or None."""
+    """Returns the separator of a file's documents, or None."""
     return b"\n" if _is_json_lines(path) else separator

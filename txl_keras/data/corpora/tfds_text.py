@@ -1,4 +1,4 @@
-"""Loads texts, also labelled ones, of TensorFlow Datasets by their name."""
+"""Loads texts, also labelled ones, from TensorFlow Datasets by name."""
 
 import dataclasses
 import difflib
@@ -36,9 +36,9 @@ PARTS = {
 
 def load(name, data_dir=None, manual_dir=None, text_key=None):
     """Opens a TFDS dataset as a `Corpus`, and prepares it the first time."""
-    # The order is that of TFDS and always the same. If there is no validation
-    # split, test is used for it, as is usual for `lm1b`, and vice versa; if
-    # there is neither, the last tenth of train.
+    # The order of TFDS is kept; it is always the same. Without a validation
+    # split, test is used for it, as is usual for `lm1b`, and vice versa.
+    # Without both, the last tenth of train is split.
     builder = _open(name, data_dir, manual_dir)
     texts = _features(builder, _is_string)
     key = text_key
@@ -94,7 +94,7 @@ class _Documents(Text):
             split=self.split,
             shuffle_files=False,
             read_config=tfds.ReadConfig(
-                interleave_cycle_length=1,  # one file after the other
+                interleave_cycle_length=1,  # one file after another
                 try_autocache=False,  # it would hold all text in memory
                 skip_prefetch=True,
             ),
@@ -108,13 +108,13 @@ class _Documents(Text):
 
 
 def _open(name, data_dir=None, manual_dir=None):
-    """Returns the builder of a dataset, and prepares it the first time."""
+    """Returns the builder of a dataset; prepares it the first time."""
     try:
         builder = tfds.builder(name, data_dir=data_dir)
-    except tfds.core.DatasetNotFoundError:  # which lists hundreds of others
+    except tfds.core.DatasetNotFoundError:  # it lists hundreds of others
         near = difflib.get_close_matches(name, tfds.list_builders())
         raise ValueError(
-            "`corpus` must be a dataset of TFDS after tfds:, maybe one of "
+            "`corpus` must be tfds: and the name of a TFDS dataset, maybe "
             f"{near}. Received: {name!r}"
         ) from None
     if builder.data_path.exists():

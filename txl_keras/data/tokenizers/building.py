@@ -24,9 +24,9 @@ from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 
 MAX_STRINGS = 1 << 22  # counted at once: about 600 MB
-SAMPLE_BYTES = 50_000_000  # of a larger text, about so much trains subwords
-# Ids above this need a vocabulary size: one of a typing error would make an
-# embedding that no memory holds.
+SAMPLE_BYTES = 50_000_000  # approximate size of the sample to train subwords
+# Ids above this need a vocabulary size. Otherwise an id with a typing error
+# could create an embedding that exceeds any memory.
 _MAX_FOUND_ID = (1 << 24) - 1
 
 
@@ -36,9 +36,9 @@ def build_tokenizer(
     """Builds the tokenizer of a corpus, on all cores.
 
     The vocabulary of `"characters"` contains every symbol of all three splits,
-    as in the published enwik8 and text8 results, and that of `"ids"` the ids up
-    to the largest of all three. Other vocabularies are built from the train
-    split alone, subwords from a sample of its lines of about 50 MB.
+    as in the published enwik8 and text8 results. The vocabulary of `"ids"` has
+    all ids up to the largest in the three splits. Other vocabularies are built
+    from the train split alone; subwords from a sample of about 50 MB of lines.
 
     Args:
         name: String, `"bytes"`, `"characters"`, `"words"`, `"sentencepiece"`,
@@ -47,8 +47,8 @@ def build_tokenizer(
         section_map: Optional function that reads the text, see `prepare`.
         **options: Options of this tokenizer, see its class and its `train`;
             options that are None are ignored. `vocabulary` is a sequence of
-            words to use instead of counting them, or for subwords the path of a
-            model, or of a tokenizer.json, which `"hugging_face"` needs. For
+            words, which are then not counted, or for subwords the path of a
+            model or of a tokenizer.json (required by `"hugging_face"`). For
             `"words"`, `min_count` leaves out rarer words, `vocabulary_size`
             limits their number including marks, and an empty string as
             `unknown`, `line_start` or `line_end` disables this mark.
@@ -64,12 +64,12 @@ def build_tokenizer(
     options = {key: v for key, v in options.items() if v is not None}
     known = [*inspect.signature(build).parameters][2:]
     extra = {*options} - {*known}
-    if "vocabulary" in options:  # which is used as it is
+    if "vocabulary" in options:  # it is used unchanged
         extra |= {"vocabulary_size", "min_count"} & options.keys()
     if extra:
         raise ValueError(
             f"The tokenizer {name!r} must be built without {sorted(extra)}: "
-            f"its options are {known}, and where a `vocabulary` is given, its "
+            f"its options are {known}, and if a `vocabulary` is given, its "
             "size and `min_count` are left out. Received: "
             + ", ".join(f"{key}={options[key]!r:.40}" for key in sorted(extra))
         )
@@ -78,7 +78,7 @@ def build_tokenizer(
 
 
 def check_kind(corpus, takes_ids):
-    """Checks that a tokenizer takes what a corpus has: text, or token ids."""
+    """Checks that corpus and tokenizer both have text, or both token ids."""
     has_ids = corpus.encoding == "ids"
     if takes_ids != has_ids:
         needed = "must be" if has_ids else "must not be"
@@ -200,7 +200,7 @@ def _check_train(corpus):
 
 
 def _map(function, corpus, splits, section_map, threads=False):
-    """Yields `function(blocks)` of each block, or of each section."""
+    """Yields `function(blocks)` for each block, or for each section."""
     if section_map is not None:
         texts = map(corpus.text, splits)
         sections = [x for text in texts for x in text.sections()]

@@ -27,9 +27,9 @@ class CharacterTokenizer(Tokenizer):
     Args:
         vocabulary: A `Vocabulary`, or a sequence, of single characters.
         encoding: String, the unit of a symbol. `"utf-8"`: a character.
-            `"latin-1"`: a byte, represented by the character with that code
-            point; a non-ASCII character of a `str` is then several symbols.
-        drop_newlines: Boolean. Leaves newlines out of the encoded text.
+            `"latin-1"`: a byte, represented by the character with its code
+            point. A non-ASCII character of a `str` is then several symbols.
+        drop_newlines: Boolean. True: leaves newlines out of the encoded text.
 
     Example:
 

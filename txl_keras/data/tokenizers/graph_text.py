@@ -1,4 +1,4 @@
-"""Text operations of TensorFlow that agree with Python's.
+"""Text operations in TensorFlow that give the same results as Python's.
 
 Letters: `B` batch, `n` values of all rows together.
 """
@@ -15,12 +15,12 @@ from txl_keras.data.vocabulary import NUM_CODE_POINTS
 
 def constant(texts):
     """Creates a constant of strings `(n,)` from a list of `bytes`."""
-    # As objects, because NumPy strips trailing zero bytes from its strings.
+    # Passed as objects, because NumPy strips trailing zero bytes from strings.
     return tf.constant(np.array(texts, object))
 
 
 def valid_text(text):
-    """Returns strings `(B,)`, with a check that they are valid UTF-8."""
+    """Returns strings `(B,)`; checks that they are valid UTF-8."""
     # Invalid bytes are replaced by U+FFFD.
     repaired = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", "replace")
     is_valid = repaired == text
@@ -38,7 +38,7 @@ def split_bytes(text):
 
 
 def split_words(text):
-    """Splits strings `(B,)` at the spaces of `str.split`, ragged."""
+    """Splits strings `(B,)` at whitespace like `str.split`, ragged."""
     # `tf.strings.split` splits only at ASCII spaces.
     text = tf.strings.regex_replace(text, f"[{_spaces()}]", " ")
     words = tf.strings.split(text, sep=" ")
@@ -54,9 +54,9 @@ def _spaces():
 def find(keys, values):
     """Finds integers `(n,)` in a list of distinct integers.
 
-    Returns their indices, and which were found.
+    Returns their indices, and a mask of the integers that were found.
     """
-    # Binary search needs only constants: no table to be initialized at loading,
+    # Binary search needs only constants: no table to initialize when loading,
     # and no array over all of Unicode.
     order = np.argsort(keys).astype(np.int32)
     keys = tf.constant(np.array(keys)[order], values.dtype)
@@ -78,7 +78,7 @@ def _hash(strings):
 
 
 def check_known(ids, is_known, symbols):
-    """Returns ids `(n,)` of symbols `(B, None)` as ragged; checks that all are.
+    """Returns ids `(n,)` of symbols `(B, None)` as ragged; checks them.
 
     Symbols are words, or code points.
     """

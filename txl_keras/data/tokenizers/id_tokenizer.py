@@ -1,4 +1,4 @@
-"""`IdTokenizer`: for data that is token ids already."""
+"""`IdTokenizer`, for data that already consists of token ids."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +13,10 @@ from txl_keras.data.vocabulary import smallest_dtype
 
 
 class IdTokenizer(Tokenizer):
-    """Takes token ids as they are; as text they are written as numbers.
+    """Passes token ids through, and writes them as numbers in text.
 
-    For sequences that are no text, such as music events, DNA or logs. A
-    `Corpus` of ids is loaded from `.npy` or `.npz` files.
+    It is for sequences that are not text, such as music events, DNA or logs.
+    `load_corpus` loads a `Corpus` of ids from `.npy` or `.npz` files.
 
     Args:
         vocabulary_size: Integer. Ids are below it.

@@ -17,7 +17,7 @@ from txl_keras.json_files import open_checked
 from txl_keras.lazy import import_extra
 from txl_keras.types import PathLike
 
-_MAX_BYTES = 32 << 20  # of a tokenizer.json; the largest have 262,144 tokens
+_MAX_BYTES = 32 << 20  # for a tokenizer.json; the largest have 262,144 tokens
 _MAX_IDS = 1 << 20
 # With these the text of a token does not depend on the tokens after it.
 _DECODERS = {
@@ -30,7 +30,7 @@ _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + i): byte for i, byte in enumerate(_OTHERS)
 }
-# What puts a space before a text, and settings with which it does not.
+# Components that put a space before a text, and settings without the space.
 _NO_PREFIX = {
     "ByteLevel": {"add_prefix_space": False},
     "Metaspace": {"prepend_scheme": "never"},
@@ -39,17 +39,17 @@ _NO_PREFIX = {
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """Encodes text with the library `tokenizers` of Hugging Face.
+    """Encodes text with Hugging Face's library `tokenizers`.
 
-    No special tokens are added to a text, and it is never truncated. The names
-    of special tokens in a text become these tokens. `is_lossless` is true for
+    No special tokens are added to a text, and it is never truncated. Names of
+    special tokens in a text become these tokens. `is_lossless` is true for
     byte-level vocabularies such as those of GPT-2 and Llama 3. SavedModels of
     raw text cannot contain this tokenizer.
 
     Args:
-        definition: String, the content of a `tokenizer.json`: for a tokenizer
-            in memory `tokenizer.to_str()`, and for one of transformers
-            `tokenizer.backend_tokenizer.to_str()`.
+        definition: String, the content of a `tokenizer.json`:
+            `tokenizer.to_str()` for a tokenizer in memory, or
+            `tokenizer.backend_tokenizer.to_str()` for one of transformers.
 
     Example:
 
@@ -92,7 +92,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @classmethod
     def from_file(cls, path: PathLike) -> Self:
-        """Loads a `tokenizer.json`; nothing that it holds is executed.
+        """Loads a `tokenizer.json` without executing any code in it.
 
         Args:
             path: String or `pathlib.Path`.
@@ -139,8 +139,8 @@ class KerasHubTokenizer(Tokenizer):
     """Encodes text with a tokenizer of KerasHub.
 
     Set `model.tokenizer = KerasHubTokenizer(tokenizer)`. The model then trains
-    and generates with it, but cannot be saved or exported with it, because
-    KerasHub's tokenizers are saved in files of their own.
+    and generates with it, but cannot be saved or exported, because KerasHub
+    saves tokenizers in files of their own.
 
     Args:
         tokenizer: An object with `tokenize`, `detokenize`, `id_to_token` and
@@ -156,8 +156,8 @@ class KerasHubTokenizer(Tokenizer):
         length = getattr(tokenizer, "sequence_length", None)
         if length or not all(hasattr(tokenizer, name) for name in methods):
             raise ValueError(
-                f"`tokenizer` must have the methods {', '.join(methods)}, as "
-                "those of KerasHub, and no `sequence_length`, which would pad "
+                f"`tokenizer` must have the methods {', '.join(methods)}, like "
+                "KerasHub's, and no `sequence_length`, which would pad "
                 f"and truncate texts. Received: {shown(tokenizer)}, "
                 f"sequence_length={length}"
             )
@@ -181,8 +181,7 @@ class KerasHubTokenizer(Tokenizer):
 
     def get_config(self):
         raise ValueError(
-            "A `KerasHubTokenizer` cannot be saved. If it must be, use "
-            "`SentencePieceTokenizer(tokenizer.proto)`, `ByteTokenizer()`, or "
+            "A `KerasHubTokenizer` cannot be saved. To save the model, use "
             "`HuggingFaceTokenizer` with the tokenizer.json of the same model."
         )
 
@@ -196,7 +195,7 @@ def _parse(definition):
     tokenizers = import_extra("tokenizers")
     try:
         tokenizer = tokenizers.Tokenizer.from_str(definition)
-    except Exception as error:  # the library has no classes of errors
+    except Exception as error:  # the library has no error classes
         raise _unreadable(error) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -214,13 +213,13 @@ def _unreadable(reason):
 
 
 def _types(component):
-    """Returns the names of all parts of a component of a tokenizer."""
+    """Returns the names of all parts of a tokenizer's component."""
     state = b"" if component is None else component.__getstate__()
     return {name.decode() for name in re.findall(rb'"type":"(\w+)"', state)}
 
 
 def _byte_level_texts(tokens, added):
-    """Returns the bytes of tokens, whose characters stand for bytes."""
+    """Returns the bytes of tokens whose characters stand for bytes."""
     return [
         token.encode()
         if i in added or not _BYTES.keys() >= {*token}

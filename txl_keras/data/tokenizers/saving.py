@@ -1,4 +1,4 @@
-"""Saves and loads tokenizers, and tells them apart."""
+"""Saves and loads tokenizers, and hashes them."""
 
 import json
 import os

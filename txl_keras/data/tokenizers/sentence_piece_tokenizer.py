@@ -32,9 +32,9 @@ _SPACE = "\u2581"  # in pieces
 _UNKNOWN, _CONTROL, _BYTE = 2, 3, 6
 
 # The fields of a SentencePiece model that are read or changed here; others are
-# kept as they are. They are declared because the module that comes with
-# sentencepiece needs the newest protobuf, which other packages do not accept,
-# and because models are read without sentencepiece.
+# kept unchanged. They are declared here, because the module in sentencepiece
+# needs the newest protobuf, which other packages do not accept, and because
+# models are read without sentencepiece.
 # A piece is bytes here, because not every file contains valid UTF-8.
 _FILE = """
 name: "txl_keras_sentence_piece.proto"
@@ -73,8 +73,8 @@ _LOADING = threading.Lock()
 _NO_DUMMY_PREFIX = _Model(
     normalizer_spec={"add_dummy_prefix": False}
 ).SerializeToString()
-# So does this its character map, which has no entry: native code prints a line
-# about a model without one, each time it is loaded.
+# So does this the character map, with an empty one: native code prints a line
+# each time it loads a model without a character map.
 _NO_CHANGES = _Model(
     normalizer_spec={
         "precompiled_charsmap": (1024).to_bytes(4, "little") + bytes(1025)
@@ -82,13 +82,13 @@ _NO_CHANGES = _Model(
 ).SerializeToString()
 # sentencepiece skips sentences that contain one of these characters.
 _CHARACTER = "[^\n\0\u2047\u2585]"
-# It also skips long sentences and aborts at words of 65536 characters, so
+# It also skips long sentences, and aborts at words of 65536 characters. So
 # sentences are cut, before a space if possible.
 _SENTENCE = re.compile(rf"{_CHARACTER}{{1,1000}}(?!\S)|{_CHARACTER}{{1,1000}}")
-# The default number of pieces, by the root of the number of characters.
+# The default number of pieces, per square root of the number of characters.
 _PIECES_PER_ROOT = 1.2
 _FEWEST_PIECES, _MOST_PIECES = 500, 8000
-_COVERAGE = 0.9995  # of the text, by characters that have a piece
+_COVERAGE = 0.9995  # share of the text whose characters have a piece
 # Options of training.
 _LOSSLESS = {
     "model_type": "bpe",
@@ -98,7 +98,7 @@ _LOSSLESS = {
     "remove_extra_whitespaces": False,
     "add_dummy_prefix": False,
     "byte_fallback": True,
-    # Without them each space of an indentation would be a token.
+    # Otherwise each space of an indentation would be a token.
     "allow_whitespace_only_pieces": True,
     "user_defined_symbols": ["\n"],
     # Unused special tokens would waste embedding rows.
@@ -112,7 +112,7 @@ _LOSSLESS = {
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """Encodes text as the pieces of a SentencePiece model.
+    """Encodes text as pieces of a SentencePiece model.
 
     Models from `train` are lossless: `decode(encode(text)) == text` for every
     text in valid UTF-8, so that bits per byte can be computed. Characters
@@ -120,7 +120,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     Published models may be lossy: many apply Unicode normalization, treat
     newlines as spaces, merge spaces, or replace unknown characters by one
-    piece. Each line is encoded on its own.
+    piece. Each line is encoded separately.
 
     Args:
         model: `bytes`, a serialized SentencePiece model.
@@ -174,7 +174,7 @@ class SentencePieceTokenizer(Tokenizer):
         texts: Iterable[str | bytes],
         vocabulary_size: int | None = None,
     ) -> Self:
-        """Trains a lossless model of byte-pair encoding, deterministically.
+        """Trains a lossless byte-pair encoding, deterministically.
 
         Its first 258 pieces are `<unk>`, the newline and the 256 bytes.
         Training takes about 15 bytes of memory per character.
@@ -183,8 +183,8 @@ class SentencePieceTokenizer(Tokenizer):
             texts: Iterable of `bytes` in UTF-8 or of `str`: blocks of text,
                 preferably of whole lines.
             vocabulary_size: Optional integer. By default about 1.2 times the
-                square root of the number of characters, but at least 500 and
-                at most 8,000, and one for each character of all but the rarest.
+                square root of the number of characters, from 500 to 8,000, and
+                enough for one piece per character, except rare characters.
         """
         size = vocabulary_size
         if size is not None:
@@ -201,7 +201,7 @@ class SentencePieceTokenizer(Tokenizer):
                 sentence_iterator=iter(sentences),
                 model_writer=written,
                 vocab_size=size,
-                # A short text has fewer than the default.
+                # A short text has fewer pieces than the default.
                 hard_vocab_limit=vocabulary_size is not None,
                 **_LOSSLESS,
             )
@@ -211,7 +211,7 @@ class SentencePieceTokenizer(Tokenizer):
                 f"vocabulary_size={vocabulary_size} ({error})"
             ) from error
         model = _Model.FromString(written.getvalue())
-        # The trainer writes spaces as U+2581, which may also occur in a text.
+        # The trainer writes spaces as U+2581, which a text may contain, too.
         # Pieces with real spaces distinguish the two.
         model.normalizer_spec.escape_whitespaces = False
         for piece in model.pieces:
@@ -222,8 +222,8 @@ class SentencePieceTokenizer(Tokenizer):
         return self.encode_texts([text], begins_line)[0]
 
     def encode_texts(self, texts, begins_line=True):
-        # In one call, as one for each short text takes 50 times as long.
-        # TensorFlow would silently write U+FFFD for what is not valid UTF-8.
+        # In one call, because one call per short text takes 50 times as long.
+        # TensorFlow would silently write U+FFFD for invalid UTF-8.
         texts = tf.constant([as_string(text) for text in texts])
         ids = self._encode(texts, begins_line)
         dtype = smallest_dtype(self.vocabulary_size)
@@ -233,7 +233,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self._encode(valid_text(text), True)
 
     def _encode(self, text, begins_line):
-        # A long line would take longer. An empty text has one, too.
+        # A long line would take longer. An empty text has one line, too.
         rows = tf.strings.split(text, sep="\n")
         limits = tf.gather(rows.row_limits(), rows.value_rowids())
         is_ended = tf.range(1, tf.size(limits, tf.int64) + 1) != limits
@@ -259,7 +259,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def sentences_of(text):
-    """Returns what sentencepiece is trained on: lines, long ones in parts."""
+    """Returns sentences to train on: lines; long lines are cut in parts."""
     return _SENTENCE.findall(as_string(text))
 
 
@@ -271,13 +271,13 @@ def _default_size(sentences):
     total = counts.total()
     size = int(_PIECES_PER_ROOT * math.sqrt(total))
     size = min(max(size, _FEWEST_PIECES), _MOST_PIECES)
-    # Each of these needs a piece: in Chinese there are thousands.
+    # Each of these characters needs a piece: in Chinese there are thousands.
     covered = np.cumsum(sorted(counts.values(), reverse=True))
     return size + 1 + int(np.searchsorted(covered, _COVERAGE * total))
 
 
 def _load(model):
-    """Creates the TensorFlow Text tokenizer of a model, for every text anew."""
+    """Creates the TensorFlow Text tokenizer of a model, for each text."""
     # `keras.utils.set_random_seed` clears TensorFlow's resources, so that a
     # cached tokenizer would fail.
     text = import_extra("tensorflow_text")
@@ -293,7 +293,7 @@ def _load(model):
 
 
 def _read_model(model):
-    """Returns pairs of piece and type, and the normalizer, of a model."""
+    """Returns a model's pairs of piece and type, and its normalizer."""
     try:
         read = _Model.FromString(model)
         if not 0 < len(read.pieces) <= _MAX_PIECES:
@@ -316,9 +316,9 @@ def _no_model_error(reason):
 
 def _check_charsmap(data):
     """Checks a compiled character map before native code reads it."""
-    # It consists of the trie's size, the trie (32-bit units of darts-clone) and
-    # the strings that its leaves point to. Native code does not check that
-    # steps and leaves point inside of these.
+    # It has the trie's size, the trie (32-bit units of darts-clone) and the
+    # strings that its leaves point to. Native code does not check that steps
+    # and leaves point inside of these.
     if not data:
         return
     size = int.from_bytes(data[:4], "little")

@@ -14,14 +14,14 @@ from txl_keras.data.vocabulary import Vocabulary
 class Tokenizer:
     """Converts text to token ids and back.
 
-    A tokenizer of your own is a subclass that defines `encode` and
-    `decode_bytes`, and sets `vocabulary_size`. With `encode_in_graph` it can be
-    a part of SavedModels.
+    To write your own tokenizer, define `encode` and `decode_bytes` in a
+    subclass, and set `vocabulary_size`. Define `encode_in_graph`, too, if the
+    tokenizer should become a part of SavedModels.
 
     Attributes:
         vocabulary_size: Integer. Ids are below it.
-        unit: String, what a token is, for reports.
-        unknown_id: Optional integer. The id of all that has no id of its own.
+        unit: String, the kind of a token, for reports.
+        unknown_id: Optional integer. The id of everything without its own id.
         is_lossless: Boolean, whether decoding restores every text. Only then
             can bits per byte be computed.
         releases_gil: Boolean, whether `encode` runs in parallel in threads.
@@ -41,15 +41,15 @@ class Tokenizer:
         Args:
             text: `bytes` in UTF-8, or `str`.
             begins_line: Boolean. False if the text continues a line whose first
-                part was encoded before: nothing then marks the start of a line.
+                part was already encoded: then no start of a line is marked.
 
         Returns:
-            Array of shape `(n,)`, of the smallest of uint8, uint16 and int32
-            that holds the vocabulary.
+            Array of shape `(n,)` and of the smallest dtype of uint8, uint16 and
+            int32 that holds the vocabulary.
 
         Raises:
-            ValueError: If the text is not valid UTF-8, except for bytes, or if
-                a symbol has no id. The message gives its position.
+            ValueError: If the text is not valid UTF-8 (except for bytes),
+                or if a symbol has no id. The message gives its position.
         """
         raise NotImplementedError
 
@@ -58,14 +58,14 @@ class Tokenizer:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of texts `(n,)`, joined, and their lengths `(B,)`.
 
-        Each text begins a line, and the first only if it `begins_line`.
+        Each text begins a line; for the first text `begins_line` decides.
         """
         first, *others = texts
         ids = [self.encode(first, begins_line), *map(self.encode, others)]
         return np.concatenate(ids), np.array([*map(len, ids)])
 
     def encode_in_graph(self, text: "tf.Tensor") -> "tf.RaggedTensor":
-        """Encodes texts in a graph of TensorFlow, with the ids of `encode`.
+        """Encodes texts in a TensorFlow graph, with the same ids as `encode`.
 
         Args:
             text: String tensor of shape `(B,)`. Each is the start of a line.
@@ -80,8 +80,8 @@ class Tokenizer:
 
         They may end inside a character: pass them to
         `codecs.getincrementaldecoder("utf-8")` to show text while it is
-        generated. Where tokens are words, each begins with a space, and so do
-        lines.
+        generated. If tokens are words, each word and each line begins with a
+        space.
 
         Args:
             ids: Integer array or list of shape `(n,)`, or one integer.
@@ -92,7 +92,7 @@ class Tokenizer:
         return b"".join(map(texts.__getitem__, ids))
 
     def _text(self, token_id):
-        """Returns the bytes of a token; by default those in a list `_texts`."""
+        """Returns the bytes of a token; by default from a list `_texts`."""
         return self._texts[token_id]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -106,7 +106,7 @@ class Tokenizer:
         return text
 
     def ids_that_begin_with(self, text: bytes) -> list[int]:
-        """Returns the ids of all tokens whose bytes begin with some bytes.
+        """Returns the ids of all tokens whose bytes begin with `text`.
 
         Args:
             text: `bytes`.
@@ -115,7 +115,7 @@ class Tokenizer:
         return [i for i in ids if self._text(i).startswith(text)]
 
     def get_config(self):
-        """Returns the constructor's arguments, attributes of the same names."""
+        """Returns the constructor's arguments, which are attributes, too."""
         names = inspect.signature(type(self)).parameters
         config = {name: getattr(self, name) for name in names}
         return {
@@ -125,7 +125,7 @@ class Tokenizer:
 
     @classmethod
     def from_config(cls, config):
-        """Creates a tokenizer from what `get_config` returned."""
+        """Creates a tokenizer from the result of `get_config`."""
         return cls(**config)
 
 

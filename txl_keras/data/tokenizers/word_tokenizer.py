@@ -16,18 +16,18 @@ class WordTokenizer(Tokenizer):
     """Encodes whitespace-separated words as indices in a vocabulary of words.
 
     The defaults give the encoding of WikiText-103 in the original code: every
-    newline is the word `<eos>`. A last line without a newline gets none, so
-    that a prompt may end in the middle of a line.
+    newline is the word `<eos>`. A last line without a newline has no `<eos>`,
+    so that a prompt may end in the middle of a line.
 
-    For One Billion Word, `unknown` is `"<UNK>"`, and `line_start` and
-    `line_end` both are `"<S>"`.
+    For One Billion Word, `unknown` is `"<UNK>"`, and both `line_start` and
+    `line_end` are `"<S>"`.
 
     Args:
-        vocabulary: A `Vocabulary`, or a sequence of words: for a published
-            model, the list it was trained with.
+        vocabulary: A `Vocabulary`, or a sequence of words; for a published
+            model, the list that the model was trained with.
         unknown: Optional string. The word that replaces all words that are not
             in the vocabulary, if `unknown` itself is in the vocabulary.
-        line_start: Optional string, the word inserted at the start of every
+        line_start: Optional string, the word to insert at the start of every
             line.
         line_end: Optional string, the word that replaces each newline. With
             None newlines are spaces.

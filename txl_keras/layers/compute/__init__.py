@@ -1,8 +1,8 @@
 """Fast implementations of attention behind one function.
 
 A layer projects its inputs, describes one attention as a `Problem` (with
-`Visible` as its mask), and calls `attend`. The `Target`, what the graph runs
-on, decides which implementation is used:
+`Visible` as its mask), and calls `attend`. The `Target`, the device that the
+graph runs on, determines the implementation:
 
 - `blocks`: blocks of queries, for CPUs.
 - `tiles`: all queries at once, compiled by XLA. Supports every problem.
@@ -10,13 +10,13 @@ on, decides which implementation is used:
 
 The first two are written in TensorFlow. They return the same numbers as
 `definition`, the equation of the paper in `keras.ops`, which is the reference
-in tests and the only one on other backends. Layers call `definition` themselves
-where they return probabilities, which `attend` does not.
+in tests and the only implementation on other backends. `attend` does not return
+probabilities; layers that need them call `definition` directly.
 
 Each aligns the scores by distance with the keys (the shift of appendix B) in
-the form that is fastest there: `definition` by `relative_shift`, the trick as
-the paper prints it, `tiles` by a reshape (`_tiles_by_key`) or `shift_to_keys`,
-and `blocks` by a shear of padding that it has anyway.
+its fastest form: `definition` by `relative_shift`, as printed in the paper;
+`tiles` by a reshape (`_tiles_by_key`) or `shift_to_keys`; and `blocks` by a
+shear of padding that it needs anyway.
 """
 
 from keras import ops

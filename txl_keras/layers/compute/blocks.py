@@ -2,7 +2,7 @@
 
 No tensor of all queries and all keys is ever created, and keys that are masked
 for a whole block are skipped. With many keys, the backward pass recomputes the
-scores instead of storing them, as FlashAttention does (Dao et al., 2022).
+scores instead of storing them, as in FlashAttention (Dao et al., 2022).
 
 More letters: `t` queries of a block, `s` keys up to the last visible one, `r`
 distances.
@@ -25,7 +25,7 @@ from txl_keras.layers.compute.tiles import zero_depending_on
 
 # Queries per block. Fewer make the matmuls too flat to be fast, more take more
 # memory. A block with more than `_MAX_PAIRS` pairs of a query and a key is
-# made shorter, down to half this length.
+# shortened, down to half this length.
 BLOCK_LENGTH = 256
 _MAX_PAIRS = 2**19
 # Up to this many keys per element of a head, weights are kept for the backward
@@ -65,7 +65,7 @@ class Block(typing.NamedTuple):
         return mask[None, ..., : self.num_keys]
 
     def undropped(self, seeds):
-        """Returns a mask of what dropout keeps, boolean `(N, B, t, s)`."""
+        """Returns a dropout mask, true where kept, boolean `(N, B, t, s)`."""
         if not self.rate:
             return True
         sizes = self.num_heads, self.visible.length, self.visible.num_keys
@@ -81,7 +81,7 @@ def supports(problem, target):
         and problem.has_static_sizes
         and problem.score_bias is None
         and problem.order is None
-        # Its sums of weights may overflow.
+        # In float16 the sums of weights may overflow.
         and problem.query.dtype != tf.float16
     )
 
@@ -120,7 +120,7 @@ def split_queries(problem):
 def split(problem):
     """Yields the attention of each block of queries, if they need few keys."""
     visible = problem.visible
-    # A smaller problem has other masks of dropout.
+    # A smaller problem would have other dropout masks.
     is_plain = problem.score_bias is None and not problem.rate
     is_causal = visible.look_ahead == 0 and problem.has_static_sizes
     is_fit = is_plain and is_causal and visible.length
@@ -204,7 +204,7 @@ def _attend(problem, blocks, extra_masks):
 
 
 def _pad_rows(rows, num_distances):
-    """Pads or slices `(N, R, H)` to all distances and one for `shear`."""
+    """Pads or slices `(N, R, H)` to all distances, plus one for `shear`."""
     rows = rows[:, -num_distances:]
     missing = num_distances + 1 - rows.shape[1]
     return tf.concat([tf.tile(rows[:, :1], [1, missing, 1]), rows], axis=1)
@@ -212,8 +212,8 @@ def _pad_rows(rows, num_distances):
 
 def _zero_depending_on_all(tensors):
     """Returns a scalar zero with a data dependency on all of the tensors."""
-    # It orders the blocks. Otherwise the scores of all of them could be
-    # computed first, and be in memory together.
+    # It orders the blocks. Otherwise the scores of all blocks could be computed
+    # first and be in memory together.
     zero = tf.zeros(())
     for tensor in tensors:
         zero += zero_depending_on(
@@ -225,7 +225,7 @@ def _zero_depending_on_all(tensors):
 def _slice_operands(block, zero, values, keys, query, *positions):
     """Slices the values, keys, queries and position rows of a block."""
     # The queries depend on `zero`. If the weights are recomputed, so do all
-    # slices: otherwise XLA would keep those of the forward pass.
+    # slices: otherwise XLA would keep the slices of the forward pass.
     zero = tf.cast(zero, values.dtype)
     visible = [x[:, :, : block.num_keys] for x in (values, keys)]
     queries = [
@@ -243,7 +243,7 @@ def _add_to_all(zero, *tensors):
 
 
 def _scores(keys, query, *positions):
-    """Computes scores `(N, B, t, s)`, then any by distance, `r + 1` wide."""
+    """Computes scores `(N, B, t, s)` and, `r + 1` wide, scores by distance."""
     content = tf.matmul(query, keys, transpose_b=True)
     return [content, dot_product(*positions)] if positions else [content]
 
@@ -278,9 +278,9 @@ def _block_gradients(values, *operands, output, output_gradient, softmax):
 
 
 def _add_to(sums, block_gradients):
-    """Adds the gradients of a block to those of the blocks before it."""
+    """Adds the gradients of a block to the sums of the blocks before it."""
     # A later block may have more keys, appended at the end, and has larger
-    # distances, at the start. Its queries follow those of the earlier blocks.
+    # distances, at the start. Its queries follow the earlier blocks' queries.
     queries = slice(2, 4)
     joined = [
         tf.concat(pair, axis=2)
@@ -308,8 +308,8 @@ def _add_last(fewer, more):
 @fused
 def _weights(scores, extra_mask, seeds, block):
     """Computes `exp(score - max)` with dropout, what is kept, and the sum."""
-    # Kept are the exponentials, negative if dropped (`None` if these are the
-    # weights); with many keys only the max.
+    # The exponentials are kept, negative if dropped (`None` if they equal the
+    # weights); with many keys only the max is kept.
     dtype = scores[0].dtype
     masked_scores = _mask_scores(scores, block.mask() & extra_mask, block)
     (exponentials,), max_score, total = exponentials_of_parts([masked_scores])
@@ -345,7 +345,7 @@ def _softmax_gradient(
     block,
 ):
     """Computes weights and score gradients: see `tiles.softmax_matmul`."""
-    # The weights are not normalized, and `None` if they are what was kept.
+    # The weights are not normalized, and `None` if they equal what was kept.
     dtype = output.dtype
     delta = softmax_delta(output, output_gradient)  # [N, B, t, 1]
     mask = block.mask() & extra_mask
@@ -376,7 +376,7 @@ def _mask_scores(scores, mask, block):
 def _unshift(scores, num_distances):
     """Computes the gradient of `shear`, cut to the first keys."""
     heads, batch, length, num_keys = scores.shape
-    # Not `tf.pad`, into which XLA would fuse a recomputation of the scores.
+    # Instead of `tf.pad`, into which XLA would fuse recomputing the scores.
     if num_distances > num_keys:
         missing = (heads, batch, length, num_distances - num_keys)
         scores = tf.concat([scores, tf.zeros(missing, scores.dtype)], -1)

@@ -43,7 +43,7 @@ def attend(problem, return_probabilities=False):
         sizes, ranges = (heads, *lengths), ([length] for length in lengths)
         keep = keep_pairs(problem.rate, problem.seeds, sizes, *ranges)
         weights = ops.where(keep, weights, 0)
-    # The output is divided, not each weight, but where its sum may overflow.
+    # Divides the output instead of each weight, unless sums may overflow.
     divisor = total * (1 - problem.rate)
     if keras.backend.standardize_dtype(values.dtype) == "float16":
         weights, divisor = weights / divisor, 1.0
@@ -57,7 +57,7 @@ def attend(problem, return_probabilities=False):
 
 
 def _needed_rows(problem):
-    """Returns the rows `(N, R, H)` of at most as many distances as needed."""
+    """Returns the rows `(N, R, H)` of no more distances than needed."""
     rows, visible = problem.positions.rows, problem.visible
     spare = ops.shape(rows)[1] - (visible.num_keys - visible.nearest)
     return rows[:, _larger(spare, 0) :]
@@ -92,17 +92,17 @@ def _heads_first(problem):
 def relative_shift(scores: Tensor) -> Tensor:
     """Shifts attention scores from distances to keys.
 
-    The trick of appendix B in Dai et al., 2019. Column `r` of the input is
-    the distance `S - 1 - r`. Query `i` is at position `M + i`, so the score of
-    key `j` is in column `j + T - 1 - i`. Padding on the left and two reshapes
-    shift row `i` by `T - 1 - i` columns without any arithmetic. For T = 3 and
-    S = 5, where the numbers are distances:
+    This is the trick of appendix B in Dai et al., 2019. Column `r` of the input
+    has the distance `S - 1 - r`. Query `i` is at position `M + i`, so the score
+    of key `j` is in column `j + T - 1 - i`. Padding on the left and two
+    reshapes shift row `i` by `T - 1 - i` columns without any arithmetic. For
+    T = 3 and S = 5, where the numbers are distances:
 
         4 3 2 1 0        2 1 0 x x
         4 3 2 1 0   ->   3 2 1 0 x
         4 3 2 1 0        4 3 2 1 0
 
-    `x` marks a key after the query. Its value is arbitrary, perhaps zero, and
+    `x` marks a key after the query. Its value is arbitrary, possibly zero, and
     must be masked.
 
     Args:

@@ -1,4 +1,4 @@
-"""Dropout masks that are a hash of a row's seed and a unit's index."""
+"""Dropout masks: a hash of a row's seed and a unit's index."""
 
 import math
 import operator
@@ -10,9 +10,9 @@ from txl_keras.backend import ON_TENSORFLOW
 from txl_keras.backend import ON_TORCH
 from txl_keras.backend import tf
 
-# Tensors of TensorFlow have no operator for it.
+# TensorFlow's tensors have no operator for it.
 _SHIFT_RIGHT = tf.bitwise.right_shift if ON_TENSORFLOW else operator.rshift
-# PyTorch does not compute with uint32: there it is the lower half of an int64.
+# PyTorch cannot compute with uint32; there it is the lower half of an int64.
 _IS_HALF = ON_TORCH
 SEED_DTYPE = "int64" if _IS_HALF else "uint32"
 _number = int if _IS_HALF else np.uint32
@@ -50,10 +50,10 @@ def keep_pairs(rate, seeds, sizes, queries, keys):
 def keep_mask(rate, seeds, sizes, indices, batch_axis=0):
     """Returns a boolean mask of the units that dropout keeps."""
     # `sizes` is the shape of a row, `indices` has the units of each axis.
-    # Each row has a counter modulo 2**32, whose start and stride come from the
-    # row's seed. It advances by one stride per unit and is hashed. Every term
-    # of it depends on the seeds: a tensor of unit numbers would be the same in
-    # every layer, so XLA would keep it in memory.
+    # Each row has a counter modulo 2**32. The row's seed gives its start and
+    # its stride per unit, and the counter is hashed. Every term depends on the
+    # seeds: a tensor of unit numbers would be the same in every layer, so XLA
+    # would keep it in memory.
     rank = len(sizes) + 1
     seeds = ops.reshape(
         fold_in(seeds, 0), [-1 if a == batch_axis else 1 for a in range(rank)]

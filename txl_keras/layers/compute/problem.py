@@ -1,8 +1,8 @@
 """Description of one attention, independent of how it is computed.
 
 `Problem` holds the projected tensors, `Visible` is its mask, `Positions` adds
-scores by distance. The functions above those classes keep NaN and infinity out
-of what is masked, in layers and models.
+scores by distance. The functions above these classes keep NaN and infinity of
+masked states out of the results, in layers and models.
 """
 
 import dataclasses
@@ -18,19 +18,19 @@ from keras import ops
 MASKED_SCORE = -1e30
 
 
-# A masked probability is 0, but 0 times NaN or infinity is NaN: in the output,
-# and in gradients of the weights. So what a mask of steps hides is replaced by
-# zeros. What a mask of pairs hides from some queries is kept from their output.
+# A masked probability is 0, but 0 times NaN or infinity is NaN, in the output
+# and in gradients of the weights. So states that a mask of steps hides are
+# replaced by zeros. For masks of pairs see `move_nonfinite_to_keys`.
 
 
 def zero_masked(states, mask):
-    """Replaces masked states of `(..., B, S, D)`, if any, by zeros."""
+    """Replaces masked states `(..., B, S, D)` by zeros, if there is a mask."""
     return states if mask is None else ops.where(mask[..., None], states, 0)
 
 
 def finite_masked(states, mask):
     """Replaces NaN and infinity in masked states of `(B, S, D)` by zeros."""
-    # Other values stay: a masked query has an output of its own.
+    # Other values are kept: a masked query still has an output.
     if mask is None:
         return states
     return ops.where(mask[..., None] | ops.isfinite(states), states, 0)
@@ -38,7 +38,7 @@ def finite_masked(states, mask):
 
 def move_nonfinite_to_keys(keys, values):
     """Moves NaN and infinity from values to their keys, for masks of pairs."""
-    # The masked score of a key is replaced, and queries that may attend to it
+    # The score of a masked key is replaced. Queries that may attend to the key
     # still become NaN.
     is_finite = ops.all(ops.isfinite(values), axis=-1, keepdims=True)
     return ops.where(is_finite, keys, np.nan), ops.where(is_finite, values, 0)
@@ -55,7 +55,7 @@ class Positions:
 
     # [N, R, H], one row per distance, the largest distance first and
     # `Visible.nearest` last. Keys at larger distances use the first row. A
-    # column more, [N, R, H + 1], is added to the scores of all queries.
+    # further column, [N, R, H + 1], is added to the scores of all queries.
     rows: object
     bias: object = None  # `v`: [N, H], or None
 
@@ -63,8 +63,8 @@ class Positions:
 class Visible(typing.NamedTuple):
     """Describes the attention mask of a `Problem`.
 
-    Query `i` is at position `M + i`. For T = 3 and M = 2, where 1 is visible,
-    `.` is masked, `a` is masked without `look_ahead=1`, and `s` is masked with
+    Query `i` is at position `M + i`. For T = 3 and M = 2: `1` is visible, `.`
+    is masked, `a` is masked without `look_ahead=1`, and `s` is masked with
     `max_distance=2`:
 
              memory | segment
@@ -97,7 +97,7 @@ class Visible(typing.NamedTuple):
         # Python's `min` of integers keeps shapes static.
         if isinstance(farthest_ahead, int):
             return -min(self.look_ahead, farthest_ahead)
-        if keras.backend.backend() == "jax":  # an unknown size of a symbol
+        if keras.backend.backend() == "jax":  # a symbolic size
             import jax
 
             return -jax.core.min_dim(self.look_ahead, farthest_ahead)
@@ -111,7 +111,7 @@ class Visible(typing.NamedTuple):
     def mask(self, first, end, queries=None):
         """Returns the mask of keys `first` to `end - 1`.
 
-        `queries` is a range of them, by default all. The mask broadcasts to
+        `queries` is a range of queries, by default all. The mask broadcasts to
         `(B, queries, end - first)`. It is not broadcast here, because it is
         kept for the backward pass.
         """
@@ -130,7 +130,7 @@ class Visible(typing.NamedTuple):
         if self.attention_mask is not None:
             mask = mask & self.attention_mask[..., first:end]
         if self.key_mask is not None:
-            # Not in place, where PyTorch does not broadcast.
+            # Not in place, because PyTorch would not broadcast.
             mask = mask & self.key_mask[:, None, first:end]
         return mask
 
@@ -167,7 +167,7 @@ class Problem:
 
     @property
     def lengths(self):
-        """Returns the numbers of keys of the parts, integers or tensors."""
+        """Returns the number of keys in each part, as integers or tensors."""
         if len(self.parts) == 1:
             return [self.visible.num_keys]
         return [self.visible.num_memory, self.visible.length]

@@ -2,14 +2,13 @@
 
 On a TPU or a GPU, XLA compiles a whole step. On a CPU, memory bandwidth is the
 bottleneck, so layers use an implementation that moves less data: attention in
-blocks of queries, and fused functions between matmuls. Which library should
-run the matmuls depends on the CPU. With the instructions that oneDNN is
-optimized for, TensorFlow's matmuls are twice as fast as XLA's in bfloat16; in
-float32 they are 5 to 10% faster in training, if they are large, and 5% slower
-in inference. On other CPUs XLA's are faster, in bfloat16 three times. So the
-graph of a CPU is compiled either as a whole by XLA, or in parts: TensorFlow
-runs the matmuls, and XLA compiles the fused functions, each once for all
-layers.
+blocks of queries, and fused functions between matmuls. The CPU determines which
+library should run the matmuls. With the instructions that oneDNN is optimized
+for, TensorFlow's matmuls are twice as fast as XLA's in bfloat16. In float32
+they are 5 to 10% faster in training, if they are large, and 5% slower in
+inference. On other CPUs XLA's are faster, in bfloat16 three times. So a CPU
+graph is compiled by XLA as a whole, or in parts: TensorFlow runs the matmuls,
+and XLA compiles the fused functions, each once for all layers.
 """
 
 import contextlib
@@ -20,8 +19,8 @@ import pathlib
 
 from txl_keras.backend import tf
 
-# By dtype and training: CPU instructions of which one is required for
-# TensorFlow's matmuls to be the faster ones.
+# CPU instructions, by dtype and training. TensorFlow's matmuls are faster if
+# the CPU has one of them.
 _INSTRUCTIONS = {
     ("float32", True): {"avx512_vnni"},
     ("bfloat16", False): {"avx512_bf16", "amx_bf16"},
@@ -34,14 +33,14 @@ _CPU_INFO = pathlib.Path("/proc/cpuinfo")
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Describes what the traced layers will run on."""
+    """Describes the device that the traced layers will run on."""
 
-    # "cpu", "gpu", "tpu", or None if unknown, as in eager calls. Layers then
-    # use the implementation that works on all of them.
+    # "cpu", "gpu", "tpu", or None if unknown, as in eager calls. For None,
+    # layers use an implementation that works on all of them.
     device: str | None = None
-    # Whether the graph of a CPU is compiled in parts, not as a whole by XLA.
+    # Whether a CPU graph is compiled in parts instead of as a whole by XLA.
     in_parts: bool = False
-    # The way of attention that the layers try first, which some extension
+    # The attention implementation that layers try first, which an extension
     # registered as `"attention"`, or None.
     attention: object = None
 
@@ -76,7 +75,7 @@ def compile_for(target, function, jit_compile=True):
         with use(target):
             return function(*args)
 
-    # AutoGraph would spend seconds converting every function called from here.
+    # AutoGraph would spend seconds on converting the functions called here.
     return tf.function(
         traced,
         autograph=False,

@@ -86,7 +86,7 @@ def _position_scores(problem, lengths):
 
 
 def _by_part(problem, scores, lengths):
-    """Splits scores `(N, B, T, S)` into those of the parts, in their layout."""
+    """Splits scores `(N, B, T, S)` into scores per part, in its layout."""
     parts = [problem.in_key_layout(scores)]
     if len(lengths) > 1:
         parts = tf.split(*parts, lengths, axis=-1)
@@ -149,17 +149,17 @@ def _tiles_by_key(query, rows, lengths):
         c5 c4 c3 c2        b3 b2 c5
                            c4 c3 c2
 
-    On and right of the diagonal in rows 0 to T - 1 are scores of the keys at
-    distances 5, 4, 3 of query 0. Left of the diagonal in rows 1 to T are
-    scores of the next T keys, at distances 2, 1, 0 of query 0. So the scores
-    of each part of the keys come from two tiles, and XLA fuses the selection
+    Rows 0 to T - 1, on and right of the diagonal, are scores of the keys at
+    distances 5, 4, 3 from query 0. Rows 1 to T, left of the diagonal, are
+    scores of the next T keys, at distances 2, 1, 0 from query 0. So the scores
+    of each part of the keys come from two tiles. XLA fuses the selection
     between them with the addition to the content scores.
 
     There are as many rows as keys. Returns a list of tensors
     `(N, B, T, length)`; scores of keys after a query are arbitrary.
     """
     length = lengths[-1]
-    # Pads with distances beyond the farthest key, to make all tiles full.
+    # Pads with distances beyond the farthest key, to fill all tiles.
     missing = length * len(lengths) + 1 - sum(lengths)
     rows = tf.pad(rows, [[0, 0], [missing, 0], [0, 0]])
     shape = *ops.shape(query)[:2], length + 1, length
@@ -178,9 +178,8 @@ def _tiles_by_key(query, rows, lengths):
 def _join(*tiles):
     """Joins tiles `(N, B, T + 1, T)`, the farthest first, to scores by key.
 
-    Returns them and their gradient. It is written by hand: one selection per
-    tile. Autodiff would sum up two parts, and select, pad and write each of
-    them.
+    Also returns their custom gradient, which is one selection per tile.
+    Autodiff would select, pad and write two parts, and then add them.
     """
     *lefts, nearest = tiles
     length = nearest.shape[-1]
@@ -194,8 +193,8 @@ def _join(*tiles):
 
     def gradient(*part_gradients):
         row = tf.range(length + 1)[:, None]
-        # Each tile is the right one of the part before it and the left one of
-        # its own part. The last part is its left tile alone, diagonal included.
+        # Each tile is the right tile of the part before it and the left tile of
+        # its own part. The last part is only a left tile, with its diagonal.
         rights = [
             tf.zeros((), nearest.dtype),
             *(_pad_rows(part, 0, 1) for part in part_gradients[:-1]),
@@ -223,15 +222,15 @@ def softmax_matmul(scores, masks, values, dropout_masks, rate):
 
     There is one tensor per part: scores `(N, B, T, S_i)`, masks that broadcast
     to them, and values `(N, B, S_i, H)`. N and B may be swapped. The gradient
-    is that of FlashAttention (Dao et al., 2022, appendix B.2):
+    is computed as in FlashAttention (Dao et al., 2022, appendix B.2):
 
         P = softmax(scores), W = dropout(P), O = W V
         dV = W^T dO
         dscores = P * (dropout(dO V^T) - delta), delta = sum_H(dO * O)
 
-    It is written by hand to move fewer bytes. The scores, in their own dtype,
-    are the only tensors of that size which are kept for it. `P` is recomputed
-    from the scores with the max and the sum of exponentials of each query, and
+    The custom gradient moves fewer bytes. The scores, in their own dtype, are
+    the only tensors of their size that are kept for it. `P` is recomputed from
+    the scores with the max and the sum of exponentials of each query, and
     `dropout_masks()` recomputes the dropout masks from their seeds.
     """
     num_parts = len(scores)
@@ -240,14 +239,14 @@ def softmax_matmul(scores, masks, values, dropout_masks, rate):
     def attended(*tensors):
         scores, values = tensors[:num_parts], tensors[num_parts:]
         dtype = values[0].dtype
-        # Max and total are not combined to a log-sum-exp: next to the huge
-        # negative max of a query whose keys are all masked, the logarithm would
+        # Max and total are not combined to a log-sum-exp. If all keys of a
+        # query are masked, its max is hugely negative, and the logarithm would
         # be lost.
         exponentials, max_score, total = exponentials_of_parts(
             list(map(_masked, scores, masks))
         )
         # Dividing the output takes N B T H divisions, the weights N B T S. But
-        # the sum of weights that are not divided may overflow.
+        # a sum of weights that are not divided may overflow.
         divisor = total * (1 - rate)
         if dtype == tf.float16:
             exponentials = [part / divisor for part in exponentials]
@@ -269,9 +268,9 @@ def softmax_matmul(scores, masks, values, dropout_masks, rate):
             # compute these probabilities during the forward pass and store
             # them.
             zero = zero_depending_on(delta)
-            # The division is inside the exponential. Written as `exp(x) /
-            # total`, XLA would recognise the exponentials of the forward pass
-            # and store those.
+            # The division is inside the exponential. With `exp(x) / total`, XLA
+            # would recognize the exponentials of the forward pass and store
+            # them.
             log_total = tf.math.log(total) + zero
             probabilities = [
                 tf.exp(_masked(*part) - max_score - log_total)
@@ -329,10 +328,10 @@ def _drop(parts, dropout_masks):
 def shift_to_keys(scores, num_keys, nearest):
     """Shifts `(N, B, T, R)` by distance to `(N, B, T, S)` by key.
 
-    Unlike in `relative_shift`, distances may be more or fewer than keys. Keys
-    beyond the first distance get its score. If keys after the query are
+    Unlike in `relative_shift`, there may be more or fewer distances than keys.
+    Keys beyond the first distance get its score. If keys after the query are
     visible, the last distance `nearest` is negative. For T = 3, S = 5 and
-    `nearest=-2` (column 0 is the padding, and is the score of no key):
+    `nearest=-2` (column 0 is padding and belongs to no key):
 
         5 4 3 2 1 0 -1 -2        2 1 0 -1 -2
         5 4 3 2 1 0 -1 -2   ->   3 2 1  0 -1

@@ -26,7 +26,7 @@ from txl_keras.models.generation.token_reader import WindowReader
 class Generator:
     """Continues prompts with tokens that a `Sampler` draws."""
 
-    # What it compiles, and the caches, are kept for calls with as many rows.
+    # Compiled functions and caches are kept for calls with as many rows.
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Generator:
                 draw = seeds, _integers(position), seen, allowed
                 if self._has_engine:
                     token, log_probs = self._draw(reader(token), *draw)
-                else:  # drawn by the program that reads
+                else:  # the compiled program has drawn it
                     token, log_probs = reader(token, *draw)
                 if seen is not None:
                     size = seen.shape[1]
@@ -95,7 +95,7 @@ class Generator:
                 yield [*map(Continuation.add, rows, found, values)]
 
     def initial_memory(self, memory, num_rows):
-        """Returns the `Memory` to begin with, after checks of a given one."""
+        """Returns the initial `Memory`; checks a given one."""
         backbone, length = self._model.backbone, self._memory_length
         expected = backbone.past_length(length)
         if memory is None:
@@ -110,7 +110,7 @@ class Generator:
         return memory
 
     def memory_after(self, texts, memory):
-        """Returns the `Memory` after ids of each row, which follow `memory`."""
+        """Returns the `Memory` after reading each row's ids from `memory`."""
         found = []
         # One by one: they differ in length, and an LSTM takes no padding.
         for i, ids in enumerate(texts):
@@ -124,8 +124,8 @@ class Generator:
     @contextlib.contextmanager
     def _reading(self, prompts, memory):
         """Lends a reader that has read all tokens of prompts but the last."""
-        # Taken out, so that an iterator started meanwhile creates its own
-        # reader and memory.
+        # The reader is removed meanwhile, so that another iterator that starts
+        # creates its own reader and memory.
         reader, self._reader = self._reader, None
         if reader is None or reader.num_rows != len(prompts):
             reader = self._make_reader(len(prompts))
@@ -136,7 +136,7 @@ class Generator:
             self._reader = reader
 
     def _answer(self, hidden, seeds, position, seen, allowed):
-        """Returns the next tokens `(B,)` and any log-probabilities of them."""
+        """Returns the next tokens `(B,)` and maybe their log-probabilities."""
         softmax = self._model.softmax
         if allowed is not None:
             log_probs = softmax.log_probs(hidden)
@@ -154,7 +154,7 @@ class Generator:
         return token, _values_at(token, log_probs)
 
     def _allowed(self, rows):
-        """Returns which tokens may be first `(B, V)`, or None if all may be."""
+        """Returns a mask `(B, V)` of first tokens, or None if all may be."""
         if not any(row.known for row in rows):
             return None
         allowed = np.zeros((len(rows), self._model.backbone.vocabulary_size))
@@ -163,7 +163,7 @@ class Generator:
         return ops.convert_to_tensor(allowed, "bool")
 
     def _seen(self, texts):
-        """Returns the tokens to penalize `(B, V)`, or None if none are."""
+        """Returns a mask `(B, V)` of tokens to penalize, or None."""
         if self._sampler.repetition_penalty is None:
             return None
         vocabulary_size = self._model.backbone.vocabulary_size
@@ -177,21 +177,21 @@ class BeamSearch(Generator):
     """Continues prompts with likely texts, K beams at a time."""
 
     # Every beam is a row with its own memory, which is copied where a beam
-    # splits. See `BeamSampler` for the score. Nothing is drawn.
+    # splits. `BeamSampler` defines the score. Nothing is drawn.
 
-    _answer = None  # its readers return log-probabilities, as engines do
+    _answer = None  # BeamSearch readers return log-probabilities, like engines
 
     def __init__(self, model, *args):
         super().__init__(model, *args)
         self._rank = compile_function(self._rank_beams, reduce_retracing=True)
 
     def __call__(self, rows, seed=0, memory=None):
-        """Yields once: the best text or ids that were found for each row."""
+        """Yields once: the best text or ids for each row."""
         count = self._sampler.num_beams
         beams = [row.copy() for row in rows for _ in range(count)]
         prompts, allowed = [beam.read for beam in beams], self._allowed(beams)
         tokens = np.array([prompt[-1] for prompt in prompts])
-        # The beams of a prompt are still alike, so all but one are ruled out.
+        # A prompt's beams are equal at first, so all but one are ruled out.
         scores = np.full((len(rows), count), -np.inf, "float32")
         scores[:, 0] = 0
         first = np.arange(len(rows))[:, None] * count
@@ -199,8 +199,8 @@ class BeamSearch(Generator):
         with self._reading(prompts, memory) as reader:
             while True:
                 ended = np.reshape([b.is_ended for b in beams], scores.shape)
-                # More tokens never raise a sum, so an ended text that is the
-                # best now remains the best.
+                # More tokens never raise a sum, so if the best text has ended,
+                # it remains the best.
                 if ended[:, 0].all():
                     break
                 log_probs = reader(_integers(tokens.ravel()))
@@ -227,14 +227,14 @@ class BeamSearch(Generator):
         count = self._sampler.num_beams
         vocabulary_size = log_probs.shape[1]
         log_probs = ops.reshape(log_probs, (-1, count, vocabulary_size))
-        # An ended text has one continuation, itself; its token is ignored.
+        # The only continuation of an ended text is itself; its token is unused.
         is_first = ops.arange(vocabulary_size) == 0
         itself = ops.where(is_first, 0.0, -float("inf"))
         log_probs = ops.where(ended[..., None], itself, log_probs)
         sums = ops.reshape(
             scores[..., None] + log_probs, (-1, count * vocabulary_size)
         )
-        # NaN comes first.
+        # NaN sorts first.
         sums = ops.where(sums < float("inf"), sums, float("inf"))
         scores, places = ops.top_k(sums, count)
         return places // vocabulary_size, places % vocabulary_size, scores
@@ -245,7 +245,7 @@ def _integers(values):
 
 
 def repeat_rows(memory, count):
-    """Returns a memory with each row repeated, or None."""
+    """Repeats each row of a memory; returns None for None."""
     return tree.map_structure(
         lambda state: None if state is None else ops.repeat(state, count, 0),
         memory,
@@ -260,7 +260,7 @@ def only(allowed, log_probs):
 
 
 def _values_at(token, log_probs):
-    # -1, for NaN, is checked by the caller.
+    # The caller checks for -1, which stands for NaN.
     token = ops.maximum(token, 0)[:, None]
     return ops.take_along_axis(log_probs, token, axis=1)[:, 0]
 

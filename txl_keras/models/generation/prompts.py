@@ -1,4 +1,4 @@
-"""Prompts of text or token ids, and what is generated after them."""
+"""Prompts of text or token ids, and their continuations."""
 
 import copy
 import warnings
@@ -28,7 +28,7 @@ class Continuation:
 
     @property
     def read(self):
-        """Returns the ids that are read before the first is drawn."""
+        """Returns the ids to read before the first token is drawn."""
         return self.prompt[:-1] if self.known else self.prompt
 
     def copy(self):
@@ -38,7 +38,7 @@ class Continuation:
         return other
 
     def add(self, token, log_prob=0.0):
-        """Adds a token, and returns the text or ids that are now certain."""
+        """Adds a token; returns the text or ids that are now certain."""
         num_ids, text, is_stop = len(self._ids), "", False
         if not self.is_ended:
             is_stop = int(token) in self._stop_token_ids
@@ -70,7 +70,7 @@ class Continuation:
 
 
 def read_prompts(model, prompts, begins_line):
-    """Returns prompts as a list, the ids of each, and if one was passed."""
+    """Returns prompts as a list, their ids, and whether there was just one."""
     is_single = isinstance(prompts, (str, bytes))
     if is_single:
         prompts = [prompts]
@@ -102,11 +102,11 @@ def read_prompts(model, prompts, begins_line):
 
 
 def known_bytes(tokenizer, ids):
-    """Returns the bytes that the first token must begin with, maybe none.
+    """Returns bytes that the first token must begin with; may be empty.
 
-    A text may end inside of what the model knows as one token: `"import "`
-    does, because the space belongs to the next word. So its last subword is
-    drawn again, among those that begin with it (token healing).
+    A prompt may end inside of one of the model's tokens: `"import "` does,
+    because the space belongs to the next word. So its last subword is drawn
+    again, among the subwords that begin with it (token healing).
     """
     if not heals(tokenizer) or len(ids) < 2:
         return b""
@@ -131,7 +131,7 @@ def check_has_tokenizer(model, name):
 
 def encode_texts(model, name, texts, begins_line=None):
     """Returns the ids of texts, int32 `(P,)`."""
-    # `begins_line` are booleans, false for texts that continue a line.
+    # `begins_line` has booleans, false for texts that continue a line.
     check_has_tokenizer(model, name)
     check_list(name, texts)
     rows = []
@@ -159,7 +159,7 @@ def num_new_tokens(rows, max_length, max_new_tokens):
             "`max_length` and `max_new_tokens` exclude each other. Received: "
             f"max_length={max_length}, max_new_tokens={max_new_tokens}"
         )
-    # It counts the prompt, too.
+    # `max_length` counts the prompt, too.
     check_integer("max_length", max_length, max(map(len, rows)))
     return [max_length - len(row) for row in rows]
 

@@ -12,18 +12,18 @@ class TextStream:
 
     The concatenated results of `add` and `finish` are the text of all ids,
     `decode_bytes(all ids).decode("utf-8", errors="replace")`, up to the first
-    stop string. They do not depend on how the ids are divided among the calls,
-    and the time of a call does not grow with the preceding text.
+    stop string. They do not depend on how the ids are divided among the calls.
+    The time of a call does not grow with the preceding text.
 
-    `decode_bytes` of a word tokenizer puts a space before every word, also at
-    the start of a line, so a stop string has it, too, as in `"\\n The"`.
+    `decode_bytes` of a word tokenizer puts a space before every word, even at
+    the start of a line, so a stop string must have it, too: `"\\n The"`.
 
     Args:
         decode_bytes: Function of integers `(n,)` that returns `bytes`, such as
             a tokenizer's `decode_bytes`.
-        stop: String or strings that end the text. The one that is completed
-            first counts; the longest, if several end at the same character.
-        known: `bytes` with which the first ids begin, left out of the text.
+        stop: String or strings that end the text. The string that is completed
+            first counts, or the longest if several end at one character.
+        known: `bytes` with which the first ids begin; left out of the text.
 
     Attributes:
         is_stopped: Boolean, true once a stop string was found.
@@ -56,7 +56,7 @@ class TextStream:
                 f"them empty. Received: stop={stop!r}"
             )
         self._decode_bytes = decode_bytes
-        self._bytes = b""  # of a character that is not complete yet
+        self._bytes = b""  # of a character that is still incomplete
         self._held = ""
         self._num_known = len(known)
         self.is_stopped = False

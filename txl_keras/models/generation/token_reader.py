@@ -19,12 +19,12 @@ PROMPT_SEGMENT = 128
 class TokenReader:
     """Reads one token per row with memory, in compiled functions.
 
-    A call returns `answer(hidden, *args)` for hidden states `(B, D)`, by
+    A call returns `answer(hidden, *args)` for hidden states `(B, D)`; by
     default the log-probabilities `(B, V)` of the next tokens. An engine is a
-    subclass that computes these in another way: see docs/extending.md.
+    subclass that computes them in another way: see docs/extending.md.
     """
 
-    options = None  # of an engine: its `Options`, flags of `txl generate`
+    options = None  # an engine's `Options`: flags of `txl generate`
 
     def __init__(self, model, num_rows, memory_length, answer=None):
         self.num_rows = num_rows
@@ -47,7 +47,7 @@ class TokenReader:
         self._cache.read_texts(None, [prompt[:-1] for prompt in prompts])
 
     def reorder(self, rows):
-        """Replaces the memory of each row by that of another."""
+        """Replaces the memory of each row by the memory of another row."""
         self._cache.reorder_rows(ops.convert_to_tensor(rows, "int32"))
 
     def __call__(self, token, *args):
@@ -85,7 +85,7 @@ class WindowReader:
         self._texts = [[*prompt[:-1]] for prompt in prompts]
 
     def reorder(self, rows):
-        """Replaces the text of each row by that of another."""
+        """Replaces the text of each row by the text of another row."""
         self._texts = [[*self._texts[row]] for row in rows]
 
     def __call__(self, token, *args):

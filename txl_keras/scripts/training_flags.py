@@ -131,7 +131,8 @@ class LanguageTraining(
     half_loss: Compute the training loss on the second half of each segment
         only. With --order=roll every token is a target in some epoch.
     cold_starts: Share of segments, drawn at random, before which memory is
-        reset, so that the model also learns to read short prompts.
+        reset, so that the model also learns to read short prompts; 0 as in the
+        paper.
 
     Device options:
     attention: Attention implementation for training, registered by an
@@ -141,7 +142,7 @@ class LanguageTraining(
     max_sample_tokens: options.integer(0) = 500
     minutes: options.number(0.01, 1e6) = None
     half_loss: bool = False
-    cold_starts: options.number(0, 1) = 0.0
+    cold_starts: options.number(0, 1) = 0.1
     attention: str = None
 
 

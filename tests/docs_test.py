@@ -119,7 +119,7 @@ def test_a_model_that_comes_with_the_package_writes(run, capsys):
     section = readme_section("Install, and write in a minute")
     ((_, block),) = blocks(section, "python")
     run(f"```python\n{block}```\n")
-    assert capsys.readouterr().out.startswith("def read(path):\n    ")
+    assert capsys.readouterr().out.startswith("class ")
 
 
 # Half a minute on a free core.

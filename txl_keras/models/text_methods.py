@@ -71,7 +71,8 @@ class TextMethods:
             prompts: String, or a list, a tensor or a dataset of strings, for a
                 model with a `tokenizer`; or token ids: an integer sequence of
                 shape `(P,)`, a list of such sequences, which may differ in
-                length, or an array `(B, P)`.
+                length, or an array `(B, P)`. Without `memory`, a lossless
+                tokenizer of subwords reads a line end before each string.
             max_length: Optional integer. The most tokens of prompt and
                 continuation together.
             max_new_tokens: Optional integer. The most tokens after each
@@ -145,6 +146,7 @@ class TextMethods:
         from txl_keras.models.generation.generator import Generator
         from txl_keras.models.generation.generator import repeat_rows
         from txl_keras.models.generation.prompts import Continuation
+        from txl_keras.models.generation.prompts import after_line_end
         from txl_keras.models.generation.prompts import known_bytes
         from txl_keras.models.generation.prompts import num_new_tokens
         from txl_keras.models.generation.prompts import read_prompts
@@ -162,6 +164,8 @@ class TextMethods:
             check_token_ids("stop_token_ids", stop_token_ids, vocabulary_size)
         is_text = prompts is not ids
         known, streams = [b""] * len(ids), [None] * len(ids)
+        if is_text and memory is None:
+            ids = [after_line_end(self.tokenizer, row) for row in ids]
         if is_text:
             known = [known_bytes(self.tokenizer, row) for row in ids]
             decode = self.tokenizer.decode_bytes

@@ -17,6 +17,7 @@ from txl_keras.checks import checked
 from txl_keras.data import Tokenizer
 from txl_keras.data.tokenizers.graph_text import constant
 from txl_keras.models.generation.prompts import heals
+from txl_keras.models.generation.prompts import line_end_id
 
 # TensorFlow has strings only on the CPU. An accelerator would only add copies.
 _CPU = "CPU:0"
@@ -41,6 +42,8 @@ class GraphTokenizer(tf.Module):
         texts = [*map(tokenizer.decode_bytes, range(tokenizer.vocabulary_size))]
         with tf.device(_CPU):
             self._texts = constant(texts)
+        self._line_end = line_end_id(tokenizer)
+        self._begins_line = tf.constant([x.startswith(b"\n") for x in texts])
         if heals(tokenizer):
             # Tokens that begin with another are next to each other in order.
             order = sorted(range(len(texts)), key=texts.__getitem__)
@@ -79,6 +82,19 @@ class GraphTokenizer(tf.Module):
             "the lengths:",
             lengths,
         )
+
+    def after_line_end(self, ids, lengths):
+        """Puts a line end before prompts, as the function of this name does."""
+        if self._line_end is None:
+            return ids, lengths
+        is_after = tf.gather(self._begins_line, ids[:, 0])
+        with_line_end = tf.pad(
+            ids, [[0, 0], [1, 0]], constant_values=self._line_end
+        )
+        ids = tf.where(
+            is_after[:, None], tf.pad(ids, [[0, 0], [0, 1]]), with_line_end
+        )
+        return ids, lengths + tf.cast(~is_after, tf.int32)
 
     def take_back(self, ids, lengths):
         """Takes back the last tokens of prompts: see `known_bytes`.

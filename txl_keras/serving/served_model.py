@@ -303,6 +303,7 @@ class ServedModel:
             prompt, batch_size >= 1, "`prompt` must have at least one row"
         )
         ids, lengths = tokenizer.encode_input("prompt", prompt)
+        ids, lengths = tokenizer.after_line_end(ids, lengths)
         lengths, allowed, known = tokenizer.take_back(ids, lengths)
         empty = self.empty(batch_size)
         written, _ = write_tokens(

@@ -113,6 +113,26 @@ def known_bytes(tokenizer, ids):
     return tokenizer.decode_bytes(ids[-1:])
 
 
+def line_end_id(tokenizer):
+    """Returns the id to read before a prompt, or None."""
+    # Alone at the start of a text, a token attends only to itself, which
+    # training rarely shows. Most prompts are meant to begin a line.
+    if not heals(tokenizer):
+        return None
+    ids = tokenizer.encode("\n", begins_line=False)
+    is_one = len(ids) == 1 and tokenizer.decode_bytes(ids) == b"\n"
+    return int(ids[0]) if is_one else None
+
+
+def after_line_end(tokenizer, ids):
+    """Returns a prompt's ids, with a line end before them if it can be read."""
+    line_end = line_end_id(tokenizer)
+    begins = tokenizer.decode_bytes(ids[:1]).startswith(b"\n")
+    if line_end is None or begins:
+        return ids
+    return np.append(line_end, ids).astype(np.int32)
+
+
 def heals(tokenizer):
     """Returns whether the last token of a prompt is drawn again."""
     # A lossy tokenizer may have left out the space at the end.

@@ -90,7 +90,7 @@ def test_evaluation_is_the_mean_over_all_targets():
         assert scores["nll"] == pytest.approx(nll / count, rel=1e-5)
         assert scores["accuracy"] == pytest.approx(correct / count)
 
-    with pytest.raises(ValueError, match=f"segments`, {T}. Received.*=None"):
+    with pytest.raises(ValueError, match=f"segments`' {T}. Received.*=None"):
         evaluator.evaluate(make_segments(False, with_next=True))
     with pytest.raises(ValueError, match="`segments` must have at least one"):
         evaluator.evaluate(make_segments(False, not_predicted=range(V)))

@@ -53,7 +53,7 @@ def test_compiled_is_the_same_and_tells_late_steps_apart(name):
     ("arguments", "message"),
     [
         (("step", 0.1, 10), r"one of \('cosine', .*name='step'"),
-        (("cosine", 0.1, 10, 10), "--warmup_steps=1, behind.*max_steps=10"),
+        (("cosine", 0.1, 10, 10), "--warmup_steps=1, after.*max_steps=10"),
         (("linear", 0.1, 10, 11), "warmup_steps=11"),
         (("linear", 0.1, 10, -1), "warmup_steps=-1"),
         (("linear", 0.1, 10, 2.5), "warmup_steps=2.5"),

@@ -182,6 +182,7 @@ class KerasHubTokenizer(Tokenizer):
     def get_config(self):
         raise ValueError(
             "A `KerasHubTokenizer` cannot be saved. To save the model, use "
+            "`SentencePieceTokenizer(tokenizer.proto)`, `ByteTokenizer()`, or "
             "`HuggingFaceTokenizer` with the tokenizer.json of the same model."
         )
 

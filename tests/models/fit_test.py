@@ -479,7 +479,7 @@ def test_text_is_read_as_segments():
     tokenizer = ByteTokenizer()
     model = small_model(num_layers=1, vocabulary_size=256, memory_length=9)
     metrics = ["bits_per_byte", "bits_per_token"]
-    with pytest.raises(ValueError, match="bits_per_byte for a model .*=NoneType"):
+    with pytest.raises(ValueError, match="bits_per_byte for .*=NoneType"):
         model.compile(weighted_metrics=metrics)
     model.tokenizer = tokenizer
     model.compile("sgd", weighted_metrics=metrics, jit_compile=False)

@@ -131,8 +131,7 @@ class LanguageTraining(
     half_loss: Compute the training loss on the second half of each segment
         only. With --order=roll every token is a target in some epoch.
     cold_starts: Share of segments, drawn at random, before which memory is
-        reset, so that the model also learns to read short prompts; 0 as in the
-        paper.
+        reset, such as 0.1, so that the model also learns to read short prompts.
 
     Device options:
     attention: Attention implementation for training, registered by an
@@ -142,7 +141,7 @@ class LanguageTraining(
     max_sample_tokens: options.integer(0) = 500
     minutes: options.number(0.01, 1e6) = None
     half_loss: bool = False
-    cold_starts: options.number(0, 1) = 0.1
+    cold_starts: options.number(0, 1) = 0.0
     attention: str = None
 
 

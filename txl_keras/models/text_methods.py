@@ -164,9 +164,9 @@ class TextMethods:
             check_token_ids("stop_token_ids", stop_token_ids, vocabulary_size)
         is_text = prompts is not ids
         known, streams = [b""] * len(ids), [None] * len(ids)
-        if is_text and memory is None:
-            ids = [after_line_end(self.tokenizer, row) for row in ids]
         if is_text:
+            if memory is None:
+                ids = after_line_end(self.tokenizer, ids)
             known = [known_bytes(self.tokenizer, row) for row in ids]
             decode = self.tokenizer.decode_bytes
             streams = [TextStream(decode, stop, begun) for begun in known]

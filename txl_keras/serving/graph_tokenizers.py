@@ -43,8 +43,10 @@ class GraphTokenizer(tf.Module):
         with tf.device(_CPU):
             self._texts = constant(texts)
         self._line_end = line_end_id(tokenizer)
-        self._begins_line = tf.constant([x.startswith(b"\n") for x in texts])
         if heals(tokenizer):
+            self._begins_line = tf.constant(
+                [text.startswith(b"\n") for text in texts]
+            )
             # Tokens that begin with another are next to each other in order.
             order = sorted(range(len(texts)), key=texts.__getitem__)
             self._place = tf.constant(np.argsort(order), tf.int32)

@@ -124,13 +124,17 @@ def line_end_id(tokenizer):
     return int(ids[0]) if is_one else None
 
 
-def after_line_end(tokenizer, ids):
-    """Returns a prompt's ids, with a line end before them if it can be read."""
+def after_line_end(tokenizer, rows):
+    """Returns prompts' ids, with a line end before them if it can be read."""
     line_end = line_end_id(tokenizer)
-    begins = tokenizer.decode_bytes(ids[:1]).startswith(b"\n")
-    if line_end is None or begins:
-        return ids
-    return np.append(line_end, ids).astype(np.int32)
+    if line_end is None:
+        return rows
+    return [
+        ids
+        if tokenizer.decode_bytes(ids[:1]).startswith(b"\n")
+        else np.append(line_end, ids).astype(np.int32)
+        for ids in rows
+    ]
 
 
 def heals(tokenizer):

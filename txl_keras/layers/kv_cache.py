@@ -104,8 +104,9 @@ class ProjectedMemory(
             return self._replace(next_slot=None)
         slots = ops.arange(self.length) + self.next_slot[:, None]
         slots = slots % self.length  # the oldest first
+        rows = _rows(ops.shape(self.keys[0])[:3], slots)
         keys, values = tree.map_structure(
-            lambda state: _take(state, slots), (self.keys, self.values)
+            lambda state: _take(state, rows), (self.keys, self.values)
         )
         return ProjectedMemory(keys, values, None, self.valid_length)
 
@@ -181,13 +182,16 @@ def _keep_last(state, new):
     return ops.reshape(kept, ops.shape(state))
 
 
-def _take(x, indices):
-    """Takes entries of `(B, N, S, H)` by their indices `(B, n)` in each row."""
-    batch, num_heads, length = ops.shape(x)[:3]
+def _rows(sizes, indices):
+    """Converts indices `(B, n)` to rows `(B, N, n)` of `(B N S, H)`."""
+    batch, num_heads, length = sizes
     first = length * ops.arange(batch * num_heads)
-    first = ops.reshape(first, (batch, num_heads, 1))
-    rows = ops.reshape(x, (-1, x.shape[-1]))
-    return ops.take(rows, first + indices[:, None], axis=0)
+    return ops.reshape(first, (batch, num_heads, 1)) + indices[:, None]
+
+
+def _take(x, rows):
+    """Takes rows `(B, N, n)` of `(B, N, S, H)` in the shape `(B N S, H)`."""
+    return ops.take(ops.reshape(x, (-1, x.shape[-1])), rows, axis=0)
 
 
 class RingWrite:
@@ -232,6 +236,7 @@ class RingWrite:
         )
         # For `ops.scatter_update` of a state `(rows, N, M, H)`.
         self.indices = ops.reshape(indices, (-1, 3))
+        self._shape, self._num_new = shape, num_new
 
     @functools.cached_property
     def flat_indices(self):
@@ -240,13 +245,19 @@ class RingWrite:
         row, head, slot = ops.unstack(self.indices, axis=-1)
         return (row * num_heads + head) * num_slots + slot
 
+    @functools.cached_property
+    def _new(self):
+        """Returns which entries are new, and rows of entries and state."""
+        # `(B, 1, W, 1)`, and twice `(B, N, W)`.
+        is_new = self._entry_indices[:, None, :, None] >= 0
+        sizes = *self._shape[:2], self._num_new
+        rows = _rows(sizes, ops.maximum(self._entry_indices, 0))
+        return is_new, rows, ops.reshape(self.flat_indices, self._shape)
+
     def values(self, entries, state=None):
         """Returns the entries to write, `(B, N, W, H)`."""
         if self._all_real:
             return entries[:, :, self._start :]
         # Rows with fewer than W real tokens write back entries of the state.
-        return ops.where(
-            self._entry_indices[:, None, :, None] >= 0,
-            _take(entries, ops.maximum(self._entry_indices, 0)),
-            _take(state, self._slots),
-        )
+        is_new, rows, kept = self._new
+        return ops.where(is_new, _take(entries, rows), _take(state, kept))

@@ -1,5 +1,7 @@
 """Sublayers that share the dtype policy and initializer of their owner."""
 
+import math
+
 import keras
 from keras import ops
 
@@ -38,6 +40,19 @@ class _QuantizedLikeItsBase:
         super().quantize(mode, type_check=False, config=config)
 
 
+def _matmul(x, kernel, num_axes=1):
+    """Sums products over the last axes of `x` and the first of a kernel."""
+    sizes, summed = [*x.shape[:-num_axes]], math.prod(x.shape[-num_axes:])
+    if sizes.count(None) != 1 or 0 in sizes:
+        return ops.tensordot(x, kernel, num_axes)
+    # Here `ops.tensordot` would compute every size in the graph.
+    sizes[sizes.index(None)] = -1
+    product = ops.matmul(
+        ops.reshape(x, (-1, summed)), ops.reshape(kernel, (summed, -1))
+    )
+    return ops.reshape(product, (*sizes, *kernel.shape[num_axes:]))
+
+
 @keras.saving.register_keras_serializable(package="txl_keras")
 class HeadsDense(_QuantizedLikeItsBase, keras.layers.EinsumDense):
     """Computes a Keras `EinsumDense` as one matmul on CPUs.
@@ -53,7 +68,7 @@ class HeadsDense(_QuantizedLikeItsBase, keras.layers.EinsumDense):
         may_be_cpu = target.current().device in ("cpu", None)
         if not (may_be_cpu and are_adjacent):
             return super().call(inputs)
-        return ops.tensordot(inputs, self.kernel, len(summed))
+        return _matmul(inputs, self.kernel, len(summed))
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -65,7 +80,7 @@ class Dense(_QuantizedLikeItsBase, keras.layers.Dense):
     """
 
     def call(self, inputs, training=None):
-        outputs = ops.matmul(inputs, self.kernel)
+        outputs = _matmul(inputs, self.kernel)
         is_relu = self.activation is keras.activations.relu
         if is_relu and target.current().in_parts:
             bias = tf.convert_to_tensor(self.bias)

@@ -64,8 +64,9 @@ class TextMethods:
         subwords that begin with it (token healing). It counts as a new token.
 
         The rows of a batch do not affect each other. Calls with the same number
-        of rows, sampler, memory length and engine reuse compiled functions.
-        Finish a stream before you change weights.
+        of rows, memory length and engine reuse compiled functions; another
+        sampler compiles only its draws. Finish a stream before you change
+        weights.
 
         Args:
             prompts: String, or a list, a tensor or a dataset of strings, for a
@@ -106,7 +107,6 @@ class TextMethods:
             return_memory: Boolean. If true, also returns the `Memory` after the
                 texts, which are read once more for it. Not for `stream`.
             **engine_options: Arguments of the engine.
-            **engine_options: Arguments of the engine.
 
         Returns:
             A string, or an int32 array, of prompt and continuation; for a batch
@@ -144,6 +144,8 @@ class TextMethods:
         from txl_keras.models.fit_data import as_data
         from txl_keras.models.generation.generator import BeamSearch
         from txl_keras.models.generation.generator import Generator
+        from txl_keras.models.generation.generator import Readers
+        from txl_keras.models.generation.generator import as_they_are
         from txl_keras.models.generation.generator import repeat_rows
         from txl_keras.models.generation.prompts import Continuation
         from txl_keras.models.generation.prompts import after_line_end
@@ -186,16 +188,21 @@ class TextMethods:
                 "nor `return_log_probs`, and `stream` neither "
                 "`return_log_probs` nor `return_memory`."
             )
-        generator = self._keep(
-            BeamSearch if is_beam else Generator,
-            sampler,
+        readers = self._keep(
+            Readers,
             memory_length,
-            bool(return_log_probs),
             engine,
             tuple(sorted(engine_options.items())),
+            None if is_beam else as_they_are,
+        )
+        generator = self._keep(
+            BeamSearch if is_beam else Generator,
+            readers,
+            sampler,
+            bool(return_log_probs),
         )
         if memory is not None or return_memory:
-            memory = generator.initial_memory(memory, len(ids))
+            memory = readers.initial_memory(memory, len(ids))
             memory = repeat_rows(memory, count)
         rows = [
             Continuation(prompt, most, stop_token_ids, copy.copy(stream), begun)
@@ -224,7 +231,7 @@ class TextMethods:
             results.append(as_given(found))
         if return_memory:
             read = [row.tokens(self.tokenizer) for row in rows]
-            results.append(generator.memory_after(read, memory))
+            results.append(readers.memory_after(read, memory))
         return results[0] if len(results) == 1 else tuple(results)
 
     def score_texts(

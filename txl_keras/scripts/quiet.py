@@ -1,8 +1,8 @@
 """Imports TensorFlow and Keras without logs and optional packages.
 
 If they are installed, TensorFlow Lite imports JAX, and Keras imports
-scikit-learn. Both take a third of the start-up time, and no script needs the
-parts that use them.
+Matplotlib and scikit-learn. They take a third of the start-up time, and no
+script needs the parts that use them.
 
 Ctrl-C during these seconds ends the process without a traceback.
 """
@@ -43,7 +43,10 @@ try:
     import txl_keras.needs_tensorflow  # noqa: F401
 except ImportError as error:
     sys.exit(f"Error: {error}")
-with without_tensorflow_log(), _without_packages("jax", "sklearn"):
+with (
+    without_tensorflow_log(),
+    _without_packages("jax", "matplotlib", "sklearn"),
+):
     import tensorflow  # noqa: F401
 
     import keras  # noqa: F401  isort: skip

@@ -23,26 +23,24 @@ from txl_keras.models.generation.token_reader import TokenReader
 from txl_keras.models.generation.token_reader import WindowReader
 
 
-class Generator:
-    """Continues prompts with tokens that a `Sampler` draws."""
+class Readers:
+    """Keeps the reader of tokens of the last call, with its compiled functions.
 
-    # Compiled functions and caches are kept for calls with as many rows.
+    Calls with as many rows use it again, whatever their sampler.
+    """
 
     def __init__(
         self,
         model,
-        sampler,
         memory_length=None,
-        with_log_probs=False,
         engine="tensorflow",
         engine_options=(),
+        answer=None,
     ):
         self._model = model
-        self._sampler = sampler
         self._memory_length = generation_memory_length(
             model.backbone, memory_length
         )
-        self._with_log_probs = with_log_probs
         engines = registered("engine")
         check_one_of("engine", engine, ("tensorflow", *engines))
         if engine not in engines and engine_options:
@@ -50,49 +48,15 @@ class Generator:
                 f"generate() has no arguments {dict(engine_options)} with "
                 f"engine={engine!r}"
             )
-        self._has_engine = engine in engines
+        self.has_engine = engine in engines
         make = engines.get(engine)
-        if not self._has_engine:
+        if not self.has_engine:
             make = TokenReader if model.backbone.remembers else WindowReader
-            engine_options = {"answer": self._answer}
+            engine_options = {"answer": answer}
         self._make_reader = lambda num_rows: make(
             model, num_rows, self._memory_length, **dict(engine_options)
         )
         self._reader = None
-        self._draw = compile_function(self._draw_from, jit_compile=True)
-
-    def __call__(self, rows, seed=0, memory=None):
-        """Adds tokens to each `Continuation`, and yields what each returns."""
-        prompts = [row.read for row in rows]
-        seeds, seen = row_seeds(seed, len(rows)), self._seen(prompts)
-        allowed = self._allowed(rows)
-        # The first step reads the last token of each prompt.
-        token = _integers([prompt[-1] for prompt in prompts])
-        with self._reading(prompts, memory) as reader:
-            for position in itertools.count():
-                if all(row.is_ended for row in rows):
-                    return
-                draw = seeds, _integers(position), seen, allowed
-                if self._has_engine:
-                    token, log_probs = self._draw(reader(token), *draw)
-                else:  # the compiled program has drawn it
-                    token, log_probs = reader(token, *draw)
-                if seen is not None:
-                    size = seen.shape[1]
-                    seen = seen | ops.one_hot(token, size, dtype="bool")
-                if position == 0 and allowed is not None:
-                    allowed = ops.ones_like(allowed)
-                found = ops.convert_to_numpy(token)
-                if found.min() < 0:
-                    raise FloatingPointError(
-                        f"Token {position} after the prompt of row "
-                        f"{found.argmin()} cannot be drawn, because the model "
-                        "returned NaN. Check that its weights are finite."
-                    )
-                values = found
-                if self._with_log_probs:
-                    values = ops.convert_to_numpy(log_probs)
-                yield [*map(Continuation.add, rows, found, values)]
 
     def initial_memory(self, memory, num_rows):
         """Returns the initial `Memory`; checks a given one."""
@@ -122,7 +86,7 @@ class Generator:
         return tree.map_structure(lambda *x: ops.concatenate(x, axis=0), *found)
 
     @contextlib.contextmanager
-    def _reading(self, prompts, memory):
+    def reading(self, prompts, memory):
         """Lends a reader that has read all tokens of prompts but the last."""
         # The reader is removed meanwhile, so that another iterator that starts
         # creates its own reader and memory.
@@ -134,6 +98,50 @@ class Generator:
             yield reader
         finally:
             self._reader = reader
+
+
+class Generator:
+    """Continues prompts with tokens that a `Sampler` draws."""
+
+    def __init__(self, model, readers, sampler, with_log_probs=False):
+        self._model = model
+        self._readers = readers
+        self._sampler = sampler
+        self._with_log_probs = with_log_probs
+        draw = self._draw_from if readers.has_engine else self._answer
+        self._draw = compile_function(draw, model.weights, jit_compile=True)
+
+    def __call__(self, rows, seed=0, memory=None):
+        """Adds tokens to each `Continuation`, and yields what each returns."""
+        prompts = [row.read for row in rows]
+        seeds, seen = row_seeds(seed, len(rows)), self._seen(prompts)
+        allowed = self._allowed(rows)
+        # The first step reads the last token of each prompt.
+        token = _integers([prompt[-1] for prompt in prompts])
+        with self._readers.reading(prompts, memory) as reader:
+            step = reader.then(self._draw)
+            for position in itertools.count():
+                if all(row.is_ended for row in rows):
+                    return
+                token, log_probs = step(
+                    token, seeds, _integers(position), seen, allowed
+                )
+                if seen is not None:
+                    size = seen.shape[1]
+                    seen = seen | ops.one_hot(token, size, dtype="bool")
+                if position == 0 and allowed is not None:
+                    allowed = ops.ones_like(allowed)
+                found = ops.convert_to_numpy(token)
+                if found.min() < 0:
+                    raise FloatingPointError(
+                        f"Token {position} after the prompt of row "
+                        f"{found.argmin()} cannot be drawn, because the model "
+                        "returned NaN. Check that its weights are finite."
+                    )
+                values = found
+                if self._with_log_probs:
+                    values = ops.convert_to_numpy(log_probs)
+                yield [*map(Continuation.add, rows, found, values)]
 
     def _answer(self, hidden, seeds, position, seen, allowed):
         """Returns the next tokens `(B,)` and maybe their log-probabilities."""
@@ -179,8 +187,6 @@ class BeamSearch(Generator):
     # Every beam is a row with its own memory, which is copied where a beam
     # splits. `BeamSampler` defines the score. Nothing is drawn.
 
-    _answer = None  # BeamSearch readers return log-probabilities, like engines
-
     def __init__(self, model, *args):
         super().__init__(model, *args)
         self._rank = compile_function(self._rank_beams, reduce_retracing=True)
@@ -196,7 +202,7 @@ class BeamSearch(Generator):
         scores[:, 0] = 0
         first = np.arange(len(rows))[:, None] * count
         memory = repeat_rows(memory, count)
-        with self._reading(prompts, memory) as reader:
+        with self._readers.reading(prompts, memory) as reader:
             while True:
                 ended = np.reshape([b.is_ended for b in beams], scores.shape)
                 # More tokens never raise a sum, so if the best text has ended,
@@ -288,3 +294,8 @@ def row_seeds(seed, num_rows):
     """Returns one seed per row, uint32 `(B,)`; row r depends on `seed + r`."""
     rows = ops.cast(seed + ops.arange(num_rows), SEED_DTYPE)
     return fold_in(rows, 0)
+
+
+def as_they_are(hidden):
+    """Returns the hidden states, for readers of all samplers."""
+    return hidden

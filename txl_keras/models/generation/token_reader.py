@@ -3,6 +3,8 @@
 Letters: `B` rows, `T` segment, `M` memory, `D` hidden size, `V` vocabulary.
 """
 
+import functools
+
 import numpy as np
 from keras import ops
 
@@ -19,8 +21,8 @@ PROMPT_SEGMENT = 128
 class TokenReader:
     """Reads one token per row with memory, in compiled functions.
 
-    A call returns `answer(hidden, *args)` for hidden states `(B, D)`; by
-    default the log-probabilities `(B, V)` of the next tokens. An engine is a
+    A call returns `answer(hidden)` for hidden states `(B, D)`; by default the
+    log-probabilities `(B, V)` of the next tokens. An engine is a
     subclass that computes them in another way: see docs/extending.md.
     """
 
@@ -29,6 +31,7 @@ class TokenReader:
     def __init__(self, model, num_rows, memory_length, answer=None):
         self.num_rows = num_rows
         self._answer = answer or model.softmax.log_probs
+        self.then = functools.lru_cache(maxsize=4)(self._then)
         self._cache = SegmentReader(
             model.backbone, num_rows, PROMPT_SEGMENT, memory_length
         )
@@ -50,20 +53,30 @@ class TokenReader:
         """Replaces the memory of each row by the memory of another row."""
         self._cache.reorder_rows(ops.convert_to_tensor(rows, "int32"))
 
-    def __call__(self, token, *args):
-        return self._step(token, *args)
+    def __call__(self, token):
+        return self._step(token)
 
-    def _read_and_remember(self, token, *args):
-        result, entries = self._read_token(token, *args)
+    def _then(self, function):
+        """Returns a call of this reader, and of a function after it."""
+
+        def step(token, *args):
+            return function(self(token), *args)
+
+        # One graph calls both. An engine may call what no graph can.
+        is_graph = ON_TENSORFLOW and type(self) is TokenReader
+        return tf.function(step, autograph=False) if is_graph else step
+
+    def _read_and_remember(self, token):
+        result, entries = self._read_token(token)
         self._remember(entries)
         return result
 
     def _remember(self, entries):
         self._cache.remember(entries)
 
-    def _read_token(self, token, *args):
+    def _read_token(self, token):
         hidden, entries = self._cache.read(token[:, None])
-        return self._answer(hidden[:, 0], *args), entries
+        return self._answer(hidden[:, 0]), entries
 
 
 class WindowReader:
@@ -88,14 +101,18 @@ class WindowReader:
         """Replaces the text of each row by the text of another row."""
         self._texts = [[*self._texts[row]] for row in rows]
 
-    def __call__(self, token, *args):
+    def then(self, function):
+        """Returns a call of this reader, and of a function after it."""
+        return lambda token, *args: function(self(token), *args)
+
+    def __call__(self, token):
         tokens = ops.convert_to_numpy(token)
         for text, new in zip(self._texts, tokens, strict=True):
             text.append(new)
         windows = (np.array([t[-self.length :]]) for t in self._texts)
         windows = map(ops.convert_to_tensor, windows)
         hidden = ops.concatenate([*map(self._last, windows)], axis=0)
-        return self._answer(hidden, *args)
+        return self._answer(hidden)
 
     def _last_hidden(self, ids):
         return self._backbone(ids)[0][:, -1]

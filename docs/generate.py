@@ -426,10 +426,12 @@ def _escape(text):
 
 def _wrap(text):
     """Wraps a paragraph, or an item of a list."""
+    mark = "- " if text.startswith("- ") else ""
     return textwrap.fill(
-        text,
+        text.removeprefix(mark),
         80,
-        subsequent_indent="  " if text.startswith("- ") else "",
+        initial_indent=mark,  # even before a long word
+        subsequent_indent=" " * len(mark),
         break_long_words=False,
         break_on_hyphens=False,
     )

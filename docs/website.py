@@ -35,6 +35,7 @@ _COPIED = (
     "docs/pictures/*",
     "train/configs/*/pictures/*",
 )
+_CAPITALS = {"api": "API", "lora": "LoRA", "xlnet": "XLNet"}
 _ADDRESS = re.compile(r"^repo_url: (\S+)", re.MULTILINE)
 _GROUP = re.compile(r"^\| \*\*(.+)\*\* \|")
 _GUIDE = re.compile(r"^\| \[(.+?)\]\((.+?\.md)\)")
@@ -89,10 +90,12 @@ def _navigation():
         if group := _GROUP.match(line):
             entries.append({group[1]: []})
         elif guide := _GUIDE.match(line):
-            title = guide[1].replace("_", " ")
+            words = [_CAPITALS.get(word, word) for word in guide[1].split("_")]
+            title = " ".join(words)
             (pages,) = entries[-1].values()
             pages.append({title[0].upper() + title[1:]: guide[2]})
-    project = ["tpu_configs.md", "contributing.md", "changelog.md"]
+    slices = {"TPU slices": "tpu_configs.md"}
+    project = [slices, "contributing.md", "changelog.md"]
     return [*entries, {"Project": project}]
 
 

@@ -348,6 +348,11 @@ def test_a_stopped_evaluation_goes_on_bit_for_bit(
     assert not path.exists()
 
 
+def test_ruined_weights_are_warned_of(evaluator, segments):
+    with pytest.warns(UserWarning, match="learning_rate=3.0"):
+        evaluator("sgd", 3.0).evaluate(segments)
+
+
 def test_weights_come_back_after_an_error(evaluator, model, segments):
     before = values_of(model)
     with pytest.raises(FloatingPointError, match="learning_rate"):

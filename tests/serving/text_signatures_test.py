@@ -114,8 +114,9 @@ def test_the_last_subword_of_a_prompt_is_drawn_again():
     write = traced(*endpoint["generate_text"], 9, SAMPLING)
     prompts = ["The cat ", "the ha", "é", "The\n", " ", "on the mat, "]
     written = write(tf.constant(prompts), tf.constant(7), seed=tf.constant(4))
+    # The subword that is drawn again is one of the 7.
     expected = model.generate(
-        prompts, max_new_tokens=7, seed=4, strip_prompt=True
+        prompts, max_new_tokens=6, seed=4, strip_prompt=True
     )
     found = written["text"].numpy()
     assert [text.decode("utf-8", "replace") for text in found] == expected

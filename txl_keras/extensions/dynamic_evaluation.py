@@ -6,7 +6,9 @@ tokens.
 
 import functools
 import itertools
+import math
 import time
+import warnings
 from collections.abc import Callable
 
 import keras
@@ -246,7 +248,15 @@ class DynamicEvaluator(Evaluator):
         # Includes the segments that an earlier process scored.
         is_scored = ~np.isnan(token_nll)
         total = np.sum(token_nll, where=is_scored, dtype=np.float64)
-        return scores_of(total, is_scored.sum())
+        scores = scores_of(total, is_scored.sum())
+        if scores["nll"] > math.log(self.model.backbone.vocabulary_size):
+            warnings.warn(
+                "Dynamic evaluation has ruined the weights: the loss is above "
+                "uniform guessing. Lower the learning rate. Received: "
+                f"learning_rate={self.learning_rate}",
+                stacklevel=2,
+            )
+        return scores
 
     def _save(self, done, token_nll):
         if self.backup:

@@ -61,7 +61,7 @@ class TextMethods:
 
         A prompt may end with a space or inside of a word: with a lossless
         subword tokenizer, the last subword of the prompt is drawn again, among
-        subwords that begin with it (token healing). It counts as a new token.
+        subwords that begin with it (token healing). It is not a new token.
 
         The rows of a batch do not affect each other. Calls with the same number
         of rows, memory length and engine reuse compiled functions; another

@@ -62,7 +62,10 @@ def load(workdir, **overrides):
     # Also returns a dictionary that identifies the weights.
     if workdir is None:
         model = TransformerXLCausalLM.from_preset(FLAGS.preset, **overrides)
-        expected = "`preset` must have a tokenizer."
+        expected = (
+            "`preset` must have a tokenizer. A published size has none, and "
+            "new weights: pass --workdir to use a run that trained it."
+        )
         options.refuse(model.tokenizer is None, expected)
         return model, {"preset": FLAGS.preset}
     model, step = workdir.load_model(workdir.load_tokenizer(), **overrides)

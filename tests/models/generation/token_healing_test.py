@@ -83,9 +83,7 @@ def test_the_last_piece_is_the_likeliest_that_begins_with_it(
     kept = text.removesuffix(last)
     first = likeliest(model, kept, among)
     options = {"max_new_tokens": 6, "sampler": "greedy"}
-    expected = model.generate(
-        np.append(ids_of(kept), first), **(options | {"max_new_tokens": 5})
-    )
+    expected = model.generate(np.append(ids_of(kept), first), **options)
     expected = tokenizer.decode(expected)[1:]
     assert expected.startswith(text)
     assert model.generate(text, **options) == expected
@@ -102,7 +100,7 @@ def test_the_last_piece_is_the_likeliest_that_begins_with_it(
     scores, _ = model.log_probs(ids_of(kept)[None])
     assert log_probs[0] == pytest.approx(float(scores[0, -1, first]), abs=1e-4)
     ids = np.append(ids_of(kept), first)
-    ids = model.generate(ids, max_new_tokens=5, sampler="greedy")
+    ids = model.generate(ids, max_new_tokens=6, sampler="greedy")
     _, read = model.log_probs(ids[None])
     assert_same(memory.states, read.states, atol=1e-5)
 
@@ -110,15 +108,20 @@ def test_the_last_piece_is_the_likeliest_that_begins_with_it(
 def test_a_batch_and_its_stream_are_as_alone(model):
     prompts = ["cab ", "a", "b a", "ab ab\nc a"]
     options = {"max_new_tokens": 7, "sampler": Sampler(repetition_penalty=2)}
-    texts = model.generate(prompts, seed=3, **options)
-    assert any(
-        model.tokenizer.encode(text)[: len(model.tokenizer.encode(prompt))][-1]
-        != model.tokenizer.encode(prompt)[-1]
-        for prompt, text in zip(prompts, texts, strict=True)
-    )
-    parts = [*model.generate(prompts, seed=3, stream=True, **options)]
+
+    def is_healed(prompt, text):
+        ids = model.tokenizer.encode(prompt)
+        return model.tokenizer.encode(text)[len(ids) - 1] != ids[-1]
+
+    for seed in range(20):  # weights and draws differ by backend
+        texts = model.generate(prompts, seed=seed, **options)
+        if any(map(is_healed, prompts, texts)):
+            break
+    else:
+        pytest.fail("no prompt was healed")
+    parts = [*model.generate(prompts, seed=seed, stream=True, **options)]
     for i, prompt in enumerate(prompts):
-        assert texts[i] == model.generate(prompt, seed=3 + i, **options)
+        assert texts[i] == model.generate(prompt, seed=seed + i, **options)
         assert texts[i] == prompt + "".join(part[i] for part in parts)
 
 
@@ -131,6 +134,8 @@ def test_a_prompt_begins_a_line_unless_it_continues_a_text(model):
 
 
 def test_what_is_not_written_is_still_read(model):
+    one = model.generate("cab ", max_new_tokens=1)
+    assert len(model.tokenizer.encode(one)) > len(ids_of("cab ")) - 1
     for options in (
         {"max_new_tokens": 0},
         {"stop_token_ids": range(Pieces.vocabulary_size)},

@@ -21,7 +21,7 @@ class Continuation:
         self.known = known if max_tokens else b""
         self.log_probs = []
         self.is_ended = max_tokens == 0
-        self._max_tokens = max_tokens
+        self._max_tokens = max_tokens + bool(self.known)
         self._stop_token_ids = frozenset(map(int, stop_token_ids))
         self._stream = stream  # a `TextStream`, or None to collect ids
         self._ids, self._text = [], ""

@@ -122,6 +122,9 @@ def test_a_sample_continues_words_where_a_text_begins_with_numbers():
     tokens = tokenizer.encode(numbers + words + numbers)
     passage = legible_passage(tokens, tokenizer, 20)
     assert tokenizer.decode_bytes(passage) in words
+    lines = tokenizer.encode(b"It was said that\na line ends\nit")
+    passage = legible_passage(lines, tokenizer, len(lines))
+    assert tokenizer.decode(passage) == "It was said that\na line ends\n"
     # A text that is too short is taken whole.
     assert legible_passage(tokens[:3], tokenizer, 20).tolist() == [*b"0x4"]
 

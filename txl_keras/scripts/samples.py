@@ -19,7 +19,7 @@ _PASSAGES = 64
 
 
 def legible_passage(tokens, tokenizer, length):
-    """Returns `length` tokens of a text, which people can read and judge."""
+    """Returns up to `length` tokens that people can read and judge."""
     # The start of a text may be a table of numbers. Of some passages this is
     # the one with the largest share of letters and spaces.
     last = max(0, len(tokens) - length)
@@ -31,7 +31,12 @@ def legible_passage(tokens, tokenizer, length):
         return count / max(1, len(text))
 
     start = max(starts, key=share)
-    return tokens[start : start + length]
+    passage = tokens[start : start + length]
+    # Ends with a line in its second half, if one ends there.
+    for end in range(len(passage), length // 2, -1):
+        if tokenizer.decode(passage[:end]).endswith("\n"):
+            return passage[:end]
+    return passage
 
 
 @dataclasses.dataclass

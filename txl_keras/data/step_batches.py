@@ -127,7 +127,11 @@ class Feed:
         self._strategy = strategy
         self._step = first_step
         self._iterator = None
-        if not _has_hosts_without_python(strategy):
+        has_hosts_without_python = (
+            isinstance(strategy, tf.distribute.TPUStrategy)
+            and "/job:localhost" not in strategy.extended.worker_devices[0]
+        )
+        if not has_hosts_without_python:
             self._iterator = iter(
                 segments.distribute(strategy, first_step, num_steps)
             )
@@ -159,14 +163,6 @@ class Feed:
                     self._strategy, first_step, num_steps, in_memory=True
                 )
             )
-
-
-def _has_hosts_without_python(strategy):
-    """Returns whether the strategy drives a TPU on other hosts."""
-    return (
-        isinstance(strategy, tf.distribute.TPUStrategy)
-        and "/job:localhost" not in strategy.extended.worker_devices[0]
-    )
 
 
 def dataset_of(batch, spec, start=0, end=None):

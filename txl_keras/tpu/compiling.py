@@ -7,6 +7,7 @@ functions in another way, gives the same program.
 """
 
 import contextlib
+import functools
 import importlib.metadata
 import json
 import os
@@ -94,15 +95,13 @@ class OneOfManyReplicas(tf.distribute.ReplicaContext):
     def all_reduce(self, reduce_op, value, options=None):
         """Returns the sum over all replicas of every tensor in `value`."""
         assert reduce_op == "SUM"
-        return tf.nest.map_structure(self._sum, value)
-
-    def _sum(self, tensor):
-        return gen_xla_ops.xla_all_reduce(
-            input=tensor,
+        add_up = functools.partial(
+            gen_xla_ops.xla_all_reduce,
             group_assignment=[list(range(self._num_replicas))],
             reduce_op="Add",
             mode="CrossReplica",
         )
+        return tf.nest.map_structure(add_up, value)
 
 
 def compile_hlo(hlo, slice_, num_replicas):

@@ -41,6 +41,10 @@ class Published:
     def has_bytes(self):
         return isinstance(self.expected["train"], str)
 
+    @property
+    def archive(self):
+        return os.path.basename(urllib.parse.unquote(self.url))
+
 
 def _bytes(name, digest):
     url = f"http://mattmahoney.net/dc/{name}.zip"
@@ -163,7 +167,7 @@ def _checked(paths, text):
 
 def _unpack(text, folder, temporary):
     """Unpacks the archive, which is in the folder or downloaded."""
-    name = os.path.basename(urllib.parse.unquote(text.url))
+    name = text.archive
     try:
         archive = os.path.join(folder, name)
         if files.is_file(archive):  # where Keras would download it to

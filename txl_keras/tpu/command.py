@@ -107,7 +107,7 @@ def _lower_step(path, rows, eval_rows):
         "preset": FLAGS.preset,
         # A run uses the dtype of its text.
         "vocabulary_size": model.backbone.vocabulary_size,
-        "tpu_type": slice_.name,
+        "tpu_type": FLAGS.tpu_type,
         "date": datetime.date.today().isoformat(),
         "versions": versions(),
         "replicas": replicas,

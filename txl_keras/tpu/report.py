@@ -22,7 +22,10 @@ _FREE = (
 _COMPUTATION = re.compile(
     r"^(ENTRY )?%?([\w.-]+) \([^\n]*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL
 )
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.*)", re.MULTILINE)
+# Name, type (which may be a tuple), kind and operands.
+_INSTRUCTION = re.compile(
+    r"^\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(([^)]*)", re.MULTILINE
+)
 # Memory space 0, which HLO text omits, is HBM; all others are on the chip.
 _ON_CHIP = re.compile(r"\w+\[[\d,]*\]\{[^{}]*S\([1-9]\)[^{}]*\}")
 _ARRAY = re.compile(
@@ -144,37 +147,19 @@ def bytes_moved(text):
     return _count_bytes_moved(entry), max(per_loop, default=(0, 0))
 
 
-def _instructions(body):
-    """Yields the kind, operand types and result type of each instruction."""
-    types = {}
-    for name, rest in _INSTRUCTION.findall(body):
-        types[name], rest = _split_type(rest)
-        kind, _, operands = rest.partition("(")
-        operands = re.findall(r"%([\w.-]+)", operands.partition(")")[0])
-        given = " ".join(types.get(operand, "") for operand in operands)
-        yield kind, given, types[name]
-
-
-def _split_type(text):
-    """Splits off the type at the beginning, which may be a tuple."""
-    depth = 0
-    for i, letter in enumerate(text):
-        depth += (letter in "({[") - (letter in ")}]")
-        if letter == " " and not depth:
-            return text[:i], text[i + 1 :]
-    return text, ""
-
-
 def _count_bytes_moved(body):
     everywhere = hbm = 0
-    for kind, given, received in _instructions(body):
+    types = {}
+    for name, received, kind, operands in _INSTRUCTION.findall(body):
+        types[name] = moved = received
         if kind in _FREE or kind.endswith("-done"):
             continue
-        types = f"{given} {received}"
-        if kind.endswith("-start") and kind != "all-reduce-start":
-            types = received  # the result type includes the operand
-        everywhere += _bytes(types)
-        hbm += _bytes(_ON_CHIP.sub("", types))
+        # Otherwise the result type includes the operand.
+        if not kind.endswith("-start") or kind == "all-reduce-start":
+            names = re.findall(r"%([\w.-]+)", operands)
+            moved = " ".join([*(types.get(x, "") for x in names), received])
+        everywhere += _bytes(moved)
+        hbm += _bytes(_ON_CHIP.sub("", moved))
     return everywhere, hbm
 
 

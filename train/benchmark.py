@@ -47,11 +47,9 @@ from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.options import FLAGS
+from txl_keras.training import utilization
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
-from txl_keras.training.utilization import device_memory
-from txl_keras.training.utilization import model_flops
-from txl_keras.training.utilization import peak_flops
 
 
 class Benchmark(options.Options):
@@ -139,7 +137,7 @@ def _training(model):
         trainer.train(steps, count)
         return [(time.perf_counter() - start) / count]
 
-    flops = model_flops(model, rows, length, training=True)
+    flops = utilization.model_flops(model, rows, length, training=True)
     return _measure(model, {"txl_keras": train}, rows * length, flops)
 
 
@@ -165,7 +163,7 @@ def _evaluation(model):
         ),
         "training path": _timed(score, segment),
     }
-    flops = model_flops(model, rows, length)
+    flops = utilization.model_flops(model, rows, length)
     return _measure(model, contenders, rows * length, flops)
 
 
@@ -264,10 +262,10 @@ def _measure(model, contenders, num_tokens, flops=None):
         times |= _time_peer(model)
     results = {
         "seconds": {name: float(np.median(x)) for name, x in times.items()},
-        "peak_bytes": device_memory()["peak"],
+        "peak_bytes": utilization.device_memory()["peak"],
     }
     if flops:
-        best = peak_flops(model.compute_dtype)
+        best = utilization.peak_flops(model.compute_dtype)
         print(
             f"{flops / 1e9:.3g} GFLOP per call; the fastest "
             f"{model.compute_dtype} matmul reaches {best / 1e9:,.0f} GFLOP/s"

@@ -11,16 +11,11 @@ r"""Measures the bits per character and the perplexity of a run or a preset.
 
 Every token of the split except the first is scored exactly once, with any batch
 size. Each row reads a part of the split and starts with an empty memory, so its
-first tokens are scored slightly worse. --warmup=memory first reads as many
-segments before the row's part as the memory holds. --warmup=exact reads L times
-as many, which covers everything that the memory can depend on: the result is
-then the same as with --batch_size=1.
+first tokens are scored slightly worse, unless it begins earlier: see --warmup.
 
-A model without memory has little context at the start of each segment.
---stride=1 predicts every token from the segment_length tokens before it, each
-in its own window. This is the evaluation of Al-Rfou et al.; it takes
-segment_length times as long. --stride=K predicts K tokens per window and takes
-one K-th of that time.
+A model without memory has little context at the start of each segment. With
+--stride=K it predicts K tokens per window of segment_length tokens, which takes
+segment_length / K times as long. --stride=1 is the evaluation of Al-Rfou et al.
 
 Writes to the workdir: evaluation_SPLIT.json, a list with one result for each
 checkpoint, text and settings, the latest last; with --position_curve a picture;

@@ -103,7 +103,13 @@ def main(_):
         # Published character models leave newlines out.
         prompts = ["\n" if len(model.tokenizer.encode("\n")) else " "]
     if not is_text:
-        prompts = [_read_ids(model.tokenizer, prompt) for prompt in prompts]
+        # Numbers, or paths of files of ids.
+        prompts = [
+            model.tokenizer.encode(
+                open_ids(os.path.expanduser(x))[0] if is_id_file(x) else x
+            )
+            for x in prompts
+        ]
     generate = functools.partial(
         model.generate,
         max_new_tokens=FLAGS.max_tokens,
@@ -144,13 +150,6 @@ def _check_kind(is_text):
         not (FLAGS.output or ".npy").endswith((".npy", ".npz")),
         "`output` must end with .npy or .npz.",
     )
-
-
-def _read_ids(tokenizer, prompt):
-    """Returns the ids of a prompt: numbers, or the path of a file of ids."""
-    if is_id_file(prompt):
-        prompt = open_ids(os.path.expanduser(prompt))[0]
-    return tokenizer.encode(prompt)
 
 
 def _write(rows):

@@ -16,7 +16,6 @@ import functools
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-from txl_keras.data.statistics import mean_bytes
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation import report
 from txl_keras.evaluation.evaluator import Evaluator
@@ -161,8 +160,9 @@ def _bytes_per_token(text, valid):
     # The first token of a document that resets memory has no score.
     if not text.tokenizer.is_lossless or FLAGS.reset_documents:
         return None
+    train = text.splits["train"].metadata
     return {
-        "train": mean_bytes(text.splits["train"]),
+        "train": train["num_bytes"] / train["num_tokens"],
         "valid": report.bytes_per_token(text.tokenizer, valid),
     }
 

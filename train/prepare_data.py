@@ -13,10 +13,12 @@ import os
 
 import txl_keras.scripts.quiet  # noqa: F401
 
+import numpy as np
+
+from txl_keras.data.layouts import document_lengths
 from txl_keras.data.preparation import token_folder
-from txl_keras.data.statistics import describe_split
-from txl_keras.data.statistics import token_counts
 from txl_keras.data.vocabulary import choose_cutoffs
+from txl_keras.data.vocabulary import token_counts
 from txl_keras.extending import registered
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
@@ -42,7 +44,7 @@ def main(_):
     size = tokenizer.vocabulary_size
     counts = token_counts(splits["train"].tokens, size)
     cutoffs = choose_cutoffs(counts)
-    found = {name: describe_split(split) for name, split in splits.items()}
+    found = {name: _describe(split) for name, split in splits.items()}
     print(f"{corpus.name}: a vocabulary of {size:,}")
     print(
         f"{'':6} {'bytes':>15} {'tokens':>15} {'bytes/token':>11} "
@@ -79,6 +81,24 @@ def main(_):
     }
     write_json(statistics, os.path.join(folder, "statistics.json"))
     print(f"Ids and statistics.json are in {folder}")
+
+
+def _describe(split):
+    """Returns a dict of the sizes, rates and document lengths of a split."""
+    metadata = split.metadata
+    names = ("num_bytes", "num_tokens", "num_documents")
+    lengths = document_lengths(split.documents, metadata["num_tokens"])
+    return {
+        **{name: metadata[name] for name in names},
+        "bytes_per_token": metadata["num_bytes"] / metadata["num_tokens"],
+        "unknown_rate": metadata["num_unknown"] / metadata["num_tokens"],
+        "document_length": {
+            "min": int(lengths.min()),
+            "median": float(np.median(lengths)),
+            "mean": float(lengths.mean()),
+            "max": int(lengths.max()),
+        },
+    }
 
 
 if __name__ == "__main__":

@@ -19,9 +19,10 @@ import functools
 
 import txl_keras.scripts.quiet  # noqa: F401
 
+import numpy as np
+
 from txl_keras.data import PermutedSegments
-from txl_keras.data.statistics import token_counts
-from txl_keras.data.statistics import unigram_scores
+from txl_keras.data.vocabulary import token_counts
 from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
 from txl_keras.metrics import bits_per_token
 from txl_keras.models import XLNetBackbone
@@ -130,7 +131,7 @@ def _train(workdir, strategy, stop):
             loop, evaluator.evaluate, test
         )
         if is_chief(strategy):
-            scores["guess"] = unigram_scores(
+            scores["guess"] = _unigram_scores(
                 token_counts(splits["train"].tokens, size),
                 token_counts(test.segments.tokens, size),
             )
@@ -146,6 +147,17 @@ def _train(workdir, strategy, stop):
             share = f"{results[name]['accuracy']:.2%} correct"
             print(f"{name}: {score}, {share}{note}")
         print(training_run.written(workdir), flush=True)
+
+
+def _unigram_scores(train_counts, counts):
+    """Scores a baseline that predicts by the `token_counts` of train."""
+    # One is added to each count, so that no token has probability 0.
+    probabilities = (train_counts + 1) / (train_counts + 1).sum()
+    share = counts / counts.sum()
+    return {
+        "nll": float(-(share * np.log(probabilities)).sum()),
+        "accuracy": float(share[train_counts.argmax()]),
+    }
 
 
 def _build_model(vocabulary_size):

@@ -25,8 +25,8 @@ from stored_models import zipped
 from txl_keras.checkpoints import load_tf1
 from txl_keras.checkpoints import load_vocabulary
 from txl_keras.checkpoints import save_hugging_face
-from txl_keras.checkpoints.torch_files import load_torch
-from txl_keras.checkpoints.torch_files import torch_tensors
+from txl_keras.checkpoints.pytorch import load_torch
+from txl_keras.checkpoints.pytorch import torch_tensors
 from txl_keras.models import TransformerXLCausalLM
 
 PROGRAM = pathlib.Path(__file__).parent / "read_foreign.py"

@@ -38,7 +38,7 @@ def test_what_is_written_is_read_back(config, tied):
         return small_model(memory_length=0, **ties, **arguments)
 
     def layout(model, num_layers):
-        return make_layout(model, ORIGINAL, num_layers)
+        return make_layout(ORIGINAL, model, num_layers)
 
     arguments = {"num_layers": 2, **config}
     first = build(arguments)

@@ -108,7 +108,7 @@ def test_one_projection_of_the_embedding_is_tied_or_not(
     model = small_model(
         num_layers=1, embedding_dim=6, cutoffs=cutoffs, tie_projections=tied
     )
-    tensors = write(model, make_layout(model, TF1))
+    tensors = write(model, make_layout(TF1, model))
     assert sorted(name for name in tensors if "proj" in name) == names
     save_tf1(tensors, tmp_path / "model.ckpt")
     loaded = load_tf1(tmp_path, config)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from txl_keras.data import Segments
-from txl_keras.data.feed import Feed
+from txl_keras.data.step_batches import Feed
 
 STRATEGY = tf.distribute.get_strategy()
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from txl_keras.data import statistics
 from txl_keras.data import token_files
+from txl_keras.data import vocabulary
 from txl_keras.data.token_files import TokenFiles
 from txl_keras.data.token_files import open_tokens
 from txl_keras.data.token_files import shard_paths
@@ -78,9 +78,9 @@ def test_what_is_no_such_file_is_refused(place, tmp_path):
 
 
 def test_all_ids_are_counted(monkeypatch):
-    monkeypatch.setattr(statistics, "_BLOCK", 7)
+    monkeypatch.setattr(vocabulary, "_COUNTED", 7)
     ids = np.arange(50, dtype=np.uint16) % 9
-    counts = statistics.token_counts(ids, 10)
+    counts = vocabulary.token_counts(ids, 10)
     assert counts.tolist() == [6, 6, 6, 6, 6, 5, 5, 5, 5, 0]
 
 

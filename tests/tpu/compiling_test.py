@@ -23,11 +23,11 @@ from txl_keras.layers.compute.target import use
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.tpu import compiling
+from txl_keras.tpu.compiling import OneOfManyReplicas
 from txl_keras.tpu.compiling import check_packages
 from txl_keras.tpu.compiling import compile_hlo
-from txl_keras.tpu.hlo_text import bytes_moved
-from txl_keras.tpu.lowering import OneOfManyReplicas
-from txl_keras.tpu.lowering import lower
+from txl_keras.tpu.compiling import lower
+from txl_keras.tpu.report import bytes_moved
 from txl_keras.tpu.report import describe
 from txl_keras.tpu.report import report
 from txl_keras.tpu.slices import TYPES

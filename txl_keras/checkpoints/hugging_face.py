@@ -12,8 +12,8 @@ from txl_keras.checkpoints.configuration import SIZES
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.layout import write
-from txl_keras.checkpoints.torch_files import load_torch
-from txl_keras.checkpoints.torch_files import torch_tensors
+from txl_keras.checkpoints.pytorch import load_torch
+from txl_keras.checkpoints.pytorch import torch_tensors
 from txl_keras.checkpoints.transformer_xl import HUGGING_FACE
 from txl_keras.checkpoints.transformer_xl import load_model
 from txl_keras.checkpoints.transformer_xl import make_layout
@@ -119,7 +119,7 @@ def save_hugging_face(model: keras.Model, folder: PathLike) -> None:
     size = model.backbone.hidden_dim
     exponents = np.arange(0, size, 2, np.float32) / size
     tensors = {
-        **write(model, make_layout(model, HUGGING_FACE)),
+        **write(model, make_layout(HUGGING_FACE, model)),
         # The library expects the frequencies of the sinusoids.
         "transformer.pos_emb.inv_freq": 1 / np.float32(10000) ** exponents,
     }
@@ -139,17 +139,14 @@ def _check_exportable(model):
             f"TransfoXLLMHeadModel. Received: {type(backbone).__name__}"
         )
     embedding = backbone.token_embedding
-    required = {"attention_type": "relative", "normalize_output": False}
     raise_found(
         "`model` must have only what Hugging Face's TransfoXLLMHeadModel "
         "supports. Received:",
         {
-            **{
-                f"{name}={getattr(backbone, name)!r}: must be {value!r}": (
-                    getattr(backbone, name) != value
-                )
-                for name, value in required.items()
-            },
+            f"attention_type={backbone.attention_type!r}: must be 'relative'": (
+                backbone.attention_type != "relative"
+            ),
+            "normalize_output=True: must be False": backbone.normalize_output,
             f"cold_start={backbone.cold_start!r}: its memory starts as zeros; "
             "load the model with cold_start='zeros'": (
                 backbone.cold_start != "zeros"

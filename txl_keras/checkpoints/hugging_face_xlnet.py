@@ -4,10 +4,7 @@ import pathlib
 
 import keras
 
-from txl_keras.checkpoints.configuration import check_sizes
-from txl_keras.checkpoints.configuration import raise_found
-from txl_keras.checkpoints.configuration import read_config
-from txl_keras.checkpoints.configuration import sized_arguments
+from txl_keras.checkpoints import configuration
 from txl_keras.checkpoints.hugging_face import folder_config
 from txl_keras.checkpoints.hugging_face import folder_tensors
 from txl_keras.checkpoints.layout import Entry
@@ -83,9 +80,9 @@ def load_hugging_face_xlnet(
     folder = pathlib.Path(folder)
     config = _read_config(folder, overrides)
     tensors = folder_tensors(folder)
-    check_sizes(config, tensors, folder)
+    configuration.check_sizes(config, tensors, folder)
     arguments = {
-        **sized_arguments(config),
+        **configuration.sized_arguments(config),
         "head_dim": check_head_dim(
             config["d_head"], config["d_model"], config["n_head"]
         ),
@@ -103,9 +100,8 @@ def load_hugging_face_xlnet(
         backbone = XLNetBackbone(dtype=dtype, **arguments)
         return XLNetPermutationLM(backbone, is_tied) if has_head else backbone
 
-    def layout(model, num_layers):
-        layout = [*_body_layout(num_layers)]
-        return [*_head_layout(is_tied, *layout)] if has_head else layout
+    def layout(_, num_layers):
+        return [*_layout(num_layers, has_head, is_tied)]
 
     if has_head:
         tensors = tensors.renamed(lambda name: name.removeprefix(_BODY))
@@ -120,7 +116,7 @@ def _read_config(folder, overrides):
     kind = config.pop("attn_type", "bi")
     if config.get("mem_len", 0) is None:
         config["mem_len"] = 0
-    config = read_config(config, overrides, path, _DEFAULTS)
+    config = configuration.read_config(config, overrides, path, _DEFAULTS)
     activation = config["ff_activation"]
     problems = {
         "bi_data=True: rows cannot be read backwards": config["bi_data"],
@@ -134,7 +130,7 @@ def _read_config(folder, overrides):
             activation != "gelu"
         ),
     }
-    raise_found(f"{path} has unsupported settings:", problems)
+    configuration.raise_found(f"{path} has unsupported settings:", problems)
     return {**config, "attn_type": kind}
 
 
@@ -154,9 +150,17 @@ def _body(tensors, drop_head, folder):
     )
 
 
-def _body_layout(num_layers):
-    """Yields the entries of an `XLNetModel`."""
-    yield Entry(["word_embedding.weight"], ["token_embedding/embeddings_0"])
+def _layout(num_layers, has_head, is_tied):
+    """Yields the entries of an `XLNetModel`, or of an `XLNetLMHeadModel`."""
+    tables = ["word_embedding.weight"]
+    if has_head:
+        yield Entry(["lm_loss.bias"], ["softmax/bias_0"])
+        if is_tied:
+            # The file may have the table under either name or under both.
+            tables.append("lm_loss.weight")
+        else:
+            yield Entry(["lm_loss.weight"], ["softmax/kernel_0"])
+    yield Entry(tables, ["token_embedding/embeddings_0"])
     yield Entry(["mask_emb"], ["mask_embedding"], lambda shape: (1, 1, *shape))
     for i in range(num_layers):
         for name, weight in (
@@ -174,14 +178,3 @@ def _body_layout(num_layers):
             yield Entry([name], [f"block_{i}/attention/{weight}"])
         names = [f"layer.{i}.{part}" for part in _PARTS]
         yield from feed_forward_and_norms(names, i)
-
-
-def _head_layout(is_tied, embedding, *others):
-    """Yields the entries of an `XLNetLMHeadModel`, given its body's entries."""
-    if is_tied:
-        # The file may have the only table under either name or under both.
-        embedding.names.append("lm_loss.weight")
-    else:
-        yield Entry(["lm_loss.weight"], ["softmax/kernel_0"])
-    yield Entry(["lm_loss.bias"], ["softmax/bias_0"])
-    yield from (embedding, *others)

@@ -1,13 +1,11 @@
 """The layouts of Transformer-XL checkpoints, of four implementations."""
 
 import dataclasses
+import functools
 import math
 import re
 
-from txl_keras.checkpoints.configuration import ATTENTION_TYPES
-from txl_keras.checkpoints.configuration import check_sizes
-from txl_keras.checkpoints.configuration import raise_found
-from txl_keras.checkpoints.configuration import sized_arguments
+from txl_keras.checkpoints import configuration
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import feed_forward_and_norms
 from txl_keras.checkpoints.layout import read
@@ -76,10 +74,10 @@ TF1 = Source(
 
 def load_model(config, overrides, dtype, tensors, file, source):
     """Loads the model from the tensors of a file."""
-    check_sizes(config, tensors, file)
+    configuration.check_sizes(config, tensors, file)
     attention_type = config["attn_type"]
     arguments = {
-        **sized_arguments(config),
+        **configuration.sized_arguments(config),
         "embedding_dim": config["d_embed"],
         "cutoffs": config["cutoffs"],
         "div_val": config["div_val"],
@@ -98,7 +96,7 @@ def load_model(config, overrides, dtype, tensors, file, source):
     }
     memory_length = arguments["memory_length"]
     is_absolute = attention_type in (2, 3)
-    raise_found(
+    configuration.raise_found(
         "The configuration has settings that are not supported, or that the "
         "original code ignores:",
         {
@@ -133,22 +131,20 @@ def load_model(config, overrides, dtype, tensors, file, source):
     ties = [*map(bool, ties), *[False] * clusters][:clusters]
 
     def build(arguments):
-        kind = ATTENTION_TYPES[attention_type]
+        kind = configuration.ATTENTION_TYPES[attention_type]
         backbone = TransformerXLBackbone(
             attention_type=kind, dtype=dtype, **arguments
         )
         return TransformerXLCausalLM(backbone, bool(config["tie_weight"]), ties)
 
-    def layout(model, num_layers):
-        return make_layout(model, source, num_layers)
-
     # The frequencies of the sinusoids are not a weight.
     others = source.rename("pos_emb.inv_freq")
     tensors = tensors.renamed(lambda name: None if name == others else name)
+    layout = functools.partial(make_layout, source)
     return read(build, arguments, layout, tensors, file)
 
 
-def make_layout(model, source, num_layers=None):
+def make_layout(source, model, num_layers=None):
     """Returns the layout of a checkpoint for a model, or for more layers."""
     backbone = model.backbone
     layers = range(num_layers or backbone.num_layers)

@@ -6,7 +6,7 @@ import re
 
 from txl_keras.checkpoints.safe_pickle import ZIP_MAGIC
 from txl_keras.checkpoints.safe_pickle import load
-from txl_keras.data.corpora.files import decode_text
+from txl_keras.data.corpora.files import checked_text
 from txl_keras.data.vocabulary import Vocabulary
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked
@@ -79,7 +79,7 @@ def _read(path):
     with open_checked(path, MAX_VOCABULARY_BYTES) as file:
         data = file.read()
     try:
-        text = decode_text(data, path)
+        text = b"".join(checked_text([data], path)).decode()
     except ValueError as error:
         raise ValueError(f"{error} {_FORMATS}") from error
     if path.suffix != ".txt" and _JSON_START.match(text):

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     # Tokenizers: text to ids and back.
     from txl_keras.data.tokenizers.building import build_tokenizer
-    from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
+    from txl_keras.data.tokenizers.character_tokenizer import ByteTokenizer
     from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
     from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
     from txl_keras.data.tokenizers.library_tokenizers import (

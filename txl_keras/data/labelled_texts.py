@@ -162,7 +162,11 @@ def read_labelled_texts(
     lines = files.read_between(path, b"\n", max_bytes=_MAX_TEXT_BYTES)
     lines = (line.decode() for line in lines)
     if kind == "jsonl":
-        records = _json_records(lines, path)
+        records = (
+            (number, parse_json(line, f"{path}, line {number}"))
+            for number, line in enumerate(lines, 1)
+            if line.strip()
+        )
     else:
         records = _csv_records(lines, path, kind, has_header)
     texts, labels, numbers, taken = [], [], [], 0
@@ -189,13 +193,6 @@ def _value(record, flag, column, place):
             f"Received: {flag}={column!r}, {place}"
         )
     return record[column]
-
-
-def _json_records(lines, path):
-    """Yields the line number of each row and its values by column name."""
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield number, parse_json(line, f"{path}, line {number}")
 
 
 def _csv_records(lines, path, kind, has_header):

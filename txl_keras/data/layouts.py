@@ -117,16 +117,12 @@ def concatenated(sizes, seed=None):
     # Two epochs, because prefetching reads past the end of an epoch.
     @functools.lru_cache(maxsize=2)
     def of_epoch(epoch):
-        order = permutation(len(sizes), seed, epoch)
+        order = np.arange(len(sizes))
+        if seed is not None:
+            order = permutation(len(sizes), seed, epoch)
         return order, np.append(0, np.cumsum(sizes[order], dtype=np.int64))
 
-    if seed is not None:
-        return of_epoch
-    unchanged = (
-        np.arange(len(sizes)),
-        np.append(0, np.cumsum(sizes, dtype=np.int64)),
-    )
-    return lambda epoch: unchanged
+    return of_epoch
 
 
 def document_lengths(documents, num_tokens):

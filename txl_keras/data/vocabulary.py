@@ -13,6 +13,7 @@ from txl_keras.types import Tensor
 
 NUM_CODE_POINTS = 0x110000  # all of Unicode
 LARGE_VOCABULARY = 10_000  # a full softmax over fewer ids is cheap
+_COUNTED = 1 << 22  # ids to read at once
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -106,6 +107,15 @@ class UnknownSymbolError(ValueError):
             f"The symbol {symbol!r}{code_point} at position {position} is not "
             "in the vocabulary."
         )
+
+
+def token_counts(tokens, vocabulary_size):
+    """Counts how often each id occurs: int64, `(V,)`."""
+    counts = np.zeros(vocabulary_size, np.int64)
+    for start in range(0, len(tokens), _COUNTED):
+        block = tokens[start : start + _COUNTED]
+        counts += np.bincount(block, minlength=vocabulary_size)
+    return counts
 
 
 def choose_cutoffs(counts: np.ndarray) -> list[int]:

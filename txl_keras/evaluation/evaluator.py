@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
-from txl_keras.data.feed import Feed
 from txl_keras.data.segments import Segments
 from txl_keras.data.sliding_windows import SlidingWindows
+from txl_keras.data.step_batches import Feed
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity

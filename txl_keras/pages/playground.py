@@ -51,13 +51,8 @@ class Playground:
         self._memory_length = generation_memory_length(
             model.backbone, memory_length
         )
-        self._others = []
-        if model.backbone.has_attention:
-            self._others = [
-                length
-                for length in _SHORTER_MEMORIES
-                if length < self._memory_length
-            ]
+        lengths = _SHORTER_MEMORIES if model.backbone.has_attention else ()
+        self._others = [x for x in lengths if x < self._memory_length]
         # Variables, because other numbers would need another compilation.
         self._settings = {
             name: tf.Variable(value) for name, value in NO_EFFECT.items()

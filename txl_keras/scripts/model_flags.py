@@ -4,8 +4,8 @@ import functools
 
 from absl import flags
 
-from txl_keras.data.statistics import token_counts
 from txl_keras.data.vocabulary import choose_cutoffs
+from txl_keras.data.vocabulary import token_counts
 from txl_keras.extending import registered
 from txl_keras.layers.decoder_block import ATTENTION_TYPES
 from txl_keras.models import TransformerXLCausalLM

@@ -8,7 +8,7 @@ from txl_keras.scripts.quiet import STARTED
 import keras
 
 from txl_keras.compilation import device_of
-from txl_keras.data.feed import Feed
+from txl_keras.data.step_batches import Feed
 from txl_keras.layers.compute.target import prefers_tensorflow_matmul
 from txl_keras.scripts.options import FLAGS
 from txl_keras.training.strategy import gather_integers

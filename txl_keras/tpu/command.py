@@ -24,8 +24,8 @@ from txl_keras.scripts.model_flags import build_model
 from txl_keras.scripts.options import FLAGS
 from txl_keras.tpu.compiling import check_packages
 from txl_keras.tpu.compiling import compile_hlo
+from txl_keras.tpu.compiling import lower
 from txl_keras.tpu.compiling import versions
-from txl_keras.tpu.lowering import lower
 from txl_keras.tpu.report import describe
 from txl_keras.tpu.report import report
 from txl_keras.tpu.slices import TYPES
@@ -39,7 +39,15 @@ def compile_run():
     """Compiles the step of the run and returns whether it fits in memory."""
     # The report is written to WORKDIR/tpu_compile.json or, without a workdir,
     # to ./tpu_compile_PRESET_TYPE.json.
-    _check_flags()
+    expected = "`tpu_type` must be given with --compile_only."
+    options.refuse(FLAGS.tpu_type is None, expected)
+    expected = "`initialize_from` cannot be given with --compile_only."
+    options.refuse(FLAGS.initialize_from, expected)
+    options.refuse(
+        FLAGS.backbone == "lstm",
+        "`backbone` cannot be lstm with --compile_only: the gradient of an "
+        "LSTM's loop uses lists whose size is not static.",
+    )
     check_packages()
     slice_ = TYPES[FLAGS.tpu_type]
     rows = [
@@ -63,18 +71,6 @@ def compile_run():
     write_json(facts, path)
     print(f"{describe(facts)}\nWritten to {path}")
     return facts["fits"]
-
-
-def _check_flags():
-    expected = "`tpu_type` must be given with --compile_only."
-    options.refuse(FLAGS.tpu_type is None, expected)
-    expected = "`initialize_from` cannot be given with --compile_only."
-    options.refuse(FLAGS.initialize_from, expected)
-    options.refuse(
-        FLAGS.backbone == "lstm",
-        "`backbone` cannot be lstm with --compile_only: the gradient of an "
-        "LSTM's loop uses lists whose size is not static.",
-    )
 
 
 def _begin_child():
@@ -111,7 +107,7 @@ def _lower_step(path, rows, eval_rows):
         "preset": FLAGS.preset,
         # A run uses the dtype of its text.
         "vocabulary_size": model.backbone.vocabulary_size,
-        "tpu_type": slice_.name,
+        "tpu_type": FLAGS.tpu_type,
         "date": datetime.date.today().isoformat(),
         "versions": versions(),
         "replicas": replicas,

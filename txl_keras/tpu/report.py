@@ -1,8 +1,10 @@
-"""Reports on a compiled training step: memory, operations, speed limits."""
+"""Reports on a compiled training step: memory, operations, speed limits.
 
+The bytes that it moves are counted in the text of the compiled module.
+"""
+
+import math
 import re
-
-from txl_keras.tpu.hlo_text import bytes_moved
 
 # Share of a program's memory that a step may use. The rest is left for memory
 # that the compiler does not count: the next batch, fragmentation.
@@ -12,6 +14,23 @@ _TOO_LARGE = re.compile(
     r"\(([\d.]+)([KMGT]?)\)"
 )
 _VECTOR_MEMORY = re.compile(r"Used \S+ of \S+ vmem|$")
+# These instructions move no bytes themselves.
+_FREE = (
+    "bitcast", "constant", "get-tuple-element", "parameter", "tuple", "while",
+    "conditional", "call",
+)  # fmt: skip
+_COMPUTATION = re.compile(
+    r"^(ENTRY )?%?([\w.-]+) \([^\n]*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL
+)
+# Name, type (which may be a tuple), kind and operands.
+_INSTRUCTION = re.compile(
+    r"^\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(([^)]*)", re.MULTILINE
+)
+# Memory space 0, which HLO text omits, is HBM; all others are on the chip.
+_ON_CHIP = re.compile(r"\w+\[[\d,]*\]\{[^{}]*S\([1-9]\)[^{}]*\}")
+_ARRAY = re.compile(
+    r"\b(pred|bf16|[fsuc]\d+)\w*\[([\d,]*)\](?:\{([\d,]*)(?::T\(([\d,]+)\))?)?"
+)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -108,3 +127,55 @@ def describe(facts):
         "the compiler allows a program)."
     )
     return "\n".join(lines)
+
+
+# === Bytes moved ===
+
+
+def bytes_moved(text):
+    """Counts bytes read and written outside of loops, and per iteration."""
+    # Returns two pairs: the bytes of all memories, and of HBM only. The rest is
+    # on the chip, where the compiler keeps values that are needed again soon.
+    # The loop is the one that moves most (zeros without a loop). Operands and
+    # results are padded to their tiles; an operand that is read in part counts
+    # in full. Hence only ratios of these counts are meaningful.
+    computations = _COMPUTATION.findall(text)
+    bodies = {name: body for _, name, body in computations}
+    (entry,) = (body for first, _, body in computations if first)
+    found = re.findall(r" while\(.*?body=%?([\w.-]+)", entry)
+    per_loop = [_count_bytes_moved(bodies[name]) for name in found]
+    return _count_bytes_moved(entry), max(per_loop, default=(0, 0))
+
+
+def _count_bytes_moved(body):
+    everywhere = hbm = 0
+    types = {}
+    for name, received, kind, operands in _INSTRUCTION.findall(body):
+        types[name] = moved = received
+        if kind in _FREE or kind.endswith("-done"):
+            continue
+        # Otherwise the result type includes the operand.
+        if not kind.endswith("-start") or kind == "all-reduce-start":
+            names = re.findall(r"%([\w.-]+)", operands)
+            moved = " ".join([*(types.get(x, "") for x in names), received])
+        everywhere += _bytes(moved)
+        hbm += _bytes(_ON_CHIP.sub("", moved))
+    return everywhere, hbm
+
+
+def _bytes(types):
+    """Counts the bytes of arrays, padded to their tiles."""
+    total = 0
+    for dtype, dims, order, tile in _ARRAY.findall(types):
+        shape = _integers(dims)
+        # The layout lists axes from the innermost, the tile to it.
+        lengths = reversed(_integers(tile))
+        for axis, length in zip(_integers(order), lengths, strict=False):
+            shape[axis] = -(-shape[axis] // length) * length
+        bits = 8 if dtype == "pred" else int(re.search(r"\d+", dtype)[0])
+        total += math.prod(shape) * bits / 8
+    return math.ceil(total)
+
+
+def _integers(text):
+    return [int(number) for number in text.split(",") if number]

@@ -43,7 +43,6 @@ _CHIPS = {
 class TpuType:
     """Describes a slice of TPU chips."""
 
-    name: str  # the value of gcloud's `--accelerator-type`
     chip: Chip
     topology: str  # chips along each axis, such as "4x4"
 
@@ -67,8 +66,8 @@ _SQUARES = {
     128: "8x16",
     256: "16x16",
 }
-TYPES = {
-    f"{prefix}-{number}": TpuType(f"{prefix}-{number}", _CHIPS[chip], topology)
+TYPES = {  # by the value of gcloud's `--accelerator-type`
+    f"{prefix}-{number}": TpuType(_CHIPS[chip], topology)
     for prefix, chip, topologies in (
         ("v2", "v2", {8: "2x2"}),
         # With the slices of the published runs.

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.data import Segments
-from txl_keras.data.feed import Feed
+from txl_keras.data.step_batches import Feed
 from txl_keras.metrics import bits_per_token
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.progress import Progress

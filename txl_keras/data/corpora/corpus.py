@@ -102,9 +102,8 @@ class Text:
             documents = [documents]
         self._documents = documents
         self.num_bytes = getattr(documents, "num_bytes", None)
-        if isinstance(documents, list):
-            is_flat = all(isinstance(text, bytes) for text in documents)
-            self.num_bytes = sum(map(len, documents)) if is_flat else None
+        if isinstance(documents, list) and {*map(type, documents)} <= {bytes}:
+            self.num_bytes = sum(map(len, documents))
 
     def __iter__(self):
         return iter(self._documents)

@@ -58,12 +58,12 @@ def check_unpacked(path, size, packed):
 
 
 @contextlib.contextmanager
-def renamed_when_complete(path, folder=None):
+def renamed_when_complete(path):
     """Yields the path of a temporary file, which becomes `path` at the end."""
     # So readers never see an incomplete file, and errors do not leave one.
-    folder = folder or os.path.dirname(path)
     # Only this call writes to the name, and it cannot be a stranger's link.
-    unfinished = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
+    name = f"{uuid.uuid4().hex}.tmp"
+    unfinished = os.path.join(os.path.dirname(path), name)
     try:
         yield unfinished
         gfile.rename(unfinished, path, overwrite=True)
@@ -153,17 +153,13 @@ def digest_of(chunks, algorithm="sha256"):
 
 
 def read_text(path, start=0, stop=None):
-    """Yields a text like `read_bytes`, and checks that it is valid UTF-8."""
+    """Yields a text like `read_bytes`, with the checks of `checked_text`."""
     # `start` must be the first byte of a character.
-    return _checked(read_bytes(path, start, stop), path, start)
+    return checked_text(read_bytes(path, start, stop), path, start)
 
 
-def decode_text(data, path):
-    """Returns the text of a whole file, with the checks of `read_text`."""
-    return b"".join(_checked([data], os.fspath(path))).decode()
-
-
-def _checked(chunks, path, offset=0):
+def checked_text(chunks, path, offset=0):
+    """Yields the chunks of a text, after checks that they are valid UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     for chunk in itertools.chain(chunks, [b""]):
         try:
@@ -202,13 +198,6 @@ def read_between(
             )
     if rest:
         yield bytes(rest)
-
-
-def text_size(path):
-    """Returns the bytes of a text; reads all of a `.gz` to decompress it."""
-    if not path.lower().endswith(".gz"):
-        return gfile.stat(path).length
-    return sum(map(len, read_bytes(path)))
 
 
 def is_file(path):

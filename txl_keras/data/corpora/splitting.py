@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 
+from txl_keras import gfile
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora.corpus import SPLITS
 
@@ -103,7 +104,10 @@ def split_file(path, delimiter=None):
     """Returns where train, valid and test of a text file end, in bytes."""
     # Each cut is after the next line end, or at the next character if a line is
     # longer than half a split. With a `delimiter`, it is directly after one.
-    size = files.text_size(path)
+    if path.lower().endswith(".gz"):
+        size = sum(map(len, files.read_bytes(path)))
+    else:
+        size = gfile.stat(path).length
     ends = [0]
     for place in held_out_places(size):
         start = max(ends[-1], place)

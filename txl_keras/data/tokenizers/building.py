@@ -12,7 +12,7 @@ from txl_keras.checks import check_one_of
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.id_files import MAX_ID
 from txl_keras.data.parallel import map_blocks
-from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
+from txl_keras.data.tokenizers.character_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
 from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
 from txl_keras.data.tokenizers.library_tokenizers import HuggingFaceTokenizer

@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 
 from txl_keras.backend import tf
-from txl_keras.data.tokenizers.graph_text import check_known
-from txl_keras.data.tokenizers.graph_text import find_words
-from txl_keras.data.tokenizers.graph_text import split_words
-from txl_keras.data.tokenizers.graph_text import valid_text
+from txl_keras.data.tokenizers import graph_text
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.tokenizer import as_string
 from txl_keras.data.vocabulary import Vocabulary
@@ -78,7 +75,7 @@ class WordTokenizer(Tokenizer):
         return self.vocabulary.ids(words, self.unknown)
 
     def encode_in_graph(self, text):
-        text = valid_text(text)
+        text = graph_text.valid_text(text)
         # No line starts after a newline at the end of a text.
         body = tf.strings.regex_replace(text, r"\n\z", "")
         line_start, line_end = self.line_start or "", self.line_end or ""
@@ -86,12 +83,12 @@ class WordTokenizer(Tokenizer):
         end = tf.where(body == text, "", f" {line_end}")
         line_break = f" {line_end} {line_start} ".replace("\\", "\\\\")
         body = tf.strings.regex_replace(body, "\n", line_break)
-        words = split_words(start + body + end)
-        ids, is_known = find_words(self.vocabulary, words.values)
+        words = graph_text.split_words(start + body + end)
+        ids, is_known = graph_text.find_words(self.vocabulary, words.values)
         if self.unknown_id is not None:
             ids = tf.where(is_known, ids, self.unknown_id)
             is_known = tf.ones_like(is_known)
-        return check_known(ids, is_known, words)
+        return graph_text.check_known(ids, is_known, words)
 
     def _text(self, token_id):
         word = self.vocabulary.symbols[token_id]

@@ -186,7 +186,10 @@ def test_nll_and_log_probs_equal_numpy(name):
 # Less rows than there are in a tail, as many, and more: see `counted_tokens`.
 @pytest.mark.parametrize(
     "name,tail_rows",
-    [("half_each", 1), ("half_each", 24), *((name, 7) for name in LAYOUTS)],
+    [
+        *(("half_each", 1), ("half_each", 24), ("ordinary", 7)),
+        *(("one_tail_untied", 7), ("shared_projection_some", 7)),
+    ],
 )
 def test_gradients_are_those_through_log_probs(name, tail_rows):
     softmax = softmax_of(name, tail_rows=tail_rows)
@@ -218,11 +221,7 @@ def counted_tokens():
 
 @pytest.mark.parametrize(
     "name,jit_compile",
-    [
-        ("half_each_all_but_first", False),
-        ("one_tail_untied", True),
-        ("nothing_left_for_the_last", True),
-    ],
+    [("half_each_all_but_first", False), ("nothing_left_for_the_last", True)],
 )
 def test_compiled_wherever_the_targets_fall(name, jit_compile):
     softmax = softmax_of(name, tail_rows=4)
@@ -256,7 +255,7 @@ def test_sizes_that_are_not_known_beforehand():
     assert all(np.abs(g).sum() == 0 for g in gradients)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64", "int16", "uint8"])
+@pytest.mark.parametrize("dtype", ["int64", "uint8"])
 def test_targets_of_any_integer_dtype(dtype):
     softmax = softmax_of("half_each")
     hidden, targets, _ = tokens(B, T)
@@ -277,9 +276,8 @@ def test_targets_of_any_integer_dtype(dtype):
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("name", ["ordinary", "half_each"])
 @pytest.mark.parametrize("bad", [-1, V, 2**31 - 1])
-def test_eager_targets_outside_the_vocabulary_are_an_error(name, bad):
+def test_eager_targets_outside_the_vocabulary_are_an_error(bad):
     hidden, targets, _ = tokens(B, T)
     targets[1, 2], targets[0, 0] = bad, 0
     low, high = min(0, bad), max(int(targets.max()), bad)
@@ -287,13 +285,12 @@ def test_eager_targets_outside_the_vocabulary_are_an_error(name, bad):
         with pytest.raises(
             ValueError, match=rf"`targets` .* \[0, {V}\).* {low} to {high}"
         ):
-            softmax_of(name)(hidden, given)
+            softmax_of("half_each")(hidden, given)
 
 
 @drops_checks
-@pytest.mark.parametrize("name", ["ordinary", "half_each"])
-def test_targets_outside_the_vocabulary_are_nan_by_xla_and_no_others(name):
-    softmax = softmax_of(name, tail_rows=4)
+def test_targets_outside_the_vocabulary_are_nan_by_xla_and_no_others():
+    softmax = softmax_of("half_each", tail_rows=4)
     hidden, targets, upstream = tokens(B, T)
     known = np.ones((B, T), bool)
     bad = {(0, 0): -1, (1, 2): V, (2, 7): -(2**31), (2, 3): 2**31 - 1}
@@ -323,15 +320,11 @@ def shapes_in_hlo(function, *inputs):
     return {tuple(int(n) for n in sizes.split(",") if n) for sizes in found}
 
 
-def large_softmax(tail_rows=None):
-    """Tails of 211 and 307 words, of tables of 16 and 4."""
-    embedding = AdaptiveEmbedding(617, 64, cutoffs=(99, 310), div_val=4)
-    return AdaptiveSoftmax(embedding, tail_rows=tail_rows)
-
-
 @pytest.mark.tensorflow
 def test_a_tail_is_not_computed_for_every_token():
-    softmax = large_softmax(tail_rows=23)
+    # Tails of 211 and 307 words, of tables of 16 and 4.
+    embedding = AdaptiveEmbedding(617, 64, cutoffs=(99, 310), div_val=4)
+    softmax = AdaptiveSoftmax(embedding, tail_rows=23)
     inputs = tokens(6, 31)
     hidden = np.zeros((6, 31, 64), "float32")
     run = tf.function(with_gradients(softmax), jit_compile=True)
@@ -349,9 +342,9 @@ def test_a_tail_is_not_computed_for_every_token():
             assert set(shape) <= {211, 307, 23, 16, 4, 1}, shape
 
 
-@pytest.mark.parametrize("name", ["ordinary", "half_each"])
-def test_bfloat16_hidden_states_give_a_float32_loss(name):
-    exact, low = softmax_of(name), softmax_of(name, "mixed_bfloat16")
+def test_bfloat16_hidden_states_give_a_float32_loss():
+    exact = softmax_of("half_each")
+    low = softmax_of("half_each", "mixed_bfloat16")
     assert {w.dtype for w in low.weights} == {"float32"}
     hidden, targets, upstream = tokens(B, T)
     hidden = ops.cast(hidden, "bfloat16")
@@ -375,7 +368,7 @@ def test_bfloat16_hidden_states_give_a_float32_loss(name):
     np.testing.assert_allclose(rounded, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", ["one_tail_untied", "half_each_some"])
 def test_config_round_trips(name):
     softmax = softmax_of(
         name, tail_rows=5, kernel_initializer=keras.initializers.Constant(0.5)
@@ -443,20 +436,25 @@ def break_tails(softmax, *tails):
 
 SAMPLERS = [
     {"temperature": 0},
-    {"top_k": 2},
     {"top_k": 3, "temperature": 1.4, "top_p": 0.8},
     {"top_k": 3, "repetition_penalty": 1.3},
     {"temperature": 0, "repetition_penalty": 1.3},
     # Those that need all.
-    {"top_p": 0.7},
     {"top_k": 30},
-    {"temperature": 0.9, "top_p": 0.5},
     {"top_p": 0.5, "repetition_penalty": 1.3},
 ]
 
 
-@pytest.mark.parametrize("head_bias", [-3.0, 2.0, 9.0])
-@pytest.mark.parametrize("parameters", SAMPLERS, ids=str)
+# With the bias 2 some rows need a tail; with 9, none; with -3, all.
+@pytest.mark.parametrize(
+    "parameters, head_bias",
+    [
+        *((each, 2.0) for each in SAMPLERS),
+        (SAMPLERS[1], 9.0),
+        (SAMPLERS[2], -3.0),
+    ],
+    ids=str,
+)
 def test_samples_are_those_of_the_full_computation(parameters, head_bias):
     softmax = peaked_softmax(head_bias)
     sampler = Sampler(**parameters)
@@ -470,8 +468,11 @@ def test_samples_are_those_of_the_full_computation(parameters, head_bias):
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("parameters", [{}, SAMPLERS[0], SAMPLERS[3]], ids=str)
+@pytest.mark.parametrize(
+    "parameters, jit_compile",
+    [({}, False), ({}, True), (SAMPLERS[2], True)],
+    ids=str,
+)
 def test_compiled_samples_without_what_cannot_be_drawn(parameters, jit_compile):
     softmax = peaked_softmax(1.0)
     hidden, seeds, seen = some_states()
@@ -553,16 +554,15 @@ def test_plain_draws_have_the_probabilities_of_all_words(num_tails, tail_bias):
     assert num_tails == 0 or ((in_head > 0.1) & (in_head < 0.9)).any()
 
 
-@pytest.mark.parametrize("num_words", [4, 6])
-def test_large_logits_cost_no_digits(num_words):
+def test_large_logits_cost_no_digits():
     # Two words of a head, and one tail in which all words are as likely.
-    embedding = AdaptiveEmbedding(num_words, 2, cutoffs=(2,))
+    embedding = AdaptiveEmbedding(6, 2, cutoffs=(2,))
     softmax = AdaptiveSoftmax(embedding)
     softmax.build()
     softmax.biases[0].assign([1e4, 9998.0])
     softmax.cluster_bias.assign([9992.0])
-    softmax.biases[1].assign(ops.full((num_words - 2,), 3e4))
+    softmax.biases[1].assign(ops.full((4,), 3e4))
     nll = softmax(np.zeros((2, 2), "float32"), np.array([0, 3]))
     total = np.log1p(np.exp(-2) + np.exp(-8))
-    expected = [total, total + 8 + np.log(num_words - 2)]
+    expected = [total, total + 8 + np.log(4)]
     np.testing.assert_allclose(nll, expected, rtol=1e-6)

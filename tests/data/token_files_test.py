@@ -55,15 +55,6 @@ def test_a_bucket_is_asked_for_what_is_needed_and_once(monkeypatch):
     assert read[2:] == [(1, 10)]
 
 
-def test_a_disk_is_mapped(tmp_path):
-    path = str(tmp_path / "ids")
-    write(path, np.arange(10, dtype=np.uint16))
-    tokens = open_tokens([path], [10], np.uint16)
-    assert isinstance(tokens, np.memmap)
-    with pytest.raises(ValueError, match="read-only"):
-        tokens[0] = 3
-
-
 @pytest.mark.parametrize("place", ["disk", "bucket"])
 def test_what_is_no_such_file_is_refused(place, tmp_path):
     folder = str(tmp_path) if place == "disk" else "ram://missing"

@@ -24,15 +24,12 @@ V, D, B, T = 50, 6, 3, 8
 CUTOFFS = (9, 20, 37)  # tails of 11, 17 and 13 words
 HALF = {"cutoffs": CUTOFFS, "embedding_dim": 17, "div_val": 2}
 SHARED = {"cutoffs": CUTOFFS, "embedding_dim": 10}
-UNTIED = {"tie_projections": False, "tie_embeddings": False}
 # Arguments of the embedding, and of the softmax.
 LAYOUTS = {
     "ordinary": ({}, {}),
-    "ordinary_untied": ({}, {"tie_embeddings": False}),
     "projected": ({"embedding_dim": 10}, {"tie_projections": False}),
     "one_tail_untied": ({"cutoffs": (17,)}, {"tie_embeddings": False}),
     "shared_projection": (SHARED, {}),
-    "shared_projection_untied": (SHARED, UNTIED),
     "shared_projection_some": (
         SHARED,
         {"tie_projections": [True, False, True, False]},
@@ -197,15 +194,11 @@ def test_gradients_are_those_through_log_probs(name, tail_rows):
     run = with_gradients(softmax)
     assert_same(softmax, run, *inputs)
     # What is compared is not zero: at least where a weight has a use.
-    _, gradients = run(*inputs)
-    _, of_softmax = LAYOUTS[name]
+    _, (_, *gradients) = run(*inputs)
+    weights = softmax.trainable_weights
     shared = {id(w) for w in softmax.embedding.weights}
-    for weight, gradient in zip(
-        softmax.trainable_weights, gradients[1:], strict=True
-    ):
-        if 0 not in gradient.shape and (
-            id(weight) not in shared or not of_softmax
-        ):
+    for weight, gradient in zip(weights, gradients, strict=True):
+        if id(weight) not in shared or not LAYOUTS[name][1]:
             assert np.abs(np.array(gradient)).max() > 1e-3, weight.path
 
 
@@ -420,18 +413,11 @@ def peaked_softmax(head_bias=0.0, num_tails=3):
     return softmax
 
 
-def some_states(batch_size=40, num_words=60):
+def some_states(batch_size=40):
     rng = np.random.default_rng(6)
     hidden = ops.array(rng.normal(size=(batch_size, D)), "float32")
     seeds = fold_in(ops.array(SEED, "uint32"), ops.arange(batch_size))
-    return hidden, seeds, ops.array(rng.random((batch_size, num_words)) < 0.3)
-
-
-def break_tails(softmax, *tails):
-    """Puts NaN in their tables, which no result can have come from then."""
-    for tail in tails:
-        table = softmax.embedding.embeddings[tail]
-        table.assign(np.full(table.shape, np.nan))
+    return hidden, seeds, ops.array(rng.random((batch_size, 60)) < 0.3)
 
 
 SAMPLERS = [
@@ -498,38 +484,11 @@ def test_compiled_samples_without_what_cannot_be_drawn(parameters, jit_compile):
     seen = ops.zeros_like(seen)
     expected = np.array(run(hidden, seeds, seen))
     assert (expected < 4).all()
-    break_tails(softmax, 1, 2, 3)
+    # No result can have come from NaN.
+    for table in softmax.embedding.embeddings[1:]:
+        table.assign(np.full(table.shape, np.nan))
     np.testing.assert_array_equal(run(hidden, seeds, seen), expected)
     assert np.isnan(softmax.log_probs(hidden)[:, 10:]).all()
-
-
-def test_only_the_tails_that_may_be_drawn_from_are_computed():
-    softmax = peaked_softmax()
-    # Second tail likely, third not, whatever the hidden states.
-    softmax.cluster_kernel.assign(np.zeros((3, 17)))
-    softmax.cluster_bias.assign([-30, 20, -30])
-    hidden, seeds, _ = some_states()
-    sampler = Sampler(temperature=0)
-    expected = np.array(softmax.sample(hidden, sampler, seeds))
-    assert ((expected >= 22) & (expected < 39)).all()
-    assert len(set(expected)) > 1
-    # No word of the head is more likely than the first and the third tail.
-    words, *tails = ops.split(softmax.log_probs(hidden), [10, 22, 39], -1)
-    tails = ops.stack([ops.logsumexp(tail, -1) for tail in tails], -1)
-    needed = sampler.needed_tails(words, tails)
-    np.testing.assert_array_equal(needed, [False, True, False])
-    break_tails(softmax, 1, 3)
-    np.testing.assert_array_equal(
-        softmax.sample(hidden, sampler, seeds), expected
-    )
-    plain = np.array(softmax.sample(hidden, Sampler(), seeds))
-    assert ((plain >= 22) & (plain < 39)).all()
-    # What is drawn from is not left out.
-    break_tails(softmax, 2)
-    for one in (sampler, Sampler()):
-        np.testing.assert_array_equal(
-            softmax.sample(hidden, one, seeds), [-1] * 40
-        )
 
 
 @pytest.mark.parametrize("num_tails,tail_bias", [(0, 0), (1, 6), (3, 0)])

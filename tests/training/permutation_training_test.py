@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 from factories import assert_same
 from factories import small_backbone
-from step_checks import check_first_step
 
 from txl_keras.data import PermutedSegments
 from txl_keras.data import Segments
@@ -43,8 +42,35 @@ def test_a_step_is_the_clipped_gradient_of_the_mean_over_targets():
     """Rows in two pieces, and together."""
     segments = make_segments(not_predicted=[2], with_next=True)
     model = make_model(reuse_length=T)
-    assert 0 < segments.batch(0)["num_targets"] < B * 4
-    kept = check_first_step(model, segments, accumulate_steps=2)
+    reference = XLNetPermutationLM.from_config(model.get_config())
+    reference.set_weights(model.get_weights())
+    batch = segments.batch(0)
+    weights, num_targets = batch.pop("weights"), batch.pop("num_targets")
+    assert 0 < num_targets < B * 4
+    with tf.GradientTape() as tape:
+        nll, memory = reference.score(**batch)
+        loss = tf.reduce_sum(nll * weights) / num_targets
+    variables = [weight.value for weight in reference.trainable_variables]
+    gradients = tape.gradient(loss, variables, unconnected_gradients="zero")
+    gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+    norm = tf.linalg.global_norm(gradients)
+
+    # Adam would hide the size of a gradient.
+    optimizer = build_optimizer("sgd", 0.5)
+    trainer = Trainer(
+        model, optimizer, STRATEGY, B, clip_norm=0.01, accumulate_steps=2
+    )
+    results = trainer.train(iter(segments.distribute(STRATEGY)), 1)
+    np.testing.assert_allclose(results["loss"], [loss], rtol=1e-5)
+    np.testing.assert_allclose(results["gradient_norm"], [norm], rtol=1e-4)
+    expected = [
+        before - 0.5 * gradient * 0.01 / norm
+        for before, gradient in zip(variables, gradients, strict=True)
+    ]
+    assert_same(model.trainable_variables, expected, atol=1e-6)
+    # The memory that training kept is that of the functional interface.
+    kept = trainer.memory.read()
+    np.testing.assert_allclose(kept.states[0], memory.states[0], atol=1e-5)
     assert kept.valid_length.numpy().tolist() == [T] * B
 
 

@@ -155,14 +155,6 @@ def test_two_at_a_time_prepare_once(tmp_path):
     assert text.times_read == 1
 
 
-def test_files_that_were_cut_short_are_refused(tmp_path):
-    train = prepare(corpus_of({}), WORDS, str(tmp_path))["train"]
-    pathlib.Path(train.folder, "tokens.bin").write_bytes(b"12345")
-    message = "tokens.bin was changed.*Expected: 12 bytes. Received: 5"
-    with pytest.raises(ValueError, match=message):
-        prepare(corpus_of({}), WORDS, str(tmp_path))
-
-
 @pytest.fixture
 def text_of_sections(tmp_path, monkeypatch):
     """A corpus of files, with sections of about 40 bytes, and its tokenizer."""

@@ -204,20 +204,6 @@ def test_cold_starts_reset_a_share_of_segments():
     assert make(cold_starts=1).batch(5)["reset"].all()
 
 
-def test_warm_up_fills_memory_and_scores_nothing():
-    # 5 segments of 4, of rows 0-1 and 2-4.
-    segments = Segments(np.arange(20), 2, 4, False, warmup_segments=1)
-    assert len(segments) == 4
-    batch = segments.batch(0)
-    assert batch["inputs"].tolist() == [[0, 0, 0, 0], [4, 5, 6, 7]]
-    assert batch["weights"].sum() == batch["num_targets"] == 0
-    assert batch["reset"].tolist() == [False, True]
-    batch = segments.batch(1)
-    assert batch["inputs"].tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]]
-    assert batch["weights"].sum() == batch["num_targets"] == 8
-    assert batch["reset"].tolist() == [True, False]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -241,7 +227,7 @@ def test_the_positions_of_targets_are_where_they_are_scored(arguments):
         segments.target_positions(len(segments) + 1),
         segments.target_positions(1),
     )
-    segments = positions(60, 3, 5, drop_remainder=True)
+    segments = Segments(np.arange(60), 3, 5, drop_remainder=True)
     with pytest.raises(ValueError, match="`target_posi.*drop_remainder=True"):
         segments.target_positions(0)
 

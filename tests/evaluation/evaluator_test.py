@@ -187,10 +187,10 @@ def test_windows_that_slide_score_each_token_by_its_own(attention_type, stride):
     assert scores["nll"] == pytest.approx(expected.mean(), abs=1e-5)
 
 
-def test_windows_do_not_slide_for_a_model_that_remembers(model):
+def test_windows_do_not_slide_for_a_model_that_remembers(evaluator):
     windows = SlidingWindows(TOKENS, 3, 5)
     with pytest.raises(ValueError, match="`stride` must be None .*=7"):
-        Evaluator(model, STRATEGY, 3, 5).evaluate(windows)
+        evaluator(3, 5).evaluate(windows)
     looks_back = make_model(1, same_length=True)
     with pytest.raises(ValueError, match="`stride` must be None .*=True"):
         Evaluator(looks_back, STRATEGY, 3, 5, 0).evaluate(windows)

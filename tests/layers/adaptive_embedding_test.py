@@ -132,6 +132,9 @@ def test_ids_of_any_rank_and_integer_dtype(dtype):
         layer(ops.array(7, dtype)), layer(np.array([7]))[0], atol=1e-6
     )
     assert layer(np.zeros((2, 0), dtype)).shape == (2, 0, D)
+    # All numbers of a byte may be ids.
+    largest = np.full(3, 255).astype(dtype)
+    assert np.isfinite(AdaptiveEmbedding(256, D)(largest)).all()
 
 
 @drops_checks

@@ -248,26 +248,6 @@ def test_sizes_that_are_not_known_beforehand():
     assert all(np.abs(g).sum() == 0 for g in gradients)
 
 
-@pytest.mark.parametrize("dtype", ["int64", "uint8"])
-def test_targets_of_any_integer_dtype(dtype):
-    softmax = softmax_of("half_each")
-    hidden, targets, _ = tokens(B, T)
-    expected = softmax(hidden, targets)
-    np.testing.assert_array_equal(
-        softmax(hidden, targets.astype(dtype)), expected
-    )
-    np.testing.assert_allclose(
-        compiled(softmax)(hidden, ops.array(targets, dtype)),
-        expected,
-        atol=1e-6,
-    )
-    # All numbers of a byte may be ids.
-    embedding = AdaptiveEmbedding(256, D)
-    embedding.build()
-    largest = np.full((B, T), 255).astype(dtype)
-    assert np.isfinite(AdaptiveSoftmax(embedding)(hidden, largest)).all()
-
-
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("bad", [-1, V, 2**31 - 1])
 def test_eager_targets_outside_the_vocabulary_are_an_error(bad):
@@ -491,11 +471,9 @@ def test_compiled_samples_without_what_cannot_be_drawn(parameters, jit_compile):
     assert np.isnan(softmax.log_probs(hidden)[:, 10:]).all()
 
 
-@pytest.mark.parametrize("num_tails,tail_bias", [(0, 0), (1, 6), (3, 0)])
-def test_plain_draws_have_the_probabilities_of_all_words(num_tails, tail_bias):
+@pytest.mark.parametrize("num_tails", [0, 3])
+def test_plain_draws_have_the_probabilities_of_all_words(num_tails):
     softmax = peaked_softmax(num_tails=num_tails)
-    if num_tails:
-        softmax.cluster_bias.assign(softmax.cluster_bias + tail_bias)
     hidden, _, _ = some_states(2)
     draws = 20_000
     seeds = fold_in(ops.array(SEED, "uint32"), ops.arange(2 * draws))

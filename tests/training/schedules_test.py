@@ -17,9 +17,8 @@ LINEAR = [2.0, 1.25, 0.515, 0.5]
 @pytest.mark.parametrize(
     ("name", "warmup_steps", "expected"),
     [
-        *(("cosine", warmup_steps, COSINE) for warmup_steps in (0, 10)),
-        *(("linear", warmup_steps, LINEAR) for warmup_steps in (0, 10)),
-        ("constant", 10, [2.0] * 4),
+        *(("cosine", 0, COSINE), ("cosine", 10, COSINE)),
+        *(("linear", 10, LINEAR), ("constant", 10, [2.0] * 4)),
     ],
 )
 def test_values_down_to_a_floor(name, warmup_steps, expected):

@@ -53,11 +53,9 @@ def split(tmp_path):
 
 def test_a_text_is_cut_at_line_ends(split):
     lines = [b"%03d\n" % i for i in range(100)]
-    train, valid, test = split(b"".join(lines))
     # A place right at the start of a line is moved to the next.
-    assert train == b"".join(lines[:91])
-    assert valid == b"".join(lines[91:96])
-    assert test == b"".join(lines[96:])
+    parts = lines[:91], lines[91:96], lines[96:]
+    assert split(b"".join(lines)) == [b"".join(part) for part in parts]
 
 
 def test_a_text_without_lines_is_cut_between_characters(split):

@@ -68,11 +68,6 @@ def test_after_warm_up_no_score_depends_on_the_number_of_streams():
     # Memory that is only full is not enough.
     assert np.abs(token_nll(model, score, 3, 4, 2) - one).max() > 1e-4
 
-    segments = Segments(TOKENS, 3, 4, False, warmup_segments=warmup)
-    scores = Evaluator(model, STRATEGY, 3, 4).evaluate(segments)
-    assert scores["num_tokens"] == 119
-    np.testing.assert_allclose(scores["nll"], one.mean(), rtol=1e-6)
-
 
 # === Nats of every token ===
 

@@ -106,7 +106,6 @@ class CountedTokens:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"drop_remainder": True},
         {"drop_remainder": False, "warmup_segments": 7},
         {"drop_remainder": True, "order": "roll"},
         {"drop_remainder": True, "order": "shuffle"},

@@ -73,17 +73,3 @@ def test_all_ids_are_counted(monkeypatch):
     ids = np.arange(50, dtype=np.uint16) % 9
     counts = statistics.token_counts(ids, 10)
     assert counts.tolist() == [6, 6, 6, 6, 6, 5, 5, 5, 5, 0]
-
-
-def test_only_files_that_are_needed_are_opened(monkeypatch):
-    opened = []
-
-    def open_file(self, number):
-        opened.append(number)
-        return np.arange(10, dtype=np.int32) + 10 * number
-
-    monkeypatch.setattr(TokenFiles, "_open", open_file)
-    tokens = TokenFiles(shard_paths("none", 999), [10] * 999, np.int32)
-    assert len(tokens) == 9990 and not opened
-    assert tokens[5007:5013].tolist() == list(range(5007, 5013))
-    assert opened == [500, 501]

@@ -173,11 +173,7 @@ def test_a_wrong_tokenizer_file_is_refused(content, message, tmp_path):
     assert len(str(error.value)) < 700
 
 
-def test_unknown_names_are_refused():
-    with pytest.raises(
-        ValueError, match="'bytes', 'char.*Received: tokenizer='w'"
-    ):
-        build_tokenizer("w", corpus_of("b"))
+def test_wrong_symbols_are_refused():
     with pytest.raises(ValueError, match="`encoding`.*'ascii'"):
         CharacterTokenizer("ab", encoding="ascii")
     for symbols, encoding, received in (
@@ -197,6 +193,7 @@ def test_unknown_names_are_refused():
         ("bytes", {"min_count": 2}, "without.*min_count=2"),
         ("sentencepiece", {"line_end": "<eos>"}, "without.*line_end='<eos>'"),
         ("hugging_face", {}, "`vocabulary` must be.*json"),
+        ("w", {}, "'bytes', 'char.*Received: tokenizer='w'"),
     ],
 )
 def test_wrong_options_are_refused(name, options, message):

@@ -402,18 +402,9 @@ SAMPLERS = [
 ]
 
 
-# With the bias 2 some rows need a tail; with 9, none; with -3, all.
-@pytest.mark.parametrize(
-    "parameters, head_bias",
-    [
-        *((each, 2.0) for each in SAMPLERS),
-        (SAMPLERS[1], 9.0),
-        (SAMPLERS[2], -3.0),
-    ],
-    ids=str,
-)
-def test_samples_are_those_of_the_full_computation(parameters, head_bias):
-    softmax = peaked_softmax(head_bias)
+@pytest.mark.parametrize("parameters", SAMPLERS, ids=str)
+def test_samples_are_those_of_the_full_computation(parameters):
+    softmax = peaked_softmax(2.0)  # some rows need a tail
     sampler = Sampler(**parameters)
     hidden, seeds, seen = some_states()
     expected = sampler(softmax.log_probs(hidden), seeds, seen)

@@ -58,7 +58,6 @@ def test_json_lines_may_have_integers_as_labels(write):
         ("a.jsonl", '{"text": "hi"}', {}, "label_column='label', .*line 1"),
         ("a.tsv", "ham\thi\nspam\n", NUMBERS, "2 columns.*1 at .*line 2"),
         ("a.csv", 'text,label\n"a"b,c\n', {}, "line 2"),
-        ("a.tsv", "ham\t \n", NUMBERS, "Every text .*line 1"),
         ("a.tsv", "\thi\n", NUMBERS, "Every label .*line 1"),
         ("a.tsv", "\n", NUMBERS, "must have texts"),
         ("a.jsonl", '{"text": "a", "label": null}', {}, "None at"),
@@ -74,18 +73,14 @@ def test_a_bad_file_is_an_error_with_its_place(
         read_labelled_texts(write(name, content), **columns)
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.tsv"):
-        read_labelled_texts(tmp_path / "none.tsv")
-
-
 def test_rows_are_refused_before_they_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_FREE_BYTES", 1 << 16)
     path = tmp_path / "a.tsv.gz"
+    with pytest.raises(FileNotFoundError, match=r"a\.tsv\.gz"):
+        read_labelled_texts(path)
     noise = [f"{i * 7919 % 10000:04}" for i in range(600)]
-    path.write_bytes(
-        gzip.compress("".join(f"b\t{x}\n" for x in noise).encode())
-    )
+    lines = "".join(f"b\t{x}\n" for x in noise)
+    path.write_bytes(gzip.compress(lines.encode()))
     assert read_labelled_texts(path, **NUMBERS).texts == noise
     # Far less than 64 KiB in the file, but not in memory.
     path.write_bytes(gzip.compress(b"b\ta\n" * 2**13))
@@ -99,7 +94,6 @@ def test_rows_are_refused_before_they_fill_the_memory(tmp_path, monkeypatch):
     "name, content, message",
     [
         ("a.tsv", "text\tlabel\na\tb\n" + "c" * 3000, "every 1,000 bytes"),
-        ("a.jsonl", '{"text": "' + "c" * 3000, "every 1,000 bytes"),
         ("a.csv", 'text,label\na,b\nc,"d\n' + "e\n" * 1100, "line .*in quotes"),
     ],
 )
@@ -112,17 +106,14 @@ def test_a_row_without_an_end_is_not_kept(
         read_labelled_texts(write(name, content))
 
 
-@pytest.mark.parametrize(
-    ("texts", "labels", "message"),
-    [
+def test_texts_and_labels_are_strings():
+    for texts, labels, message in (
         (["a", "b"], ["x", 0.5], "Every label must be.* 0.5 at mails, text 1"),
         (["a", None], ["x", "y"], "Every text must be.*None at mails, text 1"),
         (["a", "b"], ["x"], "mails must have .*2 texts and 1 labels"),
-    ],
-)
-def test_texts_and_labels_are_strings(texts, labels, message):
-    with pytest.raises(ValueError, match=message):
-        LabelledTexts(texts, labels, "mails")
+    ):
+        with pytest.raises(ValueError, match=message):
+            LabelledTexts(texts, labels, "mails")
 
 
 def test_labels_are_numbered_as_in_train():

@@ -13,16 +13,6 @@ from txl_keras.data.parallel import NUM_INLINE_ITEMS
 from txl_keras.data.parallel import ordered_map
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-@pytest.mark.parametrize("threads", [False, True])
-def test_results_come_in_order(num_workers, threads):
-    base = 7  # no argument of a module's function: workers are forked
-    results = ordered_map(
-        lambda i: (i, i * base), range(50), num_workers, threads
-    )
-    assert list(results) == [(i, i * 7) for i in range(50)]
-
-
 @pytest.mark.parametrize("kind", ["processes", "threads", "no fork"])
 def test_others_do_the_work_of_many(kind, monkeypatch):
     def where(_):

@@ -11,7 +11,6 @@ from txl_keras.data import WordTokenizer
 from txl_keras.data import load_corpus
 from txl_keras.data import preparation
 from txl_keras.data.corpora import corpus as corpus_module
-from txl_keras.data.corpora import files as files_module
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
 
@@ -67,7 +66,6 @@ def test_ids_and_documents_of_a_corpus(place, tmp_path):
     "tokenizer",
     [
         CharacterTokenizer("aé𝄞 ", drop_newlines=True),
-        WordTokenizer(["a", "é", "𝄞", "<eos>"], None, line_end="<eos>"),
         # The mark of a newline in the text does not count.
         WordTokenizer(["a", "é", "𝄞"], None, line_end="𝄞"),
         # A line that goes on in the next block begins once.
@@ -135,15 +133,12 @@ class Break(Text):
     def __iter__(self):
         yield from super().__iter__()
         if self.times_read == 1:
-            raise self.error
+            raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("raised", [KeyboardInterrupt, ValueError])
-def test_a_failed_preparation_leaves_nothing(raised, tmp_path):
-    text = Break(TEXT["train"])
-    text.error = raised("not UTF-8")
-    corpus = corpus_of({}, train=text)
-    with pytest.raises(raised, match="not UTF-8"):
+def test_a_failed_preparation_leaves_nothing(tmp_path):
+    corpus = corpus_of({}, train=Break(TEXT["train"]))
+    with pytest.raises(KeyboardInterrupt):
         prepare(corpus, WORDS, str(tmp_path), ["train"])
     files = [name for _, _, names in os.walk(tmp_path) for name in names]
     assert [name for name in files if not name.endswith(".lock")] == []
@@ -160,14 +155,6 @@ def test_two_at_a_time_prepare_once(tmp_path):
     assert text.times_read == 1
 
 
-def test_files_that_were_cut_short_are_refused(tmp_path):
-    train = prepare(corpus_of({}), WORDS, str(tmp_path))["train"]
-    pathlib.Path(train.folder, "tokens.bin").write_bytes(b"12345")
-    message = "tokens.bin was changed.*Expected: 12 bytes. Received: 5"
-    with pytest.raises(ValueError, match=message):
-        prepare(corpus_of({}), WORDS, str(tmp_path))
-
-
 @pytest.fixture
 def text_of_sections(tmp_path, monkeypatch):
     """A corpus of files, with sections of about 40 bytes, and its tokenizer."""
@@ -176,24 +163,20 @@ def text_of_sections(tmp_path, monkeypatch):
     for split in ("train", "valid", "test"):
         (folder / split).mkdir(parents=True)
         for i in range(3):
-            lines = [f"the cat {split} {i}"] * (i * 4) + [
-                "a " * 25,
-                " the  cat",
-            ]
+            lines = [f"the cat {split} {i}"] * (i * 4)
+            lines += ["a " * 25, " the  cat"]
             (folder / split / f"{i}.txt").write_text("\n".join(lines))
     corpus = load_corpus(folder)
     return corpus, prepare_tokenizer("words", corpus, str(tmp_path / "ids"))
 
 
-@pytest.mark.parametrize("place", ["disk", "bucket"])
 def test_ids_of_many_sections_are_those_of_the_whole_text(
-    place, text_of_sections, tmp_path
+    text_of_sections, tmp_path
 ):
     corpus, tokenizer = text_of_sections
     again = prepare_tokenizer("words", corpus, str(tmp_path), map)
     assert again.get_config() == tokenizer.get_config()
-    folder = str(tmp_path / "a") if place == "disk" else "ram://sections"
-    train = prepare(corpus, tokenizer, folder, section_map=map)["train"]
+    train = prepare(corpus, tokenizer, "ram://s", section_map=map)["train"]
     assert len(train.metadata["lengths"]) == 3
     whole = prepare(corpus, tokenizer, str(tmp_path / "b"))["train"]
     np.testing.assert_array_equal(train.tokens[:], whole.tokens)
@@ -242,28 +225,6 @@ def test_what_a_killed_preparation_left_is_made_again(tmp_path):
     again = prepare(corpus_of({}), WORDS, str(tmp_path))["train"]
     assert again.metadata == train.metadata
     assert not (tmp_path / "of another").exists()
-
-
-def test_what_became_shorter_while_it_was_read_is_not_kept(
-    tmp_path, monkeypatch
-):
-    path = tmp_path / "text.txt"
-    path.write_bytes(b"the cat\n" * 100)
-    corpus = load_corpus(path)
-
-    def read_shorter(path, start=0, stop=None):
-        os.truncate(path, 650)
-        return read_text(path, start, stop)
-
-    read_text = files_module.read_text
-    monkeypatch.setattr(files_module, "read_text", read_shorter)
-    ids = str(tmp_path / "ids")
-    with pytest.raises(ValueError, match="text.txt was changed"):
-        prepare_tokenizer("words", corpus, ids)
-    with pytest.raises(ValueError, match="text.txt was changed"):
-        prepare(corpus, WORDS, ids)
-    kept = [p for p in (tmp_path / "ids").rglob("*") if p.suffix != ".lock"]
-    assert all(path.is_dir() and not any(path.iterdir()) for path in kept)
 
 
 def test_an_unknown_word_is_named(tmp_path):

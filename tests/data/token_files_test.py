@@ -55,15 +55,6 @@ def test_a_bucket_is_asked_for_what_is_needed_and_once(monkeypatch):
     assert read[2:] == [(1, 10)]
 
 
-def test_a_disk_is_mapped(tmp_path):
-    path = str(tmp_path / "ids")
-    write(path, np.arange(10, dtype=np.uint16))
-    tokens = open_tokens([path], [10], np.uint16)
-    assert isinstance(tokens, np.memmap)
-    with pytest.raises(ValueError, match="read-only"):
-        tokens[0] = 3
-
-
 @pytest.mark.parametrize("place", ["disk", "bucket"])
 def test_what_is_no_such_file_is_refused(place, tmp_path):
     folder = str(tmp_path) if place == "disk" else "ram://missing"
@@ -82,17 +73,3 @@ def test_all_ids_are_counted(monkeypatch):
     ids = np.arange(50, dtype=np.uint16) % 9
     counts = vocabulary.token_counts(ids, 10)
     assert counts.tolist() == [6, 6, 6, 6, 6, 5, 5, 5, 5, 0]
-
-
-def test_only_files_that_are_needed_are_opened(monkeypatch):
-    opened = []
-
-    def open_file(self, number):
-        opened.append(number)
-        return np.arange(10, dtype=np.int32) + 10 * number
-
-    monkeypatch.setattr(TokenFiles, "_open", open_file)
-    tokens = TokenFiles(shard_paths("none", 999), [10] * 999, np.int32)
-    assert len(tokens) == 9990 and not opened
-    assert tokens[5007:5013].tolist() == list(range(5007, 5013))
-    assert opened == [500, 501]

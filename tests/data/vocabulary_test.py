@@ -18,7 +18,7 @@ def logits_a_token(cutoffs, counts):
     return cutoffs[0] + len(cutoffs) + tails
 
 
-@pytest.mark.parametrize("size", [300, 200, 40])
+@pytest.mark.parametrize("size", [200, 40])
 def test_no_other_cutoffs_need_fewer_logits(size, monkeypatch):
     monkeypatch.setattr(vocabulary, "LARGE_VOCABULARY", 2)
     generator = np.random.default_rng(size)
@@ -36,11 +36,3 @@ def test_no_other_cutoffs_need_fewer_logits(size, monkeypatch):
 def test_a_small_vocabulary_is_not_cut():
     assert choose_cutoffs(np.ones(9_999)) == []
     assert len(choose_cutoffs(np.arange(10_000)[::-1])) == 3
-
-
-@pytest.mark.parametrize("count", [-1, np.nan, np.inf])
-def test_a_count_that_cannot_be_is_refused(count):
-    counts = np.ones(30)
-    counts[7] = count
-    with pytest.raises(ValueError, match="`counts` must be finite"):
-        choose_cutoffs(counts)

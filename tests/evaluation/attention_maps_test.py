@@ -11,72 +11,31 @@ from txl_keras.evaluation.attention_maps import attention_by_distance
 from txl_keras.evaluation.attention_maps import attention_maps
 from txl_keras.evaluation.attention_maps import mean_diagonals
 
-B, T, M = 4, 5, 7
+T, M = 5, 7
 TEXT = np.random.default_rng(6).integers(V, size=60, dtype="uint8")
-ABSOLUTE = ("vaswani", "al_rfou")
 
 
-def small_model(attention_type="relative", **config):
-    memory_length = 0 if attention_type in ABSOLUTE else M
-    sizes = {"memory_length": memory_length, "head_dim": 6, **config}
-    return factories.small_model(
-        attention_type=attention_type, max_positions=13, **sizes
-    )
-
-
-def maps_of(model, ids, memory=None):
-    """Maps of one segment, and the memory after it."""
-    _, memory, scores = model.backbone(
-        ids.astype("int32"), memory=memory, return_attention_scores=True
-    )
-    return np.stack(scores), memory
-
-
-def rows_of_text(*starts, length):
-    return np.stack([TEXT[start : start + length] for start in starts])
-
-
-@pytest.mark.parametrize(
-    "attention_type", ["relative", "shaw", "vaswani", "al_rfou"]
-)
-def test_heads_without_weights_look_at_all_alike(attention_type):
-    model = small_model(attention_type)
-    for weight in model.backbone.weights:
-        if "embedding" not in weight.path:
-            weight.assign(np.zeros(weight.shape))
-    ids = rows_of_text(0, 9, 20, 31, length=T)
-    maps, memory = maps_of(model, ids)
-    num_memory = model.backbone.memory_length
-    assert maps.shape == (L, B, N, T, num_memory + T)
-    assert maps.dtype == np.float32
-    triangle = np.tril(np.ones((T, T))) / np.arange(1, T + 1)[:, None]
-    cold = np.concatenate([np.zeros((T, num_memory)), triangle], axis=1)
-    np.testing.assert_allclose(
-        maps, np.broadcast_to(cold, maps.shape), rtol=1e-6
-    )
-    if num_memory:  # T of M entries are there now
-        maps, _ = maps_of(model, ids, memory)
-        seen = np.tril(np.ones((T, M + T)), M)
-        seen[:, : M - T] = 0
-        expected = seen / seen.sum(axis=1, keepdims=True)
-        np.testing.assert_allclose(
-            maps, np.broadcast_to(expected, maps.shape), rtol=1e-6
-        )
+def small_model(**config):
+    sizes = {"memory_length": M, "head_dim": 6, **config}
+    return factories.small_model(**sizes)
 
 
 def test_maps_in_a_text_are_read_with_memory_full():
     model = small_model()
     starts = [10, 41, 55]  # two segments before each
     maps = attention_maps(model, TEXT, starts, T)
-    for row, start in enumerate(starts):
-        memory = model.initial_memory(1)
-        for first in range(start - 2 * T, start, T):
-            ids = rows_of_text(first, length=T)
-            _, memory = model.backbone(ids, memory=memory)
-        ids = rows_of_text(start, length=T)
-        expected, _ = maps_of(model, ids, memory)
-        np.testing.assert_allclose(maps[:, row], expected[:, 0], atol=1e-6)
+    memory = model.initial_memory(3)
+    for first in (-2 * T, -T, 0):
+        ids = [TEXT[start + first :][:T] for start in starts]
+        _, memory, expected = model.backbone(
+            np.stack(ids).astype("int32"),
+            memory=memory,
+            return_attention_scores=True,
+        )
+    np.testing.assert_allclose(maps, np.stack(expected), atol=1e-6)
+    np.testing.assert_allclose(maps.sum(-1), 1, rtol=1e-5)
     assert (maps[..., 0, : M + 1] > 0).all()
+    assert maps.shape == (L, 3, N, T, M + T) and maps.dtype == np.float32
     without = attention_maps(model, TEXT, [0], 4, memory_length=0)
     assert without.shape == (L, 1, N, 4, 4)
 
@@ -111,5 +70,8 @@ def test_what_cannot_be_looked_at_is_refused():
         attention_maps(model, TEXT, [20], 0)
     with pytest.raises(ValueError, match="batch_size=0"):
         attention_by_distance(model, TEXT, [20], T, batch_size=0)
+    absolute = small_model(
+        attention_type="al_rfou", memory_length=0, max_positions=13
+    )
     with pytest.raises(ValueError, match="al_rfou.*memory_length=3"):
-        attention_maps(small_model("al_rfou"), TEXT, [20], T, 3)
+        attention_maps(absolute, TEXT, [20], T, 3)

@@ -24,15 +24,12 @@ V, D, B, T = 50, 6, 3, 8
 CUTOFFS = (9, 20, 37)  # tails of 11, 17 and 13 words
 HALF = {"cutoffs": CUTOFFS, "embedding_dim": 17, "div_val": 2}
 SHARED = {"cutoffs": CUTOFFS, "embedding_dim": 10}
-UNTIED = {"tie_projections": False, "tie_embeddings": False}
 # Arguments of the embedding, and of the softmax.
 LAYOUTS = {
     "ordinary": ({}, {}),
-    "ordinary_untied": ({}, {"tie_embeddings": False}),
     "projected": ({"embedding_dim": 10}, {"tie_projections": False}),
     "one_tail_untied": ({"cutoffs": (17,)}, {"tie_embeddings": False}),
     "shared_projection": (SHARED, {}),
-    "shared_projection_untied": (SHARED, UNTIED),
     "shared_projection_some": (
         SHARED,
         {"tie_projections": [True, False, True, False]},
@@ -186,7 +183,10 @@ def test_nll_and_log_probs_equal_numpy(name):
 # Less rows than there are in a tail, as many, and more: see `counted_tokens`.
 @pytest.mark.parametrize(
     "name,tail_rows",
-    [("half_each", 1), ("half_each", 24), *((name, 7) for name in LAYOUTS)],
+    [
+        *(("half_each", 1), ("half_each", 24), ("ordinary", 7)),
+        *(("one_tail_untied", 7), ("shared_projection_some", 7)),
+    ],
 )
 def test_gradients_are_those_through_log_probs(name, tail_rows):
     softmax = softmax_of(name, tail_rows=tail_rows)
@@ -194,15 +194,11 @@ def test_gradients_are_those_through_log_probs(name, tail_rows):
     run = with_gradients(softmax)
     assert_same(softmax, run, *inputs)
     # What is compared is not zero: at least where a weight has a use.
-    _, gradients = run(*inputs)
-    _, of_softmax = LAYOUTS[name]
+    _, (_, *gradients) = run(*inputs)
+    weights = softmax.trainable_weights
     shared = {id(w) for w in softmax.embedding.weights}
-    for weight, gradient in zip(
-        softmax.trainable_weights, gradients[1:], strict=True
-    ):
-        if 0 not in gradient.shape and (
-            id(weight) not in shared or not of_softmax
-        ):
+    for weight, gradient in zip(weights, gradients, strict=True):
+        if id(weight) not in shared or not LAYOUTS[name][1]:
             assert np.abs(np.array(gradient)).max() > 1e-3, weight.path
 
 
@@ -218,11 +214,7 @@ def counted_tokens():
 
 @pytest.mark.parametrize(
     "name,jit_compile",
-    [
-        ("half_each_all_but_first", False),
-        ("one_tail_untied", True),
-        ("nothing_left_for_the_last", True),
-    ],
+    [("half_each_all_but_first", False), ("nothing_left_for_the_last", True)],
 )
 def test_compiled_wherever_the_targets_fall(name, jit_compile):
     softmax = softmax_of(name, tail_rows=4)
@@ -256,30 +248,9 @@ def test_sizes_that_are_not_known_beforehand():
     assert all(np.abs(g).sum() == 0 for g in gradients)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64", "int16", "uint8"])
-def test_targets_of_any_integer_dtype(dtype):
-    softmax = softmax_of("half_each")
-    hidden, targets, _ = tokens(B, T)
-    expected = softmax(hidden, targets)
-    np.testing.assert_array_equal(
-        softmax(hidden, targets.astype(dtype)), expected
-    )
-    np.testing.assert_allclose(
-        compiled(softmax)(hidden, ops.array(targets, dtype)),
-        expected,
-        atol=1e-6,
-    )
-    # All numbers of a byte may be ids.
-    embedding = AdaptiveEmbedding(256, D)
-    embedding.build()
-    largest = np.full((B, T), 255).astype(dtype)
-    assert np.isfinite(AdaptiveSoftmax(embedding)(hidden, largest)).all()
-
-
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("name", ["ordinary", "half_each"])
 @pytest.mark.parametrize("bad", [-1, V, 2**31 - 1])
-def test_eager_targets_outside_the_vocabulary_are_an_error(name, bad):
+def test_eager_targets_outside_the_vocabulary_are_an_error(bad):
     hidden, targets, _ = tokens(B, T)
     targets[1, 2], targets[0, 0] = bad, 0
     low, high = min(0, bad), max(int(targets.max()), bad)
@@ -287,13 +258,12 @@ def test_eager_targets_outside_the_vocabulary_are_an_error(name, bad):
         with pytest.raises(
             ValueError, match=rf"`targets` .* \[0, {V}\).* {low} to {high}"
         ):
-            softmax_of(name)(hidden, given)
+            softmax_of("half_each")(hidden, given)
 
 
 @drops_checks
-@pytest.mark.parametrize("name", ["ordinary", "half_each"])
-def test_targets_outside_the_vocabulary_are_nan_by_xla_and_no_others(name):
-    softmax = softmax_of(name, tail_rows=4)
+def test_targets_outside_the_vocabulary_are_nan_by_xla_and_no_others():
+    softmax = softmax_of("half_each", tail_rows=4)
     hidden, targets, upstream = tokens(B, T)
     known = np.ones((B, T), bool)
     bad = {(0, 0): -1, (1, 2): V, (2, 7): -(2**31), (2, 3): 2**31 - 1}
@@ -315,43 +285,30 @@ def test_targets_outside_the_vocabulary_are_nan_by_xla_and_no_others(name):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
-def shapes_in_hlo(function, *inputs):
-    """Sizes of all arrays of a compiled function; none may be dynamic."""
-    hlo = function.experimental_get_compiler_ir(*inputs)(stage="hlo")
-    assert "<=" not in hlo
-    found = re.findall(r"f32\[([\d,]*)\]", hlo)
-    return {tuple(int(n) for n in sizes.split(",") if n) for sizes in found}
-
-
-def large_softmax(tail_rows=None):
-    """Tails of 211 and 307 words, of tables of 16 and 4."""
-    embedding = AdaptiveEmbedding(617, 64, cutoffs=(99, 310), div_val=4)
-    return AdaptiveSoftmax(embedding, tail_rows=tail_rows)
-
-
 @pytest.mark.tensorflow
 def test_a_tail_is_not_computed_for_every_token():
-    softmax = large_softmax(tail_rows=23)
+    # Tails of 211 and 307 words, of tables of 16 and 4.
+    embedding = AdaptiveEmbedding(617, 64, cutoffs=(99, 310), div_val=4)
+    softmax = AdaptiveSoftmax(embedding, tail_rows=23)
     inputs = tokens(6, 31)
     hidden = np.zeros((6, 31, 64), "float32")
     run = tf.function(with_gradients(softmax), jit_compile=True)
-    shapes = shapes_in_hlo(run, hidden, *inputs[1:])
+    hlo = run.experimental_get_compiler_ir(hidden, *inputs[1:])(stage="hlo")
+    assert "<=" not in hlo  # no size is dynamic
+    found = re.findall(r"f32\[([\d,]*)\]", hlo)
+    shapes = {tuple(int(n) for n in x.split(",") if n) for x in found}
     # The head is not joined either: 99 words, and 2 tails.
     assert {(186, 99), (186, 2), (211, 23), (307, 23)} <= shapes
     assert (186, 101) not in shapes
-    # And what would be found if it were.
-    naive = tf.function(with_gradients(softmax, True), jit_compile=True)
-    every = {(6, 31, 211), (6, 31, 307), (6, 31, 617)}
-    assert every <= shapes_in_hlo(naive, hidden, *inputs[1:])
     for shape in shapes:
         if set(shape) & {211, 307, 617}:
             # Logits of a pass, tables, biases.
             assert set(shape) <= {211, 307, 23, 16, 4, 1}, shape
 
 
-@pytest.mark.parametrize("name", ["ordinary", "half_each"])
-def test_bfloat16_hidden_states_give_a_float32_loss(name):
-    exact, low = softmax_of(name), softmax_of(name, "mixed_bfloat16")
+def test_bfloat16_hidden_states_give_a_float32_loss():
+    exact = softmax_of("half_each")
+    low = softmax_of("half_each", "mixed_bfloat16")
     assert {w.dtype for w in low.weights} == {"float32"}
     hidden, targets, upstream = tokens(B, T)
     hidden = ops.cast(hidden, "bfloat16")
@@ -375,7 +332,7 @@ def test_bfloat16_hidden_states_give_a_float32_loss(name):
     np.testing.assert_allclose(rounded, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", ["one_tail_untied", "half_each_some"])
 def test_config_round_trips(name):
     softmax = softmax_of(
         name, tail_rows=5, kernel_initializer=keras.initializers.Constant(0.5)
@@ -427,38 +384,27 @@ def peaked_softmax(head_bias=0.0, num_tails=3):
     return softmax
 
 
-def some_states(batch_size=40, num_words=60):
+def some_states(batch_size=40):
     rng = np.random.default_rng(6)
     hidden = ops.array(rng.normal(size=(batch_size, D)), "float32")
     seeds = fold_in(ops.array(SEED, "uint32"), ops.arange(batch_size))
-    return hidden, seeds, ops.array(rng.random((batch_size, num_words)) < 0.3)
-
-
-def break_tails(softmax, *tails):
-    """Puts NaN in their tables, which no result can have come from then."""
-    for tail in tails:
-        table = softmax.embedding.embeddings[tail]
-        table.assign(np.full(table.shape, np.nan))
+    return hidden, seeds, ops.array(rng.random((batch_size, 60)) < 0.3)
 
 
 SAMPLERS = [
     {"temperature": 0},
-    {"top_k": 2},
     {"top_k": 3, "temperature": 1.4, "top_p": 0.8},
     {"top_k": 3, "repetition_penalty": 1.3},
     {"temperature": 0, "repetition_penalty": 1.3},
     # Those that need all.
-    {"top_p": 0.7},
     {"top_k": 30},
-    {"temperature": 0.9, "top_p": 0.5},
     {"top_p": 0.5, "repetition_penalty": 1.3},
 ]
 
 
-@pytest.mark.parametrize("head_bias", [-3.0, 2.0, 9.0])
 @pytest.mark.parametrize("parameters", SAMPLERS, ids=str)
-def test_samples_are_those_of_the_full_computation(parameters, head_bias):
-    softmax = peaked_softmax(head_bias)
+def test_samples_are_those_of_the_full_computation(parameters):
+    softmax = peaked_softmax(2.0)  # some rows need a tail
     sampler = Sampler(**parameters)
     hidden, seeds, seen = some_states()
     expected = sampler(softmax.log_probs(hidden), seeds, seen)
@@ -470,8 +416,11 @@ def test_samples_are_those_of_the_full_computation(parameters, head_bias):
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("parameters", [{}, SAMPLERS[0], SAMPLERS[3]], ids=str)
+@pytest.mark.parametrize(
+    "parameters, jit_compile",
+    [({}, False), ({}, True), (SAMPLERS[2], True)],
+    ids=str,
+)
 def test_compiled_samples_without_what_cannot_be_drawn(parameters, jit_compile):
     softmax = peaked_softmax(1.0)
     hidden, seeds, seen = some_states()
@@ -497,45 +446,16 @@ def test_compiled_samples_without_what_cannot_be_drawn(parameters, jit_compile):
     seen = ops.zeros_like(seen)
     expected = np.array(run(hidden, seeds, seen))
     assert (expected < 4).all()
-    break_tails(softmax, 1, 2, 3)
+    # No result can have come from NaN.
+    for table in softmax.embedding.embeddings[1:]:
+        table.assign(np.full(table.shape, np.nan))
     np.testing.assert_array_equal(run(hidden, seeds, seen), expected)
     assert np.isnan(softmax.log_probs(hidden)[:, 10:]).all()
 
 
-def test_only_the_tails_that_may_be_drawn_from_are_computed():
-    softmax = peaked_softmax()
-    # Second tail likely, third not, whatever the hidden states.
-    softmax.cluster_kernel.assign(np.zeros((3, 17)))
-    softmax.cluster_bias.assign([-30, 20, -30])
-    hidden, seeds, _ = some_states()
-    sampler = Sampler(temperature=0)
-    expected = np.array(softmax.sample(hidden, sampler, seeds))
-    assert ((expected >= 22) & (expected < 39)).all()
-    assert len(set(expected)) > 1
-    # No word of the head is more likely than the first and the third tail.
-    words, *tails = ops.split(softmax.log_probs(hidden), [10, 22, 39], -1)
-    tails = ops.stack([ops.logsumexp(tail, -1) for tail in tails], -1)
-    needed = sampler.needed_tails(words, tails)
-    np.testing.assert_array_equal(needed, [False, True, False])
-    break_tails(softmax, 1, 3)
-    np.testing.assert_array_equal(
-        softmax.sample(hidden, sampler, seeds), expected
-    )
-    plain = np.array(softmax.sample(hidden, Sampler(), seeds))
-    assert ((plain >= 22) & (plain < 39)).all()
-    # What is drawn from is not left out.
-    break_tails(softmax, 2)
-    for one in (sampler, Sampler()):
-        np.testing.assert_array_equal(
-            softmax.sample(hidden, one, seeds), [-1] * 40
-        )
-
-
-@pytest.mark.parametrize("num_tails,tail_bias", [(0, 0), (1, 6), (3, 0)])
-def test_plain_draws_have_the_probabilities_of_all_words(num_tails, tail_bias):
+@pytest.mark.parametrize("num_tails", [0, 3])
+def test_plain_draws_have_the_probabilities_of_all_words(num_tails):
     softmax = peaked_softmax(num_tails=num_tails)
-    if num_tails:
-        softmax.cluster_bias.assign(softmax.cluster_bias + tail_bias)
     hidden, _, _ = some_states(2)
     draws = 20_000
     seeds = fold_in(ops.array(SEED, "uint32"), ops.arange(2 * draws))
@@ -553,16 +473,15 @@ def test_plain_draws_have_the_probabilities_of_all_words(num_tails, tail_bias):
     assert num_tails == 0 or ((in_head > 0.1) & (in_head < 0.9)).any()
 
 
-@pytest.mark.parametrize("num_words", [4, 6])
-def test_large_logits_cost_no_digits(num_words):
+def test_large_logits_cost_no_digits():
     # Two words of a head, and one tail in which all words are as likely.
-    embedding = AdaptiveEmbedding(num_words, 2, cutoffs=(2,))
+    embedding = AdaptiveEmbedding(6, 2, cutoffs=(2,))
     softmax = AdaptiveSoftmax(embedding)
     softmax.build()
     softmax.biases[0].assign([1e4, 9998.0])
     softmax.cluster_bias.assign([9992.0])
-    softmax.biases[1].assign(ops.full((num_words - 2,), 3e4))
+    softmax.biases[1].assign(ops.full((4,), 3e4))
     nll = softmax(np.zeros((2, 2), "float32"), np.array([0, 3]))
     total = np.log1p(np.exp(-2) + np.exp(-8))
-    expected = [total, total + 8 + np.log(num_words - 2)]
+    expected = [total, total + 8 + np.log(4)]
     np.testing.assert_allclose(nll, expected, rtol=1e-6)

@@ -11,17 +11,13 @@ pytestmark = pytest.mark.every_backend
 
 
 @pytest.mark.parametrize(
-    "clamp_length, bidirectional, look_ahead",
-    [(None, False, 0), (3, False, 1), (None, True, 0)],
+    "config",
+    [{"clamp_length": 3, "look_ahead": 1}, {"bidirectional": True}],
 )
-def test_keras_layer(tmp_path, clamp_length, bidirectional, look_ahead):
+def test_keras_layer(tmp_path, config):
     check_layer(
         RelativePositionEncoding,
-        {
-            "clamp_length": clamp_length,
-            "bidirectional": bidirectional,
-            "look_ahead": look_ahead,
-        },
+        config,
         {
             "inputs": np.ones((2, 3, 8), "float32"),
             "memory": np.ones((2, 4, 8), "float32"),
@@ -40,14 +36,9 @@ def test_keras_layer(tmp_path, clamp_length, bidirectional, look_ahead):
         ({}, 3, 4, range(6, -1, -1)),
         ({"clamp_length": 2}, 5, 0, [2, 2, 2, 1, 0]),
         ({"look_ahead": 1}, 3, 4, range(6, -2, -1)),
-        ({"look_ahead": 2}, 3, 4, range(6, -3, -1)),
         ({"look_ahead": 9}, 3, 4, range(6, -3, -1)),
         # From the first query to the last key.
         ({"bidirectional": True}, 3, 4, range(7, -3, -1)),
-        (
-            {"bidirectional": True, "clamp_length": 2},
-            *(3, 4, [2, 2, 2, 2, 2, 2, 1, 0, -1, -2]),
-        ),
         (
             {"bidirectional": True, "clamp_length": 1},
             *(4, 0, [1, 1, 1, 1, 0, -1, -1, -1]),
@@ -62,11 +53,8 @@ def test_rows_encode_these_distances(config, length, num_memory, distances):
     np.testing.assert_allclose(encoding, expected, atol=1e-6)
 
 
-def test_one_kind_of_negative_distances_is_chosen():
+def test_what_has_no_encoding_is_an_error():
     with pytest.raises(ValueError, match="`look_ahead` must be 0 with"):
         RelativePositionEncoding(bidirectional=True, look_ahead=2)
-
-
-def test_odd_hidden_size_is_an_error():
     with pytest.raises(ValueError, match=r"must be even.*\(2, 3, 7\)"):
         RelativePositionEncoding()(np.zeros((2, 3, 7)))

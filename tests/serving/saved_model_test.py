@@ -14,8 +14,9 @@ from script_runs import run_code
 from tensorflow.core.protobuf import saved_model_pb2
 
 from txl_keras.serving import export
-from txl_keras.serving.served_model import SAMPLING
 
+# `export_test` starts TensorFlow alone with ids.
+pytestmark = pytest.mark.large
 SHAPES = [(1, 5), (3, 4)]
 
 
@@ -31,73 +32,6 @@ def expected(model, batch_size, length):
         log_probs, memory = model.log_probs(ids, memory)
         answers.append(log_probs.numpy())
     return np.stack(answers)
-
-
-def run_python(script, *args):
-    done = run_code(script, *args)
-    assert done.returncode == 0, done.stderr
-
-
-ONLY_TENSORFLOW = """
-import sys
-sys.modules["keras"] = sys.modules["txl_keras"] = None
-sys.modules["jax"] = None  # TensorFlow Lite would import it for a second
-import numpy as np
-import tensorflow as tf
-path, segments_path, outputs_path = sys.argv[1:]
-loaded = tf.saved_model.load(path)
-call = loaded.signatures
-outputs = {}
-for name, segments in np.load(segments_path).items():
-    segments = tf.constant(segments, tf.int32)
-    batch_size = segments.shape[1]
-    memory = call["initial_memory"](batch_size=tf.constant(batch_size))
-    slots = tf.range(batch_size) + 1
-    call["reset"](slots=slots)
-    kept = []
-    for ids in segments:
-        hidden = call["hidden_states"](ids=ids, **memory)["hidden_states"]
-        assert hidden.shape == (*ids.shape, 8), hidden.shape
-        nll = call["score"](ids=ids, targets=ids, **memory)["nll"]
-        memory = call["serving_default"](ids=ids, **memory)
-        log_probs = memory.pop("log_probs").numpy()
-        likelihood = np.take_along_axis(log_probs, ids.numpy()[..., None], -1)
-        np.testing.assert_allclose(nll, -likelihood[..., 0], atol=1e-5)
-        last = call["step"](ids=ids, slots=slots)["log_probs"]
-        np.testing.assert_allclose(last, log_probs[:, -1], atol=1e-5)
-        kept.append(log_probs)
-    outputs[name] = np.stack(kept)
-    # A method has defaults and takes numbers, a signature neither.
-    written = loaded.generate(
-        segments[-1], [segments.shape[2]] * batch_size, **memory,
-        length=batch_size + 1,
-    )
-    assert written["ids"].shape == (batch_size, batch_size + 1)
-    same = call["generate"](
-        prompt_ids=segments[-1],
-        prompt_length=tf.fill([batch_size], segments.shape[2]),
-        length=tf.constant(batch_size + 1), seed=tf.constant(0),
-        temperature=tf.constant(1.0), top_k=tf.constant(0),
-        top_p=tf.constant(1.0),
-        repetition_penalty=tf.constant(1.0), **memory,
-    )
-    np.testing.assert_array_equal(written["ids"], same["ids"])
-assert set(call) == {
-    "serving_default", "initial_memory", "score", "hidden_states", "generate",
-    "step", "reset"}, set(call)
-np.savez(outputs_path, **outputs)
-"""
-
-
-def test_tensorflow_alone_runs_every_signature(model, path, tmp_path):
-    segments, outputs = tmp_path / "segments.npz", tmp_path / "outputs.npz"
-    np.savez(segments, **{str(s): segments_of(*s) for s in SHAPES})
-    run_python(ONLY_TENSORFLOW, path, segments, outputs)
-    answers = np.load(outputs)
-    for shape in SHAPES:
-        np.testing.assert_allclose(
-            answers[str(shape)], expected(model, *shape), atol=1e-5
-        )
 
 
 TEXT_BY_TENSORFLOW = """
@@ -118,12 +52,12 @@ np.savez(outputs_path, nll=scores["nll"], ids=written["ids"])
 """
 
 
-@pytest.mark.large
 def test_tensorflow_alone_takes_text(tmp_path):
     model, texts = byte_model(), ["né à côté", "to be"]
     path, outputs = tmp_path / "text" / "1", tmp_path / "outputs.npz"
     export(model, str(path), model.tokenizer)
-    run_python(TEXT_BY_TENSORFLOW, path, outputs, *texts)
+    done = run_code(TEXT_BY_TENSORFLOW, path, outputs, *texts)
+    assert done.returncode == 0, done.stderr
     answers = np.load(outputs)
     np.testing.assert_allclose(
         answers["nll"],
@@ -180,7 +114,6 @@ def tensor_names(path):
     return [tensor.name for tensor in tensors]
 
 
-@pytest.mark.large
 def test_a_c_program_prints_the_same_numbers_and_what_is_wrong(
     model, path, tmp_path
 ):
@@ -207,35 +140,3 @@ def test_a_c_program_prints_the_same_numbers_and_what_is_wrong(
     done = run(1, 2, [3, V])
     assert done.returncode == 1
     assert "`ids` must hold integers" in done.stderr
-
-
-def test_a_server_has_defaults_and_keeps_memory_in_slots(model, path):
-    """By a session, as a server does, which knows nothing of Python."""
-    signatures, log_probs = signatures_of(path), expected(model, 3, 4)
-    with tf.compat.v1.Session(graph=tf.Graph()) as session:
-        tf.compat.v1.saved_model.load(session, ["serve"], path)
-
-        def answer(name, **inputs):
-            signature = signatures[name]
-            return session.run(
-                {key: info.name for key, info in signature.outputs.items()},
-                {signature.inputs[key].name: inputs[key] for key in inputs},
-            )
-
-        slots = [3, 1, 0]
-        for ids, answers in zip(segments_of(3, 4), log_probs, strict=True):
-            last = answer("step", ids=ids, slots=slots)["log_probs"]
-            np.testing.assert_allclose(last, answers[:, -1], atol=1e-5)
-        answer("reset", slots=slots)
-        request = {
-            **answer("initial_memory", batch_size=1),
-            "prompt_ids": [[3, 1]],
-            "prompt_length": [2],
-            "length": 8,
-        }
-        # Sampling parameters are left out, or at their defaults.
-        written = [
-            answer("generate", **request, **more)["ids"]
-            for more in ({}, SAMPLING)
-        ]
-        np.testing.assert_array_equal(*written)

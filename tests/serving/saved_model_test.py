@@ -1,4 +1,4 @@
-"""The SavedModel where there is no txl_keras, no Keras, or no Python."""
+"""The SavedModel where there is no Python: a client in C."""
 
 import pathlib
 import shutil
@@ -8,69 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from factories import V
-from factories import byte_model
 from factories import random_ids
-from script_runs import run_code
 from tensorflow.core.protobuf import saved_model_pb2
 
-from txl_keras.serving import export
-
-# `export_test` starts TensorFlow alone with ids.
+# `export_test` starts TensorFlow alone.
 pytestmark = pytest.mark.large
-SHAPES = [(1, 5), (3, 4)]
-
-
-def segments_of(batch_size, length):
-    """Three of them."""
-    return random_ids(3, batch_size, length, seed=batch_size)
-
-
-def expected(model, batch_size, length):
-    """Log-probabilities of all segments, `(3, B, T, V)`."""
-    memory, answers = None, []
-    for ids in segments_of(batch_size, length):
-        log_probs, memory = model.log_probs(ids, memory)
-        answers.append(log_probs.numpy())
-    return np.stack(answers)
-
-
-TEXT_BY_TENSORFLOW = """
-import sys
-sys.modules["keras"] = sys.modules["txl_keras"] = None
-import numpy as np
-import tensorflow as tf
-path, outputs_path, *texts = sys.argv[1:]
-loaded = tf.saved_model.load(path)
-call = loaded.signatures
-assert set(call) == {
-    "score_text", "generate_text", "serving_default"}, set(call)
-scores = call["score_text"](text=tf.constant(texts))
-written = loaded.generate_text(texts, length=4, temperature=0.0)
-for text, ids in zip(written["text"].numpy(), written["ids"].numpy()):
-    assert text == bytes(ids.tolist()), (text, ids)
-np.savez(outputs_path, nll=scores["nll"], ids=written["ids"])
-"""
-
-
-def test_tensorflow_alone_takes_text(tmp_path):
-    model, texts = byte_model(), ["né à côté", "to be"]
-    path, outputs = tmp_path / "text" / "1", tmp_path / "outputs.npz"
-    export(model, str(path), model.tokenizer)
-    done = run_code(TEXT_BY_TENSORFLOW, path, outputs, *texts)
-    assert done.returncode == 0, done.stderr
-    answers = np.load(outputs)
-    np.testing.assert_allclose(
-        answers["nll"],
-        [np.nansum(nll) for _, nll in model.score_texts(texts)],
-        rtol=1e-5,
-    )
-    written = model.generate(
-        [model.tokenizer.encode(text) for text in texts],
-        max_new_tokens=4,
-        sampler="greedy",
-        strip_prompt=True,
-    )
-    np.testing.assert_array_equal(answers["ids"], written)
+B, T = 3, 4
 
 
 def compile_c(program):
@@ -94,16 +37,12 @@ def compile_c(program):
     subprocess.run(command, check=True)
 
 
-def signatures_of(path):
+def tensor_names(path):
+    """Arguments of the C program."""
     saved_model = saved_model_pb2.SavedModel()
     data = pathlib.Path(path, "saved_model.pb").read_bytes()
     saved_model.ParseFromString(data)
-    return saved_model.meta_graphs[0].signature_def
-
-
-def tensor_names(path):
-    """Arguments of the C program."""
-    signatures = signatures_of(path)
+    signatures = saved_model.meta_graphs[0].signature_def
     start, predict = signatures["initial_memory"], signatures["serving_default"]
     tensors = [
         start.inputs["batch_size"],
@@ -120,23 +59,21 @@ def test_a_c_program_prints_the_same_numbers_and_what_is_wrong(
     program = tmp_path / "score"
     compile_c(program)
 
-    def run(batch_size, length, ids):
-        sizes = str(batch_size), str(length)
+    def run(ids):
         return subprocess.run(
-            [program, path, *sizes, *tensor_names(path)],
-            input=" ".join(map(str, ids)),
+            [program, path, str(B), str(T), *tensor_names(path)],
+            input=" ".join(map(str, ids.ravel())),
             capture_output=True,
             text=True,
         )
 
-    for shape in SHAPES:
-        done = run(*shape, segments_of(*shape).ravel())
-        assert done.returncode == 0, done.stderr
-        printed = np.array(done.stdout.split(), "float32")
-        log_probs = expected(model, *shape)
-        np.testing.assert_allclose(
-            printed.reshape(log_probs.shape), log_probs, atol=1e-4
-        )
-    done = run(1, 2, [3, V])
+    segments, memory = random_ids(3, B, T), None
+    done = run(segments)
+    assert done.returncode == 0, done.stderr
+    printed = np.array(done.stdout.split(), "float32").reshape(3, B, T, V)
+    for ids, found in zip(segments, printed, strict=True):
+        expected, memory = model.log_probs(ids, memory)
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+    done = run(np.full((B, T), V))
     assert done.returncode == 1
     assert "`ids` must hold integers" in done.stderr

@@ -87,6 +87,15 @@ def test_both_tiers_equal_the_golden_ones(name, kind, start):
         )
 
 
+@pytest.mark.parametrize("kind", COMPRESSIONS)
+def test_padding_is_not_compressed(kind):
+    layer, rng = Compression(kind, 3), np.random.default_rng(0)
+    states, usage = rng.normal(size=(1, 9, 4)), rng.random((1, 9))
+    expected = layer(states[:, :5], usage=usage[:, :5])  # one group
+    found = layer(states, tf.constant([5]), usage)
+    np.testing.assert_allclose(found[:, :1], expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("scaling", ["scaled", "unscaled"])
 def test_reconstruction_loss_equals_the_golden_one(scaling):
     numbers, config = golden("compressive_loss")

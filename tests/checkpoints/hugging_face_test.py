@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 from factories import change_json
+from factories import small_model
 from safetensors.numpy import load_file
 from stored_models import GOLDEN
 from stored_models import assert_same_weights
-from stored_models import change_tensors
 from stored_models import copy_stored
 from stored_models import stored_config
 
@@ -22,7 +22,11 @@ from txl_keras.models import TransformerXLCausalLM
 pytestmark = pytest.mark.every_backend
 
 NAME = "hf_wt103_like"
-ZEROS = np.zeros((2, 32), np.float32)
+
+
+@pytest.fixture(scope="module")
+def stored():
+    return load_hugging_face(GOLDEN / NAME)
 
 
 @pytest.fixture
@@ -39,12 +43,20 @@ def assert_same_model(model, expected):
 
 
 @pytest.mark.parametrize(
-    "name", ["hf_plain", NAME, "hf_shared_biases", "hf_mixed_projections"]
+    "name", ["hf_plain", "hf_shared_biases", "hf_mixed_projections"]
 )
 def test_a_written_model_is_read_back_bit_for_bit(name, tmp_path):
     model = load_hugging_face(GOLDEN / name)
     save_hugging_face(model, tmp_path / "export")
     assert_same_model(load_hugging_face(tmp_path / "export"), model)
+
+
+def test_tables_that_are_not_tied_are_read_back(tmp_path):
+    ties = {"tie_embeddings": False, "tie_projections": False}
+    clusters = {"cutoffs": (3, 7), "div_val": 2, "cold_start": "zeros"}
+    model = small_model(**clusters, **ties)
+    save_hugging_face(model, tmp_path / "export")
+    assert_same_weights(load_hugging_face(tmp_path / "export"), model)
 
 
 @pytest.mark.usefixtures("tensorflow_installed")
@@ -57,20 +69,20 @@ def test_the_epsilon_of_tensorflow_is_written(tmp_path):
     assert_same_model(exported, model)
 
 
-def test_the_export_has_what_the_library_looks_for(tmp_path):
+def test_the_export_has_what_the_library_looks_for(stored, tmp_path):
     folder = tmp_path / "a" / "b"
-    save_hugging_face(load_hugging_face(GOLDEN / NAME), folder)
+    save_hugging_face(stored, folder)
     assert [path.name for path in folder.parent.iterdir()] == ["b"]
     files = sorted(path.name for path in folder.iterdir())
     assert files == ["config.json", "model.safetensors"]
     exported = load_file(folder / "model.safetensors")
-    stored = load_file(GOLDEN / NAME / "model.safetensors")
+    original = load_file(GOLDEN / NAME / "model.safetensors")
     # Tied tensors are stored once; the library ties them again.
     tied = {f"crit.out_layers.{j}.weight" for j in range(4)}
     tied |= {f"crit.out_projs.{j}" for j in (1, 2, 3)}
-    assert set(stored) - set(exported) == tied
+    assert set(original) - set(exported) == tied
     for name, tensor in exported.items():
-        np.testing.assert_allclose(tensor, stored[name], rtol=1e-6)
+        np.testing.assert_allclose(tensor, original[name], rtol=1e-6)
     config = json.loads((folder / "config.json").read_text())
     expected = stored_config(NAME)
     for key in ("eos_token_id", "init", "init_range", "transformers_version"):
@@ -84,15 +96,14 @@ def test_the_export_has_what_the_library_looks_for(tmp_path):
         ({"cold_start": "masked"}, "cold_start='masked'"),
         ({"same_length": True}, "one key fewer"),
         ({"normalize_output": True}, "normalize_output=True"),
-        (
-            {"attention_type": "shaw", "max_positions": 4},
-            "attention_type='shaw'",
-        ),
+        ({"attention_type": "shaw", "max_positions": 4}, "type='shaw'"),
         ({"project_same_dim": False}, "project_same_dim=False"),
     ],
 )
-def test_what_cannot_be_expressed_is_refused(changes, message, tmp_path):
-    backbone = load_hugging_face(GOLDEN / NAME).backbone
+def test_what_cannot_be_expressed_is_refused(
+    stored, changes, message, tmp_path
+):
+    backbone = stored.backbone
     config = {**backbone.get_config(), **changes}
     model = TransformerXLCausalLM(type(backbone).from_config(config))
     with pytest.raises(ValueError, match=message):
@@ -111,22 +122,20 @@ def test_adapted_and_quantized_models_are_refused(tmp_path):
         save_hugging_face(model, tmp_path / "export")
 
 
-def test_nothing_is_left_if_writing_fails(tmp_path, monkeypatch):
+def test_nothing_is_left_if_writing_fails(stored, tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("disk full")
 
-    model = load_hugging_face(GOLDEN / NAME)
     monkeypatch.setattr(hugging_face, "write_safetensors", fail)
     with pytest.raises(OSError, match="disk full"):
-        save_hugging_face(model, tmp_path / "export")
+        save_hugging_face(stored, tmp_path / "export")
     assert not list(tmp_path.iterdir())
 
 
-def test_missing_keys_take_the_defaults_of_the_library(folder):
-    expected = load_hugging_face(folder)
+def test_missing_keys_take_the_defaults_of_the_library(stored, folder):
     path = folder / "config.json"
     change_json(path, {"tie_projs": ..., "layer_norm_epsilon": ...})
-    assert_same_model(load_hugging_face(folder), expected)
+    assert_same_model(load_hugging_face(folder), stored)
     change_json(path, {"same_length": ..., "clamp_len": ..., "mem_len": ...})
     backbone = load_hugging_face(folder).backbone
     assert backbone.same_length == "pytorch"
@@ -143,11 +152,8 @@ XLNET = load_hugging_face_xlnet, "hf_xlnet_bi"
     [
         (TRANSFO_XL, {"attn_type": 1}, "attn_type=1"),
         (TRANSFO_XL, {"model_type": "gpt2"}, "gpt2"),
-        (TRANSFO_XL, {"n_layer": 10**18}, "n_layer"),
         (TRANSFO_XL, {"d_head": 1.5}, "d_head"),
         (TRANSFO_XL, {"d_model": [3]}, "d_model"),
-        (TRANSFO_XL, {"vocab_size": 10**9}, "vocab_size|n_token"),
-        (TRANSFO_XL, {"mem_len": 10**12}, "mem_len"),
         (TRANSFO_XL, {"cutoffs": {"5": 1}}, "cutoffs"),
         (TRANSFO_XL, {"div_val": "2"}, "div_val"),
         (TRANSFO_XL, {"dropout": 1}, "dropout"),
@@ -168,22 +174,6 @@ def test_a_configuration_that_is_not_understood_is_refused(
     change_json(copy_stored(name, tmp_path) / "config.json", changes)
     with pytest.raises(ValueError, match=message):
         load(tmp_path)
-
-
-def test_other_classes_are_refused(folder):
-    change_tensors(folder, lambda tensors: {**tensors, "score.weight": ZEROS})
-    with pytest.raises(ValueError, match="unexpected: 'score.weight'"):
-        load_hugging_face(folder)
-    change_tensors(
-        folder,
-        lambda tensors: {
-            name.removeprefix("transformer."): tensor
-            for name, tensor in tensors.items()
-            if not name.startswith(("crit.", "score."))
-        },
-    )
-    with pytest.raises(ValueError, match="missing: crit.out_layers"):
-        load_hugging_face(folder)
 
 
 def test_an_empty_folder_is_an_error(folder):

@@ -33,10 +33,8 @@ def small_sections(monkeypatch):
     monkeypatch.setattr(corpus_module, "BLOCK_BYTES", 90)
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    """Texts of several kinds: arguments of `load_corpus` by name."""
-    folder = tmp_path_factory.mktemp("texts")
+def write_texts(folder):
+    """Writes files of different lengths, an empty and a packed one."""
     generator = random.Random(3)
     words = ["a", "Bé", "c\td", "𝄞", "<eos>", "zwölf", " "]
 
@@ -45,15 +43,12 @@ def texts(tmp_path_factory):
         rows = (generator.choices(words, range(7, 0, -1), k=n) for n in sizes)
         return "".join(" ".join(row) + "\n" for row in rows)
 
-    many = folder / "many"
-    many.mkdir()
+    folder.mkdir()
     for i in range(7):
-        (many / f"{i}.txt").write_text(lines(5 + 13 * i))
-    (many / "empty.txt").write_text("")
-    with gzip.open(many / "z.txt.gz", "wt") as packed:
+        (folder / f"{i}.txt").write_text(lines(5 + 13 * i))
+    (folder / "empty.txt").write_text("")
+    with gzip.open(folder / "z.txt.gz", "wt") as packed:
         packed.write(lines(60))
-    datasets = {"name": "tfds:many_texts", "data_dir": folder / "datasets"}
-    return {"folder": {"name": many}, "dataset": datasets}
 
 
 def check_same(corpus, name, folder, runner="DirectRunner", **options):
@@ -75,25 +70,15 @@ def check_same(corpus, name, folder, runner="DirectRunner", **options):
     return found
 
 
-@pytest.mark.parametrize(
-    "text,name,options",
-    [
-        ("folder", "sentencepiece", {"vocabulary_size": 290}),
-        ("dataset", "words", {"min_count": 2}),
-    ],
-)
-def test_beam_gives_the_ids_of_one_machine(
-    text, name, options, texts, tmp_path, monkeypatch
-):
+def test_beam_gives_the_ids_of_one_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(building, "SAMPLE_BYTES", 2000)  # of more
-    corpus = load_corpus(**texts[text])
-    found = check_same(corpus, name, tmp_path, **options)
+    write_texts(tmp_path / "texts")
+    corpus = load_corpus(tmp_path / "texts")
+    found = check_same(corpus, "sentencepiece", tmp_path, vocabulary_size=290)
     assert len(found["train"].metadata["lengths"]) >= 4
 
 
-def test_work_that_beam_repeats_gives_the_same_ids(
-    texts, tmp_path, monkeypatch
-):
+def test_work_that_beam_repeats_gives_the_same_ids(tmp_path, monkeypatch):
     marker, inner = tmp_path / "marker", building._count
 
     def count(*arguments, **options):
@@ -103,8 +88,9 @@ def test_work_that_beam_repeats_gives_the_same_ids(
         return inner(*arguments, **options)
 
     monkeypatch.setattr(building, "_count", count)
-    corpus = load_corpus(**texts["folder"])
-    check_same(corpus, "words", tmp_path, RETRYING, vocabulary_size=5)
+    corpus = load_corpus("tfds:many_texts", data_dir=tmp_path / "datasets")
+    found = check_same(corpus, "words", tmp_path, RETRYING, min_count=2)
+    assert len(found["train"].metadata["lengths"]) >= 4
     assert marker.exists()
 
 

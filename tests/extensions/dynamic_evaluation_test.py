@@ -106,12 +106,11 @@ def test_statistics_equal_the_golden_ones(golden, stored, expected_mean_square):
 def test_scores_and_changes_equal_the_golden_ones(
     golden, stored, golden_evaluators, rule
 ):
-    before = values_of(stored)
+    before, norms = values_of(stored), []
     settings = stored_config(NAME)["rules"][rule]
     evaluator = golden_evaluators[settings["kind"]]
     evaluator.learning_rate = settings["learning_rate"]
     evaluator.decay = settings["decay"]
-    norms = []
 
     def on_progress(done, total):
         found = values_of(stored)
@@ -131,32 +130,27 @@ def test_scores_and_changes_equal_the_golden_ones(
     assert_same(values_of(stored).values(), before.values())
 
 
-@pytest.fixture
-def of_training(tmp_path):
-    """The prefix of a stored checkpoint with what Adam keeps."""
-    reader = tf.train.load_checkpoint(str(GOLDEN / TF1_NAME / "model.ckpt"))
+def test_the_mean_squares_of_adam_are_statistics(tmp_path):
+    without_adam = GOLDEN / TF1_NAME / "model.ckpt"
+    reader = tf.train.load_checkpoint(str(without_adam))
     names = reader.get_variable_to_shape_map()
     tensors = {name: reader.get_tensor(name) for name in names}
     for name, tensor in [*tensors.items()]:
         tensors[f"{name}/Adam"] = tensor + 1
         tensors[f"{name}/Adam_1"] = tensor**2
     tensors["global_step"] = np.int64(7)
-    save_tf1(tensors, tmp_path / "model.ckpt-7")
-    return tmp_path / "model.ckpt-7"
-
-
-def test_the_mean_squares_of_adam_are_statistics(of_training):
+    of_training = tmp_path / "model.ckpt-7"
+    save_tf1(tensors, of_training)
     config = stored_config(TF1_NAME)
     model = load_tf1(of_training, config)
-    expected = load_tf1(GOLDEN / TF1_NAME / "model.ckpt", config)
-    assert_same_weights(model, expected)
+    assert_same_weights(model, load_tf1(without_adam, config))
     mean_square = load_tf1_mean_square(of_training, config)
     assert set(mean_square) == set(weights_by_name(model))
     for name, value in values_of(model).items():
         np.testing.assert_array_equal(mean_square[name], value**2)
     DynamicEvaluator(model, 1e-5, mean_square, batch_size=1, segment_length=8)
     with pytest.raises(ValueError, match="must hold the state of Adam"):
-        load_tf1_mean_square(GOLDEN / TF1_NAME / "model.ckpt", config)
+        load_tf1_mean_square(without_adam, config)
 
 
 # === Properties ===
@@ -219,19 +213,11 @@ def evaluator(compiled, stop):
     return evaluator
 
 
-@pytest.fixture(scope="module")
-def static_nll(model, segments):
-    evaluator = Evaluator(model, tf.distribute.get_strategy(), 1, 5)
-    return nll_of(evaluator, segments)
-
-
-@pytest.mark.parametrize("rule", ["sgd", "rms"])
-def test_a_rate_of_zero_is_static_scoring(
-    evaluator, segments, static_nll, rule
-):
+def test_a_rate_of_zero_is_static_scoring(evaluator, model, segments):
+    static = Evaluator(model, tf.distribute.get_strategy(), 1, 5)
     nll = np.empty(segments.num_predictions + 1, np.float32)
-    scores = evaluator(rule, 0.0).evaluate(segments, token_nll=nll)
-    np.testing.assert_allclose(nll, static_nll, atol=1e-5)
+    scores = evaluator("rms", 0.0).evaluate(segments, token_nll=nll)
+    np.testing.assert_allclose(nll, nll_of(static, segments), atol=1e-5)
     assert scores["num_tokens"] == segments.num_predictions
     assert scores["nll"] == pytest.approx(np.nanmean(nll, dtype=np.float64))
 
@@ -239,24 +225,26 @@ def test_a_rate_of_zero_is_static_scoring(
 def test_statistics_are_of_segments_from_all_of_the_text():
     # Of one block: its memory, of 7, depends on two segments and no others.
     model = small_model(num_layers=1, memory_length=7)
-    ids = random_ids(1, 36)[0]
-    segments = one_row(ids, 5)
-    sums = [
-        {k: n * v for k, v in collect_mean_square(model, part, n).items()}
-        for n, part in ((n, one_row(ids[: 5 * n + 1], 5)) for n in (1, 3, 4))
-    ]
-    # The first segment, and one half way through the text.
-    assert len(segments) == 7
+    segments = one_row(random_ids(1, 36)[0], 5)
+    weights, memory, squares = weights_by_name(model), None, []
+    for step in range(4):
+        batch = segments.batch(step)
+        with tf.GradientTape() as tape:
+            nll, memory = model.score(batch["inputs"], batch["targets"], memory)
+            loss = tf.reduce_mean(nll)
+        gradients = tape.gradient(loss, weights)
+        squares.append(
+            {k: tf.convert_to_tensor(g) ** 2 for k, g in gradients.items()}
+        )
+    # The first segment of 7, and one half way through the text.
     found = collect_mean_square(model, segments, 2)
-    assert found.keys() == weights_by_name(model).keys()
+    assert len(segments) == 7 and found.keys() == weights.keys()
     for name, value in found.items():
-        first, three, four = (squares[name] for squares in sums)
-        expected = (first + four - three) / 2
+        expected = (squares[0][name] + squares[3][name]) / 2
         np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-6)
 
 
-def test_a_clipped_decay_does_not_overshoot(segments):
-    model = small_model(num_layers=1)
+def test_a_clipped_decay_does_not_overshoot(model, segments):
     before, largest = values_of(model), []
     mean_square = {k: np.ones_like(v) for k, v in before.items()}
 

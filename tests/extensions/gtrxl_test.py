@@ -170,18 +170,31 @@ def segments_of(rllib):
     return [features[:, i : i + 4] for i in range(0, features.shape[1], 4)]
 
 
-def test_outputs_and_memory_equal_those_of_rllib(rllib, models):
+def test_outputs_memory_and_gradients_equal_those_of_rllib(rllib, models):
     projection, backbone = models
     memory, outputs = None, []
     for i, features in enumerate(segments_of(rllib)):
-        hidden, memory = backbone(
-            embeddings=projection(features), memory=memory
-        )
+        with tf.GradientTape() as tape:
+            hidden, memory = backbone(
+                embeddings=projection(features), memory=memory
+            )
+            loss = tf.reduce_mean(tf.square(hidden))
         outputs.append(hidden)
         assert_same(memory.states, rllib[f"memory_{i}"], atol=2e-5)
     np.testing.assert_allclose(
         np.concatenate(outputs, axis=1), rllib["output"], atol=2e-5
     )
+    # Gradients of the last segment.
+    found = tape.gradient(
+        loss, weights_by_name(projection) | weights_by_name(backbone)
+    )
+    for name, gradient in arrays_of(rllib, "gradient").items():
+        np.testing.assert_allclose(
+            found[name],
+            gradient.reshape(found[name].shape),
+            atol=2e-5,
+            err_msg=name,
+        )
 
 
 def test_a_masked_start_equals_rllib_without_memory(rllib, models):
@@ -194,24 +207,3 @@ def test_a_masked_start_equals_rllib_without_memory(rllib, models):
     np.testing.assert_allclose(
         hidden, rllib["output_first_segment_without_memory"], atol=2e-5
     )
-
-
-def test_gradients_equal_those_of_rllib(rllib, models):
-    projection, backbone = models
-    *before, last = segments_of(rllib)
-    memory = None
-    for features in before:
-        _, memory = backbone(embeddings=projection(features), memory=memory)
-    with tf.GradientTape() as tape:
-        hidden, _ = backbone(embeddings=projection(last), memory=memory)
-        loss = tf.reduce_mean(tf.square(hidden))
-    found = tape.gradient(
-        loss, weights_by_name(projection) | weights_by_name(backbone)
-    )
-    for name, gradient in arrays_of(rllib, "gradient").items():
-        np.testing.assert_allclose(
-            found[name],
-            gradient.reshape(found[name].shape),
-            atol=2e-5,
-            err_msg=name,
-        )

@@ -48,20 +48,17 @@ def test_a_text_is_that_of_the_model_with_the_same_settings(model, playground):
         "temperature": 0.7, "top_k": 50, "top_p": 0.9,
         "repetition_penalty": 1.5,
     }  # fmt: skip
+    shorter = {"other_memory_length": 4}
     texts = [
         texts_of(playground.write({**QUESTION, **changed}))
-        for changed in ({}, settings, {"temperature": 0}, {})
+        for changed in ({}, settings, {"temperature": 0}, {}, shorter)
     ]
     assert texts[3] == texts[0]
     assert texts[1] == [written(model, seed=5, sampler=Sampler(**settings))]
     assert texts[2] not in texts[:2]
-
-
-def test_a_shorter_memory_writes_beside_it(model, playground):
-    question = {**QUESTION, "other_memory_length": 4}
-    first, second = texts_of(playground.write(question))
-    assert [first] == texts_of(playground.write(QUESTION))
-    assert second == written(model, seed=5, memory_length=4) != first
+    # With a shorter memory a second text is written beside the first.
+    beside = written(model, seed=5, memory_length=4)
+    assert texts[4] == [*texts[0], beside] and beside not in texts[0]
 
 
 def test_surprise_is_that_of_the_page(reader, playground):

@@ -3,20 +3,16 @@
 import html.parser
 import json
 import math
-import types
 
 import numpy as np
 import pytest
 from contrast import check_contrast
 from contrast import luminance
-from factories import save_run
 from factories import small_model
-from model_checks import segment_nll
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import IdTokenizer
 from txl_keras.pages import surprise_page
-from txl_keras.scripts.samples import Samples
 
 T = 7  # of `reader`
 TEXT = "a <b>é</b>\n\t</script><script>window.hacked = 1</script> & 'x' \\u003c"
@@ -134,32 +130,6 @@ def test_a_score_comes_with_a_page(group, corpus, succeed):
     assert f"Written to {path}" in printed
     data = _Elements(path.read_text("utf-8")).data
     assert len(data["tokens"]) == 50 and data["segment_length"] == 5
-
-
-def test_a_run_shows_a_page_of_its_text(model, tmp_path):
-    text, found = "to be or not to be", []
-    ids = ByteTokenizer().encode(text)
-    samples = Samples(
-        ByteTokenizer(), ids[:1], ids, "<mine>", T, max_tokens=1, seed=5
-    )
-    strategy = types.SimpleNamespace(num_replicas_in_sync=1)
-    loop = types.SimpleNamespace(
-        trainer=types.SimpleNamespace(model=model, strategy=strategy),
-        workdir=save_run(tmp_path, model, 0, ByteTokenizer()),
-        tensorboard=types.SimpleNamespace(
-            write=found.append, write_text=lambda *_: None
-        ),
-    )
-    samples.finish(loop, 30)
-    page = (tmp_path / "surprise.html").read_text("utf-8")
-    assert "&lt;mine&gt;, step 30" in page
-    tokens = _Elements(page).data["tokens"]
-    assert "".join(token["text"] for token in tokens) == text
-    bits = segment_nll(model, np.array([ids]), [7, 7, 3]) / np.log(2)
-    (numbers,) = found
-    with_memory = numbers["surprise"]["with_memory"]
-    assert with_memory == pytest.approx(bits.mean(), abs=2e-3)
-    assert numbers["surprise"]["without_memory"] != with_memory
 
 
 # === In a browser ===

@@ -12,11 +12,11 @@ from txl_keras.serving import export
 
 @pytest.fixture(scope="session")
 def make_model():
-    """Function of settings: a model of two blocks of three heads."""
+    """Function of settings: a model of one block of three heads."""
 
     def make(dtype=None, **changes):
         seed_weights(3)
-        sizes = {"num_layers": 2, "num_heads": 3, **changes}
+        sizes = {"num_layers": 1, "num_heads": 3, **changes}
         backbone = small_backbone(dtype, **sizes)
         for block in backbone.blocks:
             # Otherwise the norm of an empty entry is zero, as the entry is.

@@ -8,6 +8,7 @@ from factories import H
 from factories import M
 from factories import V
 from factories import random_ids
+from script_runs import run_code
 
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.samplers.sampler import NO_EFFECT
@@ -18,12 +19,9 @@ from txl_keras.serving.served_model import SAMPLING
 from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.slots import Slots
 
-L, N = 2, 3  # blocks share a memory as well if they are two
+L, N = 1, 3
 MAX_T, MAX_B, MAX_W = 20, 16, 15  # of one request, as in conftest.py
 InvalidArgumentError = tf.errors.InvalidArgumentError
-SHAW_AND_ZEROS = {
-    "attention_type": "shaw", "max_positions": 9, "cold_start": "zeros"
-}  # fmt: skip
 GREEDY = {"temperature": 0.0}
 
 
@@ -48,7 +46,7 @@ def call(signatures, name, memory, **inputs):
     """The answer and the new memory."""
     inputs = {key: tf.constant(value) for key, value in inputs.items()}
     outputs = dict(signatures[name](**inputs, **memory))
-    memory = {key: outputs.pop(key) for key in ("memory", "valid_length")}
+    memory = {key: outputs.pop(key) for key in memory}
     (answer,) = outputs.values()
     return answer.numpy(), memory
 
@@ -97,7 +95,7 @@ def served(loaded):
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
+        {"num_layers": 2},
         {
             "same_length": "pytorch",
             "tie_attention_biases": False,
@@ -105,17 +103,16 @@ def served(loaded):
             "div_val": 2,
         },
         {"cold_start": "zeros", "normalize_first": True},
-        SHAW_AND_ZEROS,
+        {"attention_type": "shaw", "max_positions": 9, "cold_start": "zeros"},
         {"attention_type": "vaswani", "memory_length": 0},
         {"attention_type": "al_rfou", "memory_length": 0, "max_positions": 30},
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
-def test_answers_are_those_of_the_model(make_model, settings, model, served):
-    if settings:
-        # Two blocks show how they share a memory, one what a setting does.
-        model = make_model(num_layers=1, **settings)
-        served = signatures_of(model, settings.get("memory_length", M))
+def test_answers_are_those_of_the_model(make_model, settings):
+    # Two blocks show how they share a memory, one what a setting does.
+    model = make_model(**settings)
+    served = signatures_of(model, settings.get("memory_length", M))
     memory, expected_memory = start(served, 3), None
     # Shorter than memory, longer, of one token when memory is full.
     for length in (4, 9, 1):
@@ -129,11 +126,14 @@ def test_answers_are_those_of_the_model(make_model, settings, model, served):
         )
 
 
-def test_hidden_states_and_losses_are_those_of_the_model(model, served):
+def test_a_saved_model_answers_as_the_model(model, served):
     memory, expected_memory = start(served, 3), None
     for length in (4, 9):
         ids, targets = random_ids(3, length, seed=1), random_ids(3, length)
         inputs = {"ids": ids, "targets": targets}
+        log_probs, _ = predict(served, ids, memory)
+        expected, _ = model.log_probs(ids, expected_memory)
+        assert_close(log_probs, expected)
         hidden, _ = call(served, "hidden_states", memory, ids=ids)
         expected, _ = model.backbone(ids, memory=expected_memory)
         assert_close(hidden, expected)
@@ -145,11 +145,7 @@ def test_hidden_states_and_losses_are_those_of_the_model(model, served):
 # === Generation ===
 
 
-@pytest.mark.parametrize("settings", [{}, SHAW_AND_ZEROS], ids=["", "shaw"])
-def test_the_generator_writes_the_same(make_model, model, served, settings):
-    if settings:
-        model = make_model(num_layers=1, **settings)
-        served = signatures_of(model)
+def test_the_generator_writes_the_same(model, served):
     # Variables, so that the generator is compiled once.
     variables = {name: tf.Variable(x) for name, x in NO_EFFECT.items()}
     sampler = Sampler(**variables)
@@ -226,7 +222,7 @@ def test_slots_remember_as_clients_do(served):
 
 
 def test_a_reset_slot_begins_anew(make_model):
-    model = make_model(num_layers=1, cold_start="zeros", normalize_first=True)
+    model = make_model(num_layers=2, cold_start="zeros", normalize_first=True)
     signatures = signatures_of(model, num_slots=3)
     ids = random_ids(2, 4)
     expected = model.log_probs(ids)[0][:, -1]
@@ -266,6 +262,79 @@ def test_each_loaded_model_has_slots_of_its_own(path, served):
     assert_close(step(other.signatures, ids, [0]), first, 1e-6)
 
 
+# === Where there is no txl_keras, no Keras, or no Python ===
+
+ONLY_TENSORFLOW = """
+import sys
+sys.modules["keras"] = sys.modules["txl_keras"] = None
+sys.modules["jax"] = None  # TensorFlow Lite would import it for a second
+import numpy as np
+import tensorflow as tf
+path, segments_path, outputs_path = sys.argv[1:]
+loaded = tf.saved_model.load(path)
+call = loaded.signatures
+assert set(call) == {
+    "serving_default", "initial_memory", "score", "hidden_states", "generate",
+    "step", "reset"}, set(call)
+slots = tf.constant([2, 7])
+call["reset"](slots=slots)
+memory, outputs = call["initial_memory"](batch_size=tf.constant(2)), []
+for ids in np.load(segments_path):
+    memory = call["serving_default"](ids=tf.constant(ids), **memory)
+    outputs.append(memory.pop("log_probs"))
+    last = call["step"](ids=tf.constant(ids), slots=slots)["log_probs"]
+    np.testing.assert_allclose(last, outputs[-1][:, -1], atol=1e-5)
+# A method has defaults and takes numbers, a signature neither.
+written = loaded.generate(ids, [4, 4], **memory, length=6)
+np.savez(outputs_path, log_probs=outputs, written=written["ids"])
+"""
+
+
+def test_tensorflow_alone_runs_the_signatures(path, served, tmp_path):
+    segments, memory = random_ids(3, 2, 4), start(served, 2)
+    np.save(tmp_path / "segments.npy", segments)
+    files = tmp_path / "segments.npy", tmp_path / "outputs.npz"
+    done = run_code(ONLY_TENSORFLOW, path, *files)
+    assert done.returncode == 0, done.stderr
+    outputs = np.load(tmp_path / "outputs.npz")
+    for ids, found in zip(segments, outputs["log_probs"], strict=True):
+        expected, memory = predict(served, ids, memory)
+        assert_close(found, expected)
+    expected, _ = write(served, segments[-1], 6, memory)
+    np.testing.assert_array_equal(outputs["written"], expected)
+
+
+def test_a_server_has_defaults_and_keeps_memory_in_slots(path, served):
+    """By a session, as a server does, which knows nothing of Python."""
+    segments, slots, answers = random_ids(3, 2, 4), [3, 1], []
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:
+        saved = tf.compat.v1.saved_model.load(session, ["serve"], path)
+
+        def answer(name, **inputs):
+            signature = saved.signature_def[name]
+            return session.run(
+                {key: info.name for key, info in signature.outputs.items()},
+                {signature.inputs[key].name: inputs[key] for key in inputs},
+            )
+
+        for ids in segments:
+            answers.append(answer("step", ids=ids, slots=slots)["log_probs"])
+        # Sampling parameters are left out.
+        written = answer(
+            "generate",
+            **answer("initial_memory", batch_size=1),
+            prompt_ids=[[3, 1]],
+            prompt_length=[2],
+            length=8,
+        )["ids"]
+    memory = start(served, 2)
+    for ids, found in zip(segments, answers, strict=True):
+        expected, memory = predict(served, ids, memory)
+        assert_close(found, expected[:, -1])
+    expected, _ = write(served, [[3, 1]], 8, start(served, 1))
+    np.testing.assert_array_equal(written, expected)
+
+
 # === Threads ===
 
 
@@ -293,7 +362,7 @@ IDS = np.array([[3, 1]], "int32")
 
 def memory_with(number):
     memory = np.zeros((1, L, 2, N, M, H), "float32")
-    memory[0, 1, 0, 2, 4, 3] = number
+    memory[0, 0, 1, 2, 4, 3] = number
     return memory
 
 

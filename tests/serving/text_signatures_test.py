@@ -73,33 +73,22 @@ def test_text_is_that_of_the_generator(model, signatures):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("name", "arguments", "message"),
     [
-        (["e", ""], "`text` must have at least one token"),
-        (["e", "eZ"], "The symbol Z of row 1 is not in"),
+        ("score_text", {"text": ["e", ""]}, "`text` must have at least one t"),
+        ("score_text", {"text": ["e", "eZ"]}, "The symbol Z of row 1 is not i"),
+        ("generate_text", {"prompt": [""]}, "`prompt` must have .* one token"),
+        ("generate_text", {"prompt": np.array([], str)}, "`prompt` .* one row"),
+        ("generate_text", {"length": -1}, "`length` must hold integers"),
+        ("generate_text", {"length": 4097}, "`length` must .*, 4097"),
+        ("generate_text", {"top_p": 0.0}, "`top_p`"),
     ],
 )
-def test_texts_that_cannot_be_scored_are_refused(signatures, text, message):
+def test_what_cannot_be_is_refused(signatures, name, arguments, message):
+    if name == "generate_text":
+        arguments = {"prompt": ["e"], "length": 2, **arguments}
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        signatures["score_text"](tf.constant(text))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"prompt": [""]}, "`prompt` must have at least one token"),
-        ({"prompt": np.array([], str)}, "`prompt` must have at least one row"),
-        ({"length": -1}, "`length` must hold integers"),
-        ({"length": 4097}, "`length` must .*, 4097"),
-        ({"top_p": 0.0}, "`top_p`"),
-    ],
-)
-def test_what_cannot_be_written_is_refused(signatures, arguments, message):
-    arguments = {"prompt": ["e"], "length": 2, **arguments}
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        signatures["generate_text"](
-            **{name: tf.constant(value) for name, value in arguments.items()}
-        )
+        signatures[name](**{k: tf.constant(v) for k, v in arguments.items()})
 
 
 def test_the_last_subword_of_a_prompt_is_drawn_again():

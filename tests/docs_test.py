@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from script_flags import flags_of
 
 from txl_keras import extending
@@ -126,21 +127,23 @@ def test_a_model_that_comes_with_the_package_writes(run, capsys):
 @both_sizes
 def test_ten_lines_train_score_generate_and_save(full, run, tmp_path):
     section = readme_section("In Keras, in ten lines")
-    codes = [code for _, code in blocks(section, "python")]
-    lines = [line for line in codes[0].splitlines() if line.strip()]
-    imports = [line for line in lines if line.startswith(("import", "from"))]
-    assert len(lines) - len(imports) == 10
     numbers = {
         ":105_000]": ":11_000]",
         ":100_000]": ":10_000]",
         "100_000:]": "10_000:]",
         '"quickstart"': '"quickstart", num_layers=1',
+        '"adam")': '"adam", jit_compile=False)',
+        '"mse")': '"mse", run_eagerly=True)',
     }
     if not full:
-        codes[0] = smaller(codes[0], numbers)
+        section = smaller(section, numbers)
+    codes = [code for _, code in blocks(section, "python")]
+    lines = [line for line in codes[0].splitlines() if line.strip()]
+    imports = [line for line in lines if line.startswith(("import", "from"))]
+    assert len(lines) - len(imports) == 10
     names, _ = [run(f"```python\n{code}```\n") for code in codes]
     model = names["model"]  # as loaded, with its tokenizer
-    model.compile("adam")
+    model.compile("adam", run_eagerly=not full)
     held_out = names["text"][100_000 if full else 10_000 :]
     _, bits = model.evaluate(held_out, batch_size=1)
     # 8 before training.
@@ -201,9 +204,9 @@ def test_fine_tune_with_lora(full, guide):
     numbers = {
         "60_000": "10_000",
         "code[:30_000], code[30_000:35_000]": (
-            "code[:6_000], code[6_000:7_000]"
+            "code[:6_000], code[6_000:6_400]"
         ),
-        'compile("adam")': 'compile("adam", jit_compile=False)',
+        'compile("adam")': 'compile("adam", run_eagerly=True)',
         "e-3))": "e-3), jit_compile=False)",
     }
     names = guide("fine_tune_with_lora.md", () if full else numbers)
@@ -240,16 +243,17 @@ def test_music_ids(full, run, tmp_path):
 @both_sizes
 def test_time_series(full, guide):
     numbers = {
+        "(0, 32)": "(32,)",
         "range(10)": "range(3)",
-        "96:112": "96:100",
+        "96:112": "96:99",
         '"mse")': '"mse", jit_compile=False)',
     }
     names = guide("time_series.md", () if full else numbers)
     errors = names["errors"]
-    assert errors[0] == pytest.approx(1, abs=0.1)
-    assert names["forecast"].shape == (64, 16 if full else 4)
-    assert errors[32] < errors[0] - 0.05
+    assert names["forecast"].shape == (64, 16 if full else 3)
+    assert errors[32] < 0.95  # about 1 without memory
     if full:
+        assert errors[0] == pytest.approx(1, abs=0.1)
         assert errors[32] == pytest.approx(0.13, abs=0.04)
         assert names["error"] < 0.05
 
@@ -258,11 +262,12 @@ def test_time_series(full, guide):
 @both_sizes
 def test_keras(full, guide):
     numbers = {
+        "* 50": "* 12",
         "MemoryStack(2": "MemoryStack(1",
         "range(2)": "range(1)",
         '"num_layers": 2': '"num_layers": 1',
         # Adam is a third of the operations of a small model's step.
-        'compile("adam", loss': 'compile("sgd", loss, jit_compile=False',
+        'compile("adam", loss': 'compile("sgd", loss, run_eagerly=True',
         "Adam(1e-3, global": "SGD(1e-3, global",
         "    steps_per_ex": "    jit_compile=False, steps_per_ex",
     }
@@ -275,10 +280,11 @@ def test_keras(full, guide):
 @both_sizes
 def test_agents(full, guide):
     numbers = {
-        "update % 50": "update % 10",
-        "num_updates=600": "num_updates=20",
+        "update % 50": "update % 5",
+        "num_updates=600": "num_updates=5",
+        "length=30": "length=4",
         # Each step of the LSTM is traced.
-        "steps=16": "steps=7",
+        "steps=16": "steps=3",
         "num_layers=2": "num_layers=1",
     }
     names = guide("agents.md", () if full else numbers)
@@ -295,7 +301,8 @@ def test_agents(full, guide):
 def test_beyond(full, guide):
     numbers = {
         "range(40)": "range(1)",
-        "music.compile(": "music.compile(jit_compile=False, optimizer=",
+        "music.compile(": "music.compile(run_eagerly=True, optimizer=",
+        "others = tunes[8:]": "others = tunes[8:16]",
         "    keras.losses.Sparse": "    loss=keras.losses.Sparse",
         ":30], 50": ":78], 2",
     }
@@ -336,8 +343,8 @@ def test_recall(full, guide):
     if not full:
         numbers = {
             "8, 1500": "8, 2",
-            "40_000": "4_000",
-            "norm=1.0)": "norm=1.0), jit_compile=False",
+            "40_000": "2_000",
+            "norm=1.0)": "norm=1.0), run_eagerly=True",
             '    "memory of 24": measure(lambda: transformer_xl(24)),\n': "",
             '    "no recurrence": measure(lambda: transformer_xl(0)),\n': "",
         }
@@ -450,15 +457,11 @@ def test_commands_links_and_files_of_a_guide_are_there(name):
         assert (ROOT / "docs" / link).exists(), link
 
 
-@pytest.mark.parametrize("name", GUIDES)
-def test_the_language_of_a_block_is_known(name):
-    kinds = {kind for kind, _ in _BLOCK.findall(GUIDES[name])}
-    assert kinds <= {"python", "bash", "shell", "text", "json"}
-
-
 def test_every_guide_is_in_the_table_and_runs():
     tests = pathlib.Path(__file__).read_text("utf-8")
     for name, text in GUIDES.items():
+        kinds = {kind for kind, _ in _BLOCK.findall(text)}
+        assert kinds <= {"python", "bash", "shell", "text", "json"}
         if name != "README.md":
             assert f"]({name})" in GUIDES["README.md"]
             if blocks(text, "python"):
@@ -477,7 +480,12 @@ def test_fit_is_measured_then_trains(monkeypatch, capsys, tmp_path):
     command = f"measure_fit.py --preset=quickstart {sizes} --minutes=0.02"
     argv = [*command.split(), f"--text={tmp_path / 'text'}"]
     monkeypatch.setattr(sys, "argv", argv)
-    runpy.run_path(str(ROOT / "docs" / "measure_fit.py"), run_name="__main__")
+    tf.config.run_functions_eagerly(True)  # compiling takes seconds
+    try:
+        script = ROOT / "docs" / "measure_fit.py"
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        tf.config.run_functions_eagerly(False)
     found = capsys.readouterr().out
     assert re.search(r"2 x 8: first step .* median step .* tokens/s", found)
     bits = float(re.search(r"planned, ([\d.]+) bits per byte", found)[1])

@@ -253,7 +253,6 @@ def test_a_run_is_known_by_its_flags_and_not_where_its_text_is(model, tmp_path):
 @pytest.mark.parametrize(
     "field, value, kinds",
     [
-        ("training", [], "an object"),
         ("training.run.data", "x", "an object"),
         ("training.run.corpus", 5, "an object or null"),
         ("training.segment_length", "8", "an integer or null"),

@@ -28,7 +28,7 @@ def test_acting_step_by_step_equals_learning_on_segments(attention_type):
     x = random(B, T, D)
     text = {"embeddings": x, "reset": RESET}
     expected, memory = read_in_parts(backbone, [1] * T, before, **text)
-    for lengths in ([T], [4, 7], [5, 1, 5]):
+    for lengths in ([T], [5, 1, 5]):
         found, other = read_in_parts(backbone, lengths, before, **text)
         np.testing.assert_allclose(found, expected, atol=1e-5)
         np.testing.assert_array_equal(other.valid_length, [M, M, 1])

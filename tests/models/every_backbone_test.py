@@ -23,8 +23,7 @@ pytestmark = pytest.mark.every_backend
 B, T = 4, 5
 REMEMBERING = {
     "relative": {},
-    "pre-norm": {"normalize_first": True},
-    "last norm": {"normalize_output": True},
+    "pre-norm": {"normalize_first": True, "normalize_output": True},
     "shaw": {"attention_type": "shaw", "max_positions": 13},
     "shaw, few positions": {"attention_type": "shaw", "max_positions": 2},
     "embeddings": {"vocabulary_size": None},

@@ -77,33 +77,30 @@ def outputs_of(model, inputs):
 
 
 @every_model
-@pytest.mark.parametrize("file", ["model.keras", "model.weights.h5"])
-def test_files_keep_the_outputs(name, file, tmp_path):
+def test_files_keep_the_outputs(name, tmp_path):
     model, inputs = model_and_inputs(name)
     expected = outputs_of(model, inputs)
-    if file.endswith(".keras"):
-        model.save(tmp_path / file)
-        loaded = keras.saving.load_model(tmp_path / file)
-    else:
-        model.save_weights(tmp_path / file)
-        loaded, _ = model_and_inputs(name)
-        loaded.load_weights(tmp_path / file)
-    np.testing.assert_array_equal(outputs_of(loaded, inputs), expected)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    filled, _ = model_and_inputs(name)
+    filled.load_weights(tmp_path / "model.weights.h5")
+    for loaded in (keras.saving.load_model(tmp_path / "model.keras"), filled):
+        np.testing.assert_array_equal(outputs_of(loaded, inputs), expected)
 
 
 @every_model
-@pytest.mark.parametrize("policy", TOLERANCE)
-def test_half_precision_is_close_to_float32(name, policy):
+def test_half_precision_is_close_to_float32(name):
     model, inputs = model_and_inputs(name)
-    half, _ = model_and_inputs(name, policy)
-    half.set_weights(model.get_weights())
     expected = outputs_of(model, inputs)
-    np.testing.assert_allclose(
-        outputs_of(half, inputs),
-        expected,
-        atol=TOLERANCE[policy] * max(1, np.abs(expected).max()),
-    )
-    assert {w.dtype for w in half.trainable_weights} == {"float32"}
+    for policy, tolerance in TOLERANCE.items():
+        half, _ = model_and_inputs(name, policy)
+        half.set_weights(model.get_weights())
+        np.testing.assert_allclose(
+            outputs_of(half, inputs),
+            expected,
+            atol=tolerance * max(1, np.abs(expected).max()),
+        )
+        assert {w.dtype for w in half.trainable_weights} == {"float32"}
 
 
 @every_model
@@ -127,7 +124,7 @@ def test_outputs_have_the_shapes_that_symbols_have(name):
 def test_gradients_reach_every_weight(name):
     model, inputs = model_and_inputs(name)
     if isinstance(model, TransformerXLCausalLM):
-        model.compile(keras.optimizers.SGD(0.1))
+        model.compile(keras.optimizers.SGD(0.1), run_eagerly=True)
         before = model.get_weights()
         model.fit(IDS, IDS[:, ::-1], batch_size=B, epochs=2, verbose=0)
         changed = [
@@ -153,13 +150,7 @@ def test_gradients_reach_every_weight(name):
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"cold_start": "zeros"},
-        {"make": LSTMBackbone},
-        {"make": XLNetBackbone},
-    ],
+    "config", [{}, {"make": LSTMBackbone}, {"make": XLNetBackbone}]
 )
 def test_a_functional_model_hands_memory_on(config, tmp_path):
     """Trains, saves, loads and goes on from the memory that it returns."""

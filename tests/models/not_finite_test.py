@@ -20,8 +20,11 @@ OPTIONS = {
     "relative": {},
     "pre-norm": {"normalize_first": True, "normalize_output": True},
     "shaw": {"attention_type": "shaw", "max_positions": M + T},
-    "zeros": {"cold_start": "zeros"},
-    "same_length": {"same_length": True, "tie_attention_biases": False},
+    "zeros": {
+        "cold_start": "zeros",
+        "same_length": True,
+        "tie_attention_biases": False,
+    },
     "look_ahead": {"look_ahead": 2},
 }
 EVERY = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

@@ -40,12 +40,12 @@ def test_the_models_are_small_and_have_names_of_their_own():
     }  # fmt: skip
 
 
-@each_model
-def test_a_trained_model_writes_text(name):
-    model = TransformerXLCausalLM.from_preset(name)
-    text = model.generate("import ", max_new_tokens=20, seed=1)
-    assert text.startswith("import ") and len(text) > 20
-    assert TransformerXLCausalLM.trained_presets[name] == TRAINED[name]
+def test_a_trained_model_writes_text():
+    assert TransformerXLCausalLM.trained_presets == TRAINED
+    for name in TRAINED.keys() - {"python_stdlib_small"}:  # in docs_test.py
+        model = TransformerXLCausalLM.from_preset(name)
+        text = model.generate("import ", max_new_tokens=20, seed=1)
+        assert text.startswith("import ") and len(text) > 20
 
 
 @each_model

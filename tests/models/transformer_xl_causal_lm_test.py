@@ -28,8 +28,10 @@ def text(length, rows=B):
     return ids[:, :-1], ids[:, 1:]
 
 
-@pytest.mark.parametrize("dtype", [None, "mixed_bfloat16"])
-@pytest.mark.parametrize("make", [TransformerXLBackbone, LSTMBackbone])
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [(TransformerXLBackbone, "mixed_bfloat16"), (LSTMBackbone, None)],
+)
 def test_scores_are_those_of_the_states_of_the_backbone(make, dtype):
     model = small_model(dtype, make=make, dropout=0.2, cutoffs=(4, 7))
     inputs, targets = text(2 * T)

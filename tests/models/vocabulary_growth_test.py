@@ -27,7 +27,6 @@ MODELS = {
     "untied": {"tie_embeddings": False},
     "projected": {"embedding_dim": 4},
     "adaptive": {"cutoffs": (3, 7)},
-    "adaptive, narrow": {"cutoffs": (3, 7), "div_val": 2},
     "adaptive, untied": {
         "cutoffs": (3, 7),
         "div_val": 2,

@@ -69,7 +69,6 @@ def likeliest(model, text, among):
     ("text", "last", "pieces"),
     [
         ("cab ", " ", [" ", " a", " ab", " abc"]),
-        ("b a", " a", [" a", " ab", " abc"]),
         ("éa", "a", ["a", "ab"]),
         ("cc\n", "\n", ["\n"]),
     ],
@@ -83,8 +82,8 @@ def test_the_last_piece_is_the_likeliest_that_begins_with_it(
     kept = text.removesuffix(last)
     first = likeliest(model, kept, among)
     options = {"max_new_tokens": 6, "sampler": "greedy"}
-    expected = model.generate(np.append(ids_of(kept), first), **options)
-    expected = tokenizer.decode(expected)[1:]
+    ids = model.generate(np.append(ids_of(kept), first), **options)
+    expected = tokenizer.decode(ids)[1:]
     assert expected.startswith(text)
     assert model.generate(text, **options) == expected
     options["sampler"] = BeamSampler(num_beams=1)
@@ -99,8 +98,6 @@ def test_the_last_piece_is_the_likeliest_that_begins_with_it(
     assert found == expected
     scores, _ = model.log_probs(ids_of(kept)[None])
     assert log_probs[0] == pytest.approx(float(scores[0, -1, first]), abs=1e-4)
-    ids = np.append(ids_of(kept), first)
-    ids = model.generate(ids, max_new_tokens=6, sampler="greedy")
     _, read = model.log_probs(ids[None])
     assert_same(memory.states, read.states, atol=1e-5)
 

@@ -32,15 +32,16 @@ def printed_by(process):
 
 
 def start_training(replicas, directory, *flags):
-    flags = (f"--replicas={replicas}", *flags)
-    return start("train_tiny.py", directory, *flags)
+    return start("train_tiny.py", directory, f"--replicas={replicas}", *flags)
 
 
-def start_two_workers(directory, *flags):
-    return [
+def workers_of(directory, *flags):
+    """What each of two workers prints."""
+    processes = [
         start("train_tiny.py", directory, *flags, TF_CONFIG=config)
         for config in tf_configs()
     ]
+    return [printed_by(process)["workers"] for process in processes]
 
 
 def memory_of(directory):
@@ -55,22 +56,16 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def one_and_two(folder):
-    """All that runs on one replica and on two, in one process."""
-    return printed_by(start("one_and_two.py", folder, ONE_BLOCK))
-
-
-@pytest.fixture(scope="module")
-def whole_runs(one_and_two):
-    """Results of Adam by where it ran; `folder` has a folder of each."""
-    return {name: one_and_two[name]["adam"] for name in ("1", "2")}
+def runs(folder):
+    """Results on one replica and on two; `folder` has a folder of each."""
+    flags = ONE_BLOCK, "--run=adam,documents"
+    return printed_by(start_training("1,2", folder, *flags))
 
 
 @pytest.fixture(scope="module")
 def worker_runs(folder):
     """The same of two workers."""
-    workers = start_two_workers(folder / "workers", ONE_BLOCK)
-    return [printed_by(worker)["adam"] for worker in workers]
+    return workers_of(folder, ONE_BLOCK, "--run=adam,documents")
 
 
 def resume_all(of, replicas, folder, *flags):
@@ -78,9 +73,9 @@ def resume_all(of, replicas, folder, *flags):
     processes = {}
     for number in replicas:
         copy = folder / f"{number} goes on from {of}"
-        shutil.copytree(folder / of / "adam/half", copy / "adam/half")
+        shutil.copytree(folder / of / "adam/half", copy / number / "adam/half")
         processes[number] = start_training(number, copy, *flags)
-    return {n: printed_by(process)["adam"] for n, process in processes.items()}
+    return {n: printed_by(x)[n]["adam"] for n, x in processes.items()}
 
 
 def assert_alike(results, expected):
@@ -101,26 +96,25 @@ def assert_alike(results, expected):
     assert np.mean(expected["loss"][-10:]) < expected["loss"][0] - 0.1
 
 
-def test_two_replicas_have_the_losses_and_the_memory_of_one(whole_runs, folder):
-    assert_alike(whole_runs["2"], whole_runs["1"])
-    nll = [whole_runs[name]["token_nll"] for name in ("1", "2")]
-    np.testing.assert_allclose(*nll, atol=1e-4)
-    assert np.ptp(nll[0][1:]) > 1
-    assert whole_runs["1"]["collectives"] == []
+def test_two_replicas_have_the_losses_and_the_memory_of_one(runs, folder):
+    one, two = (runs[number]["adam"] for number in ("1", "2"))
+    assert_alike(two, one)
+    np.testing.assert_allclose(two["token_nll"], one["token_nll"], atol=1e-4)
+    assert np.ptp(one["token_nll"][1:]) > 1
     assert_same_memory(folder, "1", "2")
 
 
 @large
 def test_two_workers_have_the_losses_and_the_memory_of_one(
-    worker_runs, whole_runs, folder
+    worker_runs, runs, folder
 ):
     for run in worker_runs:
-        assert_alike(run, whole_runs["1"])
+        assert_alike(run["adam"], runs["1"]["adam"])
     assert_same_memory(folder, "1", "workers")
     # They meet once per step: all gradients are in one collective, and with
     # them the loss. Memory stays where it is.
-    (size,) = worker_runs[0]["collectives"]
-    assert size == worker_runs[0]["weights"] + 1
+    of_first = worker_runs[0]["adam"]
+    assert of_first["collectives"] == [of_first["weights"] + 1]
 
 
 def assert_same_fit(one, two):
@@ -128,22 +122,26 @@ def assert_same_fit(one, two):
     np.testing.assert_allclose(two, one, rtol=1e-5)
 
 
-def test_fit_on_two_replicas_has_the_losses_of_one(one_and_two):
-    assert_same_fit(*one_and_two["fitted"])
+def test_fit_on_two_replicas_has_the_losses_of_one(runs):
+    assert_same_fit(runs["1"]["documents"], runs["2"]["documents"])
 
 
 @large
-def test_fit_of_a_classifier_on_two_replicas_has_the_losses_of_one():
-    assert_same_fit(*printed_by(start("fit_mirrored.py")))
+def test_fit_of_a_classifier_on_two_replicas_has_the_losses_of_one(tmp_path):
+    runs = printed_by(start_training("1,2", tmp_path, "--run=classifier"))
+    assert_same_fit(runs["1"]["classifier"], runs["2"]["classifier"])
 
 
 @large
-def test_fit_on_two_workers_has_the_losses_of_one(one_and_two):
-    workers = [
-        start("fit_mirrored.py", TF_CONFIG=config) for config in tf_configs()
-    ]
-    for worker in workers:
-        assert_same_fit(one_and_two["fitted"][0], printed_by(worker))
+def test_an_interrupted_fit_goes_on_on_two_replicas(runs, tmp_path):
+    resumed = printed_by(start_training("2", tmp_path, "--run=backup"))
+    assert resumed["2"]["backup"] == runs["2"]["documents"][1:]
+
+
+@large
+def test_fit_on_two_workers_has_the_losses_of_one(worker_runs, runs):
+    for run in worker_runs:
+        assert_same_fit(runs["1"]["documents"], run["documents"])
 
 
 def assert_same_memory(folder, *names):
@@ -172,29 +170,26 @@ def assert_goes_on(after, resumed, whole):
 
 
 @large
-def test_a_run_goes_on_anywhere(whole_runs, folder):
+def test_a_run_goes_on_anywhere(runs, folder):
     """Bit for bit on as many replicas; else the loss goes on."""
-    resumed = resume_all("2", (1, 2, 4), folder, ONE_BLOCK)
-    assert_same_from_half_on(resumed[2], whole_runs["2"])
-    for replicas in (1, 4):
-        assert_goes_on(resumed[replicas], resumed[2], whole_runs["2"])
-    alone = resume_all("1", (1,), folder, ONE_BLOCK)[1]
-    assert_same_from_half_on(alone, whole_runs["1"])
+    one, two = (runs[number]["adam"] for number in ("1", "2"))
+    resumed = resume_all("2", ("1", "2", "4"), folder, ONE_BLOCK)
+    assert_same_from_half_on(resumed["2"], two)
+    for replicas in ("1", "4"):
+        assert_goes_on(resumed[replicas], resumed["2"], two)
+    alone = resume_all("1", ("1",), folder, ONE_BLOCK)["1"]
+    assert_same_from_half_on(alone, one)
 
 
 @large
 def test_every_optimizer_does_the_same_anywhere(tmp_path):
-    optimizers = f"--optimizers={','.join(ALL_OPTIMIZERS)}"
-    one = printed_by(start_training(1, tmp_path / "1", optimizers))
-    others = {
-        f"{n} replicas": printed_by(
-            start_training(n, tmp_path / str(n), optimizers)
-        )
-        for n in (2, 4)
-    }
-    workers = start_two_workers(tmp_path / "workers", optimizers)
-    for index, worker in enumerate(workers):
-        others[f"worker {index}"] = printed_by(worker)
+    flag = f"--run={','.join(ALL_OPTIMIZERS)}"
+    others = {}
+    for replicas in ("1,2", "4"):
+        others |= printed_by(start_training(replicas, tmp_path, flag))
+    one = others.pop("1")
+    for index, results in enumerate(workers_of(tmp_path, flag)):
+        others[f"worker {index}"] = results
     for place, results in others.items():
         for optimizer in ALL_OPTIMIZERS:
             found, expected = results[optimizer], one[optimizer]
@@ -211,17 +206,17 @@ def test_every_optimizer_does_the_same_anywhere(tmp_path):
 )
 def test_extensions_do_the_same_anywhere_and_go_on(model, tmp_path):
     flag = f"--model={model}"
-    started = [start_training(n, tmp_path / str(n), flag) for n in (1, 2)]
-    one, two = (printed_by(process)["adam"] for process in started)
+    runs = printed_by(start_training("1,2", tmp_path, flag))
+    one, two = (runs[number]["adam"] for number in ("1", "2"))
     assert_alike(two, one)
-    after = resume_all("2", (2,), tmp_path, flag)[2]
+    after = resume_all("2", ("2",), tmp_path, flag)["2"]
     assert_same_from_half_on(after, two)
 
 
 @large
 def test_an_infinite_gradient_of_one_replica_is_skipped_by_all(tmp_path):
     flags = ONE_BLOCK, "--overflow"
-    results = printed_by(start_training(2, tmp_path, *flags))["adam"]
+    results = printed_by(start_training("2", tmp_path, *flags))["2"]["adam"]
     assert np.flatnonzero(results["skipped"]).tolist() == [2]
     assert results["gradient_norm"][2] == np.inf
     assert results["loss_scale"][3] == results["loss_scale"][2] / 2

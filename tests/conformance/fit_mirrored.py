@@ -1,23 +1,20 @@
-"""Keras's `fit` on one replica, on two and on workers; a helper of the tests.
+"""Keras's `fit` under a strategy; a helper of the tests.
 
 All functions give the losses of two epochs of `fit` and that of `evaluate`
-after them. As one of the workers in TF_CONFIG, this program prints those of
-documents as a JSON line; alone, those of a classifier with LoRA on one replica
-and on two.
+after them.
 """
 
-import json
-import os
+import contextlib
+import tempfile
 
 import keras
 import numpy as np
 import tensorflow as tf
-from train_tiny import turn_grappler_off
 
+from txl_keras.callbacks import BackupAndRestore
 from txl_keras.data import Segments
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
-from txl_keras.training.strategy import create_strategy
 
 SIZES = {
     "num_layers": 1,
@@ -49,7 +46,7 @@ def losses_of_classifier(strategy):
     return [*history["loss"], model.evaluate(dataset, verbose=0)[0]]
 
 
-def losses_of_documents(strategy):
+def losses_of_documents(strategy, *callbacks):
     """The losses of a text with resets and padding."""
     # The seed of dropout is the same each time.
     keras.utils.set_random_seed(1)
@@ -65,17 +62,25 @@ def losses_of_documents(strategy):
     data = Segments(
         tokens, BATCH_SIZE, 6, True, documents=starts, reset_documents=True
     )
-    history = model.fit(data, epochs=2, verbose=0).history
+    history = model.fit(data, epochs=2, callbacks=callbacks, verbose=0).history
     return [*history["loss"], model.evaluate(data, verbose=0)[0]]
 
 
-def main():
-    turn_grappler_off()
-    if "TF_CONFIG" in os.environ:
-        return losses_of_documents(create_strategy())
-    two, one = create_strategy(num_cpu_devices=2), tf.distribute.get_strategy()
-    return [losses_of_classifier(one), losses_of_classifier(two)]
+class Interrupt(keras.callbacks.Callback):
+    """Interrupts the second epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == (1, 7):
+            raise KeyboardInterrupt
 
 
-if __name__ == "__main__":
-    print(json.dumps(main(), default=float))
+def losses_of_backup(strategy):
+    """Those of documents, of the epoch that goes on and of `evaluate`."""
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.suppress(KeyboardInterrupt):
+            backup = BackupAndRestore(folder, save_freq=5)
+            losses_of_documents(strategy, backup, Interrupt())
+        return losses_of_documents(strategy, BackupAndRestore(folder))

@@ -23,7 +23,6 @@ from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.stopping import EXIT_CODE
 
 MAIN = pathlib.Path(__file__).parents[2] / "train" / "main.py"
-FIT = pathlib.Path(__file__).parent / "fit_backed_up.py"
 SETTINGS = (*TINY, "--num_layers=2", "--eval_batch_size=4")
 
 
@@ -46,13 +45,13 @@ def finish(workdir, flags):
     assert start(workdir, flags).wait() == 0, log_of(workdir)
 
 
-def lines_of(workdir, name="metrics.jsonl"):
-    path = workdir / name
+def lines_of(workdir):
+    path = workdir / "metrics.jsonl"
     return path.read_text().count("\n") if path.exists() else 0
 
 
-def wait_for_lines(number, process, *file):
-    while lines_of(*file) < number:
+def wait_for_lines(number, process, workdir):
+    while lines_of(workdir) < number:
         assert process.poll() is None, "the run ended too early"
         time.sleep(0.01)
 
@@ -235,35 +234,3 @@ def test_four_workers_agree_on_the_steps_that_fit(corpus, tmp_path):
     assert "retracing" not in log
     last = state_of(tmp_path / "timed")["step"]
     assert last == int(steps.replace(",", ""))
-
-
-@pytest.mark.large  # 2 minutes each
-@pytest.mark.parametrize("num_replicas", [1, 2])
-def test_a_killed_fit_goes_on_as_if_nothing_had_happened(
-    num_replicas, tmp_path
-):
-    def start_fit(name):
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        return subprocess.Popen(
-            [sys.executable, FIT, folder, f"{num_replicas}"]
-        )
-
-    assert start_fit("whole").wait() == 0
-    draw = random.Random(0)
-    steps = tmp_path / "killed", "steps"
-    for _ in range(6):
-        process = start_fit("killed")
-        wait_for_lines(
-            lines_of(*steps) + draw.randint(150, 450), process, *steps
-        )
-        process.kill()
-        process.wait()
-    assert start_fit("killed").wait() == 0
-    ours, expected = (
-        np.load(tmp_path / name / "result.npz") for name in ("killed", "whole")
-    )
-    assert ours.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_array_equal(ours[name], expected[name])
-    assert not (tmp_path / "killed" / "backup").exists()

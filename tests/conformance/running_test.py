@@ -60,7 +60,6 @@ def test_a_flag_of_others_is_told_with_the_one_that_was_meant(
 
 
 _WRONG_VALUE = """
-import importlib.util
 import runpy
 import sys
 
@@ -70,30 +69,25 @@ try:
 finally:
     assert "keras" in sys.modules
     unused = {"jax", "sklearn", "txl_keras.data.permutation"}
-    print(sorted(unused & {*sys.modules}))
-    print(importlib.util.find_spec("sklearn") is not None)
+    print("needless:", sorted(unused & {*sys.modules}))
 """
 
 
-@pytest.fixture(scope="module")
-def wrong_value():
-    """A process of the first command of the README, with a wrong flag."""
+def test_a_wrong_value_of_a_flag_is_named_and_little_imported(monkeypatch):
+    # The first command of the README.
     readme = (TRAIN.parent / "README.md").read_text("utf-8")
     command = re.search(r"^pip install .* && python (.*)$", readme, re.M)[1]
     assert "--flagfile" in command
     script, *flags = command.split()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
-        return run_code(_WRONG_VALUE, TRAIN.parent / script, *flags)
-
-
-def test_a_wrong_value_of_a_flag_is_named(wrong_value):
-    assert wrong_value.returncode == 1
-    errors = wrong_value.stderr + wrong_value.stdout
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    done = run_code(_WRONG_VALUE, TRAIN.parent / script, *flags)
+    assert done.returncode == 1
+    errors = done.stderr + done.stdout
     assert "flag --learning_rate=high:" in errors
     # The log of TensorFlow does not stand in front of it.
     assert "oneDNN" not in errors
     assert "cuda" not in errors
+    assert "needless: []" in done.stdout.splitlines()
 
 
 def run_txl(*arguments, before="", **options):
@@ -165,13 +159,6 @@ def test_an_interrupted_import_has_no_traceback(command):
     code = f"{_INTERRUPT}import runpy\nrunpy.run_path({script!r})"
     done = run_code(code)
     assert (done.returncode, done.stderr) == (130, "")
-
-
-def test_what_no_script_needs_is_not_imported(wrong_value):
-    pytest.importorskip("sklearn")
-    imported, is_there = wrong_value.stdout.splitlines()[-2:]
-    assert imported == "[]"
-    assert is_there == "True"
 
 
 def test_an_empty_path_is_not_the_present_folder(fail, tmp_path, monkeypatch):

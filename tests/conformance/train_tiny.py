@@ -1,20 +1,24 @@
 """Trains tiny models in a process of its own; a helper of the tests here.
 
     PYTHONPATH=tests python tests/conformance/train_tiny.py DIRECTORY \
-        --model=same_layer --optimizers=adam,sgd --replicas=2
+        --model=same_layer --run=adam,documents --replicas=1,2
 
-Each replica reads its rows two by two. With TF_CONFIG in the environment it is
-one of several workers. Trains with each optimizer to step 50, and saves to
-DIRECTORY/OPTIMIZER/half on the way and to .../whole at the end. Where there is
-a checkpoint in half it goes on from there. Prints a JSON line: by optimizer the
-losses and gradient norms, the score of another text where the run began and at
-the end, and how many values each collective of a step sums.
+Prints a JSON line: results by place and by what was run. A place is a number of
+replicas, each of which reads its rows two by two, or "workers" for one of
+several, with TF_CONFIG in the environment.
+
+An optimizer trains to step 50, and saves to DIRECTORY/PLACE/OPTIMIZER/half on
+the way and to .../whole at the end. Where there is a checkpoint in half it goes
+on from there. Its results are the losses and gradient norms, the score of
+another text where the run began and at the end, and how many values each
+collective of a step sums. Those of other names are what fit_mirrored.py gives.
 """
 
 import argparse
 import json
 import os
 
+import fit_mirrored
 import keras
 import numpy as np
 import tensorflow as tf
@@ -85,8 +89,9 @@ def build_model(dtype, num_layers, backbone="transformer_xl", **config):
     return model
 
 
-def train(optimizer_name, arguments, strategy):
+def train(optimizer_name, place, arguments, strategy):
     """Results of one optimizer, a dictionary of lists."""
+    of_workers = place == "workers"
     keras.utils.set_random_seed(7)
     tokens = np.random.default_rng(0).integers(0, 11, 1400)
     settings = dict(OPTIMIZERS[optimizer_name])
@@ -107,13 +112,13 @@ def train(optimizer_name, arguments, strategy):
         seed=5,
         accumulate_steps=replica_batch_size(BATCH_SIZE, strategy) // 2,
     )
-    directory = os.path.join(arguments.directory, optimizer_name)
+    directory = os.path.join(arguments.directory, place, optimizer_name)
     half = Checkpoints(os.path.join(directory, "half"), trainer)
     half.restore()
     step = int(trainer.step.numpy())
     evaluator = Evaluator(model, strategy, batch_size=4, segment_length=7)
     held_out = Segments(tokens[:100], 4, 7, drop_remainder=False)
-    token_nll = None if "TF_CONFIG" in os.environ else np.empty(100, "float32")
+    token_nll = None if of_workers else np.empty(100, "float32")
     at_start = evaluator.evaluate(held_out)["bits_per_token"]
     # 1400 tokens are 34 segments of 5 for each of 8 rows: 50 steps wrap around.
     segments = Segments(tokens, BATCH_SIZE, 5, drop_remainder=True)
@@ -135,7 +140,7 @@ def train(optimizer_name, arguments, strategy):
         },
         "weights": model.count_params(),
         "spread": spread(strategy, model),
-        "collectives": collective_sizes(trainer),
+        "collectives": collective_sizes(trainer) if of_workers else None,
         "held_out": [at_start, scores["bits_per_token"]],
         "token_nll": None if token_nll is None else token_nll.tolist(),
     }
@@ -164,39 +169,45 @@ def collective_sizes(trainer):
     ]
 
 
-def parse(flags=None):
+def parse():
     parser = argparse.ArgumentParser()
     parser.add_argument("directory")
     parser.add_argument("--model", default="adaptive")
     parser.add_argument("--num_layers", type=int, default=2)
-    parser.add_argument("--optimizers", default="adam")
-    parser.add_argument("--replicas", type=int)
+    parser.add_argument("--run", default="adam")
+    parser.add_argument("--replicas", default="")
     # In float16, with one infinite gradient.
     parser.add_argument("--overflow", action="store_true")
-    return parser.parse_args(flags)
+    return parser.parse_args()
 
 
-def train_all(arguments, strategy):
-    """Results by optimizer."""
+def create_strategies(replicas):
+    """Strategies by place. At most one of them splits the CPU."""
+    if not replicas:
+        return {"workers": create_strategy()}
+    alone = tf.distribute.get_strategy()
     return {
-        name: train(name, arguments, strategy)
-        for name in arguments.optimizers.split(",")
+        n: alone if n == "1" else create_strategy(num_cpu_devices=int(n))
+        for n in replicas.split(",")
     }
 
 
-def turn_grappler_off():
-    """Its rewrites are a sixth of the time, and nothing of ours."""
+def main():
+    # Its rewrites are a sixth of the time, and nothing of ours.
     tf.config.optimizer.set_experimental_options(
         {"disable_meta_optimizer": True}
     )
-
-
-def main():
-    turn_grappler_off()
     arguments = parse()
-    strategy = create_strategy(num_cpu_devices=arguments.replicas)
-    results = train_all(arguments, strategy)
-    wait_for_all(strategy)
+    results = {}
+    for place, strategy in create_strategies(arguments.replicas).items():
+        results[place] = {}
+        for name in arguments.run.split(","):
+            if name in OPTIMIZERS:
+                found = train(name, place, arguments, strategy)
+            else:
+                found = getattr(fit_mirrored, f"losses_of_{name}")(strategy)
+            results[place][name] = found
+        wait_for_all(strategy)
     print(json.dumps(results, default=float))
 
 

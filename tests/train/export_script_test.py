@@ -5,7 +5,9 @@ import tensorflow as tf
 
 def test_a_run_is_exported(run, succeed, tmp_path):
     served = tmp_path / "served"
-    printed = succeed("export.py", f"--workdir={run[0]}", f"--output={served}")
+    flags = f"--workdir={run[0]}", f"--output={served}", "--num_slots=0"
+    printed = succeed("export.py", *flags)
     assert f"of step 60 written to {served}" in printed
     signatures = tf.saved_model.load(served).signatures
     assert {"initial_memory", "serving_default"} <= signatures.keys()
+    assert not any("slot" in name for name in signatures)

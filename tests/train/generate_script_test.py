@@ -8,36 +8,30 @@ from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLCausalLM
 
 
-def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, succeed, here):
-    flags = (f"--workdir={run[0]}", "--prompt=Sentence é", "--max_tokens=60")
-    sampled = ("generate.py", *flags, "--seed=1", "--top_p=0.9")
-    first = succeed(*sampled)
-    assert first.startswith("Sentence é")
-    assert len(first.encode()) > 60
-    assert succeed(*sampled) == first
-    greedy = succeed("generate.py", *flags, "--temperature=0")
-    assert greedy != first
-    # What Python makes of a byte that is not UTF-8.
-    printed, error = here("generate.py", flags[0], "--prompt=a\udcff")
-    assert "UTF-8" in error and printed == ""
-    printed, error = here("generate.py", *flags, "--seed=2147483647")
-    assert "seed=2147483647" in error and printed == ""
-
-
-def test_a_preset_writes_what_its_run_writes(run, here, tmp_path):
+def test_a_run_and_its_preset_write_the_same_by_seed(run, here, tmp_path):
     TransformerXLCausalLM.from_preset(run[0]).save_to_preset(tmp_path)
-    flags = ("--prompt=Sentence é", "--max_tokens=9", "--memory_length=7")
-    text, _ = here("generate.py", f"--workdir={run[0]}", *flags)
+    prompt, workdir = "--prompt=Sentence é", f"--workdir={run[0]}"
+    flags = (prompt, "--max_tokens=60", "--memory_length=7", "--top_p=0.9")
+    text, error = here("generate.py", workdir, *flags, "--seed=1")
+    assert error is None
     assert text.startswith("Sentence é")
+    assert len(text.encode()) > 60
     preset = f"--preset={tmp_path}"
-    assert here("generate.py", preset, *flags) == (text, None)
-    for wrong in ([], [preset, "--workdir=a"]):
-        printed, error = here("generate.py", *wrong)
-        assert " must be " in error and printed == ""
+    assert here("generate.py", preset, *flags, "--seed=1") == (text, None)
+    greedy, _ = here("generate.py", preset, *flags, "--temperature=0")
+    assert greedy != text
     model = TransformerXLCausalLM.from_preset(tmp_path, tokenizer=None)
     model.save_to_preset(tmp_path)
-    _, error = here("generate.py", preset)
-    assert "`preset` must have a tokenizer" in error
+    for wrong, message in (
+        # What Python makes of a byte that is not UTF-8.
+        ([workdir, "--prompt=a\udcff"], "UTF-8"),
+        ([workdir, "--seed=2147483647"], "seed=2147483647"),
+        ([], " must be "),
+        ([preset, "--workdir=a"], " must be "),
+        ([preset], "`preset` must have a tokenizer"),
+    ):
+        printed, error = here("generate.py", *wrong)
+        assert message in error and printed == ""
 
 
 def test_unknown_words_of_a_prompt_are_named(here, tmp_path, recwarn):

@@ -7,15 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from factories import assert_same
+from factories import byte_model
 from factories import save_run
-from factories import small_model
-from script_runs import metrics_of
-from script_runs import results_of
 
 from txl_keras import extending
 from txl_keras.data import ByteTokenizer
-from txl_keras.models import LSTMBackbone
-from txl_keras.models import TransformerXLBackbone
 from txl_keras.scripts import samples as samples_module
 from txl_keras.scripts.samples import Samples
 from txl_keras.scripts.samples import legible_passage
@@ -54,15 +50,9 @@ class Page:
         return f"{title}, {self.length}, {len(data['tokens'])}"
 
 
-both_models = pytest.mark.parametrize(
-    "model", [TransformerXLBackbone, LSTMBackbone], indirect=True
-)
-
-
 @pytest.fixture(scope="module")
-def model(request):
-    make = getattr(request, "param", TransformerXLBackbone)
-    return small_model(vocabulary_size=256, num_layers=1, make=make)
+def model():
+    return byte_model()
 
 
 @pytest.fixture
@@ -129,7 +119,6 @@ def test_a_sample_continues_words_where_a_text_begins_with_numbers():
     assert legible_passage(tokens[:3], tokenizer, 20).tolist() == [*b"0x4"]
 
 
-@both_models
 def test_samples_depend_on_seed_step_and_weights(make, model, shown):
     samples = make()
     before = model.get_weights()
@@ -193,22 +182,3 @@ def test_samples_that_do_not_fit_into_memory_are_left_out(
         samples(step, shown)
     assert caplog.text.count("--max_sample_tokens=0: OOM of 7 bytes") == 1
     assert not shown.samples
-
-
-def test_a_run_without_samples_is_the_run_with_them(
-    run, succeed, no_export, tmp_path
-):
-    sampled, printed, flags = run
-    assert "\nstep 25: sample: " in printed
-    if extending.registered("page"):
-        assert "sample.txt, surprise.html" in printed
-        # At the end with the best weights.
-        page = (sampled / "surprise.html").read_text("utf-8")
-        assert "mine.txt, valid, step 60" in page
-    workdir = tmp_path / "none"
-    flags = [f for f in flags if "workdir" not in f] + [f"--workdir={workdir}"]
-    printed = succeed("main.py", *flags, "--max_sample_tokens=0")
-    assert "sample: " not in printed
-    assert not (workdir / "surprise.html").exists()
-    assert metrics_of(workdir) == metrics_of(sampled)
-    assert results_of(workdir) == results_of(sampled)

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from script_runs import metrics_of
+from script_runs import results_of
 
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.workdir import Workdir
@@ -43,7 +44,8 @@ def test_a_run_whose_terminal_is_closed_resumes(
 
     whole, _, flags = run
     workdir = tmp_path / "stopped"
-    flags = [f for f in flags if "workdir" not in f] + [f"--workdir={workdir}"]
+    # Samples draw nothing that training draws.
+    flags = *flags, f"--workdir={workdir}", "--max_sample_tokens=0"
     with monkeypatch.context() as patch:
         patch.setattr(Workdir, "append_metrics", close_after_a_line)
         assert here("main.py", *flags)[1] == EXIT_CODE
@@ -51,7 +53,10 @@ def test_a_run_whose_terminal_is_closed_resumes(
     printed = succeed("main.py", *flags)
     (step,) = re.findall(r"^step (\d+) of 60$", printed, re.MULTILINE)
     assert 14 <= int(step) < 60
+    assert "sample: " not in printed
+    assert not (workdir / "surprise.html").exists()
     assert metrics_of(workdir) == metrics_of(whole)
+    assert results_of(workdir) == results_of(whole)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def music(tmp_path_factory):
 
 
 def test_a_run_of_ids_is_scored_and_generates(
-    music, succeed, fail, no_export, tmp_path
+    music, succeed, fail, refuse, no_export, tmp_path
 ):
     run = tmp_path / "run"
     flags = (f"--corpus={music}", *TINY, "--max_steps=7", "--reset_documents")
@@ -68,7 +68,7 @@ def test_a_run_of_ids_is_scored_and_generates(
     assert "bits_per_byte" not in scores
 
     # === Errors ===
-    for given, messages in (
+    cases = (
         ([], ["`prompt` must be given for a model of token ids"]),
         (["--prompt=5", "--stop=6"], ["`stop` must not"]),
         (["--prompt=5 six"], ["numbers", "six"]),
@@ -76,8 +76,8 @@ def test_a_run_of_ids_is_scored_and_generates(
         (["--prompt=,"], ["at least one token"]),
         (["--prompt=5", "--output=x.txt"], ["`output` must end with .npy"]),
         ([f"--prompt={tmp_path}/no.npy"], ["no.npy"]),
-    ):
-        fail("generate.py", workdir, *given, messages=messages)
+    )
+    refuse("generate.py", cases, workdir)
     np.save(tmp_path / "more.npy", np.array([3, 4, 90, 5]))
     more = f"--corpus={tmp_path / 'more.npy'}"
     messages = ["has 90, which", "--vocabulary_size"]

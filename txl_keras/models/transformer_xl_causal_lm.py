@@ -20,15 +20,14 @@ from txl_keras.extending import register
 from txl_keras.keras_internals import build_and_stay_open
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.layers.memory import Memory
-from txl_keras.models.fit_data import ARRAYS
+from txl_keras.models.fit_data import Batches
 from txl_keras.models.fit_data import EpochStarts
-from txl_keras.models.fit_data import Repeated
+from txl_keras.models.fit_data import Indexed
 from txl_keras.models.fit_data import as_data
 from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import check_class_weight
 from txl_keras.models.fit_data import check_segment_length
 from txl_keras.models.fit_data import complete
-from txl_keras.models.fit_data import complete_batch
 from txl_keras.models.fit_data import is_text
 from txl_keras.models.fit_data import of_arrays
 from txl_keras.models.fit_data import text_segments
@@ -520,13 +519,11 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
     def _batch(self, x, y, weights):
         """Returns a dataset of one batch."""
         data = keras.utils.pack_x_y_sample_weight(x, y, weights)
-        vocabulary_size = self.backbone.vocabulary_size
+        one, size = Indexed(lambda _: data, 1), self.backbone.vocabulary_size
         if not ON_TENSORFLOW:
-            batches = Repeated(lambda: iter([data]), 1)
-            return complete(batches, vocabulary_size, begins_cold=False)
-        return tf.data.Dataset.from_tensors(
-            complete_batch(data, vocabulary_size)
-        )
+            return complete(one, size, begins_cold=False)
+        batch = Batches(one, size, begins_cold=False).complete(data, True)
+        return tf.data.Dataset.from_tensors(batch)
 
     def predict(
         self,
@@ -623,7 +620,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         starts = starts or EpochStarts()
         if is_segments:
             x, steps = starts.of_segments(x, steps), None
-        elif isinstance(x, ARRAYS):
+        elif isinstance(x, np.ndarray):
             x, y, weights = of_arrays(x, y, weights, batch_size), None, None
         elif isinstance(x, keras.utils.PyDataset):
             starts.py_dataset = x

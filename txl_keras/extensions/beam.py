@@ -15,6 +15,7 @@ from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import remove_folder
 from txl_keras.data.corpora.files import write_text
 from txl_keras.extending import register
+from txl_keras.lazy import import_extra
 from txl_keras.scripts import options
 
 
@@ -64,7 +65,7 @@ class BeamMap:
             remove_folder(folder)
 
     def _run(self, function, tasks):
-        beam = _import_beam()
+        beam = import_extra("apache_beam")
         task = functools.partial(_write_result, function)
         try:
             with self._make_pipeline() as pipeline:
@@ -79,28 +80,14 @@ class BeamMap:
 
     def _make_pipeline(self):
         # Errors of Beam name its runners and options.
-        beam = _import_beam()
+        beam = import_extra("apache_beam")
+        pipeline_options = import_extra("apache_beam.options.pipeline_options")
         name = self._runner
         if name.lower() == "directrunner":
             name = "FnApiRunner"  # the other one is downloaded when it is used
-        found = beam.options.pipeline_options.PipelineOptions(
-            shlex.split(self._options)
-        )
+        found = pipeline_options.PipelineOptions(shlex.split(self._options))
         found.get_all_options()
         return beam.Pipeline(name, found)
-
-
-def _import_beam():
-    try:
-        import apache_beam
-        import apache_beam.options.pipeline_options
-    except ImportError as error:
-        raise ImportError(
-            "`beam_runner` needs Apache Beam, which cannot be imported: "
-            f'{error}. Install the extra: `pip install -e ".[beam]"`, or '
-            "`pip install apache-beam`."
-        ) from error
-    return apache_beam
 
 
 def _write_result(function, item_and_path):

@@ -320,27 +320,19 @@ class TwoStreamBlock(Block):
         content,
         query=None,
         target_mapping=None,
-        memory=None,
         content_mask=None,
-        memory_mask=None,
-        permutation_mask=None,
-        token_type_ids=None,
-        position_encoding=None,
         training=None,
         dropout_seed=None,
+        **kwargs,
     ):
         attended = self.attention(
             content,
             query,
             target_mapping=target_mapping,
-            memory=memory,
             content_mask=content_mask,
-            memory_mask=memory_mask,
-            permutation_mask=permutation_mask,
-            token_type_ids=token_type_ids,
-            position_encoding=position_encoding,
             training=training,
             dropout_seed=fold_in(dropout_seed, 0),
+            **kwargs,
         )
         content_mask = check_mask(
             "content_mask", content_mask, ops.shape(content)[:2]

@@ -13,6 +13,7 @@ import numpy as np
 from keras import ops
 
 from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
@@ -328,8 +329,6 @@ def _from_keras_hub(sampler):
 def _check_tensor(condition, message, value):
     """Checks a tensor; in a TensorFlow graph the check happens at run time."""
     if ON_TENSORFLOW:
-        import tensorflow as tf
-
         tf.debugging.Assert(condition, [message, value])
         return
     # JAX raises this for a value that is not known yet.

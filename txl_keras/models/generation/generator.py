@@ -24,10 +24,7 @@ from txl_keras.models.generation.token_reader import WindowReader
 
 
 class Readers:
-    """Keeps the reader of tokens of the last call, with its compiled functions.
-
-    Calls with as many rows use it again, whatever their sampler.
-    """
+    """Keeps the last call's reader of tokens for calls with as many rows."""
 
     def __init__(
         self,

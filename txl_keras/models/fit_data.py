@@ -92,7 +92,6 @@ class Batches:
         self._vocabulary_size = vocabulary_size
         self._begins_cold = begins_cold
         self._has_end = steps is None
-        self._is_short = False
         if hasattr(source, "as_numpy_iterator"):  # of tf.data
             number = int(source.cardinality())
             self._read = source.as_numpy_iterator
@@ -134,10 +133,11 @@ class Batches:
 
     def __iter__(self):
         while True:
-            is_first = True
+            is_first, was_short = True, False
             for batch in self._read():
-                yield self.complete(batch, is_first)
+                yield self.complete(batch, is_first, was_short)
                 is_first = False
+                was_short = len(_entries_of(batch)["inputs"]) < self.shape[0]
             if is_first:
                 raise ValueError(
                     "`x` must have batches for every epoch: a generator can be "
@@ -146,7 +146,7 @@ class Batches:
             if self._has_end:
                 return
 
-    def complete(self, batch, is_first):
+    def complete(self, batch, is_first, was_short=False):
         """Returns a batch with all entries; checks them."""
         given = _entries_of(batch)
         inputs, targets = (
@@ -163,9 +163,8 @@ class Batches:
             )
         if weights.ndim == 1:
             weights = weights[:, None]
+        weights = np.broadcast_to(weights, inputs.shape)
         sizes, expected = inputs.shape, self.shape
-        was_short = self._is_short and not is_first
-        self._is_short = sizes[0] < expected[0]
         if sizes[0] > expected[0] or sizes[1:] != expected[1:] or was_short:
             raise ValueError(
                 f"All batches must have the shape {expected} of the first one; "
@@ -174,7 +173,7 @@ class Batches:
         completed = {
             "inputs": inputs,
             "targets": targets,
-            "weights": np.broadcast_to(weights, sizes),
+            "weights": weights,
             "reset": np.asarray(given.get("reset", np.zeros(sizes[0])), bool),
         }
         missing = expected[0] - sizes[0]

@@ -192,7 +192,10 @@ class Sampler:
         # `words` (B, N) are log-probabilities of words in the first cluster,
         # `tails` (B, C) of whole clusters. No word is more likely than its
         # cluster. So a tail is not needed if `num_kept` words are more likely.
-        num_kept = self._num_kept()
+        temperature, num_kept = self._value("temperature"), self._value("top_k")
+        if temperature is not None:
+            num_kept = 0 if num_kept is None else num_kept
+            num_kept = ops.where(temperature == 0, 1, num_kept)
         if num_kept is None:
             return ops.ones(ops.shape(tails)[1:], "bool")
         if seen is not None:
@@ -210,13 +213,6 @@ class Sampler:
         if not ops.is_tensor(value) and value in (None, NO_EFFECT[name]):
             return None
         return ops.cast(value, "int32" if name == "top_k" else "float32")
-
-    def _num_kept(self):
-        """Returns the maximum number of tokens to keep; 0 or None for all."""
-        temperature, top_k = self._value("temperature"), self._value("top_k")
-        if temperature is None:
-            return top_k
-        return ops.where(temperature == 0, 1, 0 if top_k is None else top_k)
 
     def _penalized(self, log_probs, seen):
         penalty = self._value("repetition_penalty")

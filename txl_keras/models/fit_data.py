@@ -1,7 +1,4 @@
-"""Datasets for `fit` and `evaluate` of a language model, from user data.
-
-Letters: `B` batch, `T` segment.
-"""
+"""Datasets for `fit` and `evaluate` of a language model, from user data."""
 
 import itertools
 

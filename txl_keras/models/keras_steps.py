@@ -1,7 +1,4 @@
-"""Keras's own steps for a language model, on JAX and PyTorch.
-
-Letters: `B` batch, `T` segment.
-"""
+"""Keras's own steps for a language model, on JAX and PyTorch."""
 
 import keras
 from keras import ops

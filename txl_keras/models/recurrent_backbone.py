@@ -1,7 +1,4 @@
-"""Base class of backbones that carry memory between segments.
-
-Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `r` rank.
-"""
+"""Base class of backbones that carry memory between segments."""
 
 import weakref
 from collections.abc import Sequence

@@ -1,8 +1,4 @@
-"""Reads segments for inference, with cached keys and values.
-
-Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `N` heads, `H`
-head size, `L` layers.
-"""
+"""Reads segments for inference, with cached keys and values."""
 
 import math
 import types

@@ -1,7 +1,6 @@
 """Methods of a language model that read and write text.
 
-Letters: `B` texts of a batch, `T` segment, `M` memory, `D` hidden size, `P`
-tokens of one text.
+More letters: `P` tokens of one text.
 """
 
 import copy

@@ -1,8 +1,4 @@
-"""The Transformer-XL backbone, from tokens to hidden states and memory.
-
-Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden
-size, `N` heads, `H` head size, `V` vocabulary, `L` layers.
-"""
+"""The Transformer-XL backbone, from tokens to hidden states and memory."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,4 @@
-"""The Transformer-XL language model.
-
-Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `V` vocabulary,
-`L` layers.
-"""
+"""The Transformer-XL language model."""
 
 from typing import Any
 

@@ -1,7 +1,6 @@
 """A Transformer-XL classifier of whole texts.
 
-Letters: `B` batch, `W` tokens of the longest text, `T` segment, `M` memory,
-`D` hidden size, `C` classes.
+More letters: `W` tokens of the longest text, `C` classes.
 """
 
 from typing import Any

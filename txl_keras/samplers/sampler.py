@@ -1,7 +1,6 @@
 """Samplers of the next token: random draws, beam search, and names.
 
-Letters: `B` batch, `V` vocabulary, `N` candidate tokens, `C` tail clusters of
-an adaptive softmax.
+More letters: `N` candidate tokens, `C` tail clusters of an adaptive softmax.
 """
 
 import contextlib

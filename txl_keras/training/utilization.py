@@ -1,8 +1,7 @@
 """Utilization of a machine: operations of a model, peak speed, memory.
 
-Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
-head size, `D` hidden size, `F` inner size of the feed-forward networks, `V`
-vocabulary, `L` layers, `C` clusters after the first.
+More letters: `F` inner size of the feed-forward networks, `C` clusters after
+the first.
 """
 
 import sys

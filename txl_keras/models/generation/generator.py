@@ -1,7 +1,6 @@
 """Text generation, one token at a time: random draws and beam search.
 
-Letters: `B` rows, `M` memory, `D` hidden size, `V` vocabulary, `K` beams of
-each prompt.
+More letters: `K` beams of each prompt.
 """
 
 import contextlib

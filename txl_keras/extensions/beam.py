@@ -20,31 +20,9 @@ from txl_keras.scripts import options
 
 
 class BeamMap:
-    """Calls a function on the workers of Apache Beam, as `map` does.
+    """Calls a function on the workers of Apache Beam, as `map` does."""
 
-    Pass it as `section_map` to `txl_keras.data.prepare`.
-
-    Args:
-        runner: String, the name of a runner of Beam, such as `"DirectRunner"`.
-        options: String, options of Beam as on a command line.
-        folder: String, the folder to write results to; all workers must reach
-            it.
-
-    Raises:
-        ImportError: If Beam is not installed.
-        ValueError: If there is no such runner.
-
-    Example:
-
-    ```python
-    from txl_keras.data import ByteTokenizer, Corpus, prepare
-    from txl_keras.extensions.beam import BeamMap
-
-    corpus = Corpus("c", {"train": b"to be", "valid": b"or", "test": b"not"})
-    beam = BeamMap("DirectRunner", "--direct_num_workers=2", folder="ids")
-    splits = prepare(corpus, ByteTokenizer(), "ids", section_map=beam)
-    ```
-    """
+    # All workers must reach the `folder`, to which they write their results.
 
     def __init__(self, runner: str, options: str, folder: str):
         self._runner = runner

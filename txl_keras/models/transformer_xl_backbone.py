@@ -305,8 +305,12 @@ class TransformerXLBackbone(RecurrentBackbone):
             "attention_mask": episodes.attention_mask(memory.length, padding),
             "training": training,
             "return_attention_scores": return_attention_scores,
-            **self._position_arguments(x, memory, training, dropout_seed),
         }
+        if self.attention_type == "relative":
+            seed = fold_in(dropout_seed, 0)
+            encoding = self._positions(x, memory, training, seed)
+            common["position_encoding"] = encoding
+            common["attention_biases"] = self._attention_biases()
         states, scores = [x], []
         for i, block in enumerate(self.blocks):
             seeds = fold_in(row_seeds, i + 1)
@@ -327,16 +331,6 @@ class TransformerXLBackbone(RecurrentBackbone):
         if return_attention_scores:
             return hidden, memory, tuple(scores)
         return hidden, memory
-
-    def _position_arguments(self, x, memory, training, dropout_seed):
-        """Returns the arguments of blocks about relative positions."""
-        if self.attention_type != "relative":
-            return {}
-        seed = fold_in(dropout_seed, 0)
-        return {
-            "position_encoding": self._positions(x, memory, training, seed),
-            "attention_biases": self._attention_biases(),
-        }
 
     def _normalized(self, x):
         return x if self._output_norm is None else self._output_norm(x)

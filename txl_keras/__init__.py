@@ -1,4 +1,9 @@
-"""Transformer-XL for Keras 3 and TensorFlow."""
+"""Transformer-XL for Keras 3 and TensorFlow.
+
+Letters, unless a file names others: `B` batch, `T` segment, `M` memory, `S` =
+M + T keys, `N` heads, `H` head size, `D` hidden size, `V` vocabulary, `L`
+layers, `R` distances.
+"""
 
 import os
 

@@ -32,6 +32,9 @@ def test_datasets_are_evaluated_and_predicted_as_arrays(model):
     expected = nll_of(model, X[:-1], Y[:-1]).mean()
     loss = model.evaluate(data, verbose=0)[0]
     assert loss == pytest.approx(expected, abs=1e-5)
+    bare = DICTS.map(lambda b: {key: b[key] for key in ("inputs", "targets")})
+    loss = model.evaluate(bare, verbose=0)[0]
+    assert loss == pytest.approx(nll_of(model).mean(), abs=1e-5)
     data = tf.data.Dataset.from_tensor_slices(X).batch(B)
     logits = model.predict(X, batch_size=B, verbose=0)
     np.testing.assert_array_equal(model.predict(data, verbose=0), logits)

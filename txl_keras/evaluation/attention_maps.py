@@ -1,8 +1,4 @@
-"""Attention probabilities of the heads of a model.
-
-Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `L`
-layers.
-"""
+"""Attention probabilities of the heads of a model."""
 
 from collections.abc import Sequence
 

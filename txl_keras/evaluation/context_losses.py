@@ -1,7 +1,6 @@
 """Losses of the same tokens with contexts of different lengths.
 
-Letters: `B` windows of a batch, `T` segment, `M` memory, `C` context lengths,
-`P` positions, `D` hidden size.
+More letters: `C` context lengths, `P` positions.
 """
 
 from collections.abc import Callable

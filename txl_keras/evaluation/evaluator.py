@@ -1,7 +1,6 @@
 """Evaluation of a text: every token is scored once, in order.
 
-Letters: `B` batch over all replicas, `T` segment, `M` memory, `L` layers,
-`P` predictions of the text, which has `P + 1` tokens.
+More letters: `P` predictions of the text, which has `P + 1` tokens.
 """
 
 import collections

@@ -1,6 +1,6 @@
 """Evaluation of permutation language models.
 
-Letters: `B` batch over all replicas, `P` targets per row, `V` vocabulary.
+More letters: `P` targets per row.
 """
 
 import tensorflow as tf

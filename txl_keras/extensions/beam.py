@@ -15,35 +15,14 @@ from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import remove_folder
 from txl_keras.data.corpora.files import write_text
 from txl_keras.extending import register
+from txl_keras.lazy import import_extra
 from txl_keras.scripts import options
 
 
 class BeamMap:
-    """Calls a function on the workers of Apache Beam, as `map` does.
+    """Calls a function on the workers of Apache Beam, as `map` does."""
 
-    Pass it as `section_map` to `txl_keras.data.prepare`.
-
-    Args:
-        runner: String, the name of a runner of Beam, such as `"DirectRunner"`.
-        options: String, options of Beam as on a command line.
-        folder: String, the folder to write results to; all workers must reach
-            it.
-
-    Raises:
-        ImportError: If Beam is not installed.
-        ValueError: If there is no such runner.
-
-    Example:
-
-    ```python
-    from txl_keras.data import ByteTokenizer, Corpus, prepare
-    from txl_keras.extensions.beam import BeamMap
-
-    corpus = Corpus("c", {"train": b"to be", "valid": b"or", "test": b"not"})
-    beam = BeamMap("DirectRunner", "--direct_num_workers=2", folder="ids")
-    splits = prepare(corpus, ByteTokenizer(), "ids", section_map=beam)
-    ```
-    """
+    # All workers must reach the `folder`, to which they write their results.
 
     def __init__(self, runner: str, options: str, folder: str):
         self._runner = runner
@@ -64,7 +43,7 @@ class BeamMap:
             remove_folder(folder)
 
     def _run(self, function, tasks):
-        beam = _import_beam()
+        beam = import_extra("apache_beam")
         task = functools.partial(_write_result, function)
         try:
             with self._make_pipeline() as pipeline:
@@ -79,28 +58,14 @@ class BeamMap:
 
     def _make_pipeline(self):
         # Errors of Beam name its runners and options.
-        beam = _import_beam()
+        beam = import_extra("apache_beam")
+        pipeline_options = import_extra("apache_beam.options.pipeline_options")
         name = self._runner
         if name.lower() == "directrunner":
             name = "FnApiRunner"  # the other one is downloaded when it is used
-        found = beam.options.pipeline_options.PipelineOptions(
-            shlex.split(self._options)
-        )
+        found = pipeline_options.PipelineOptions(shlex.split(self._options))
         found.get_all_options()
         return beam.Pipeline(name, found)
-
-
-def _import_beam():
-    try:
-        import apache_beam
-        import apache_beam.options.pipeline_options
-    except ImportError as error:
-        raise ImportError(
-            "`beam_runner` needs Apache Beam, which cannot be imported: "
-            f'{error}. Install the extra: `pip install -e ".[beam]"`, or '
-            "`pip install apache-beam`."
-        ) from error
-    return apache_beam
 
 
 def _write_result(function, item_and_path):

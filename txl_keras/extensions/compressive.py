@@ -9,9 +9,8 @@ loses tokens that do not fill a group. If tokens are read one by one, nothing
 would be compressed. So here such tokens are pending, in c - 1 places, until
 they fill a group. A memory without places for them follows the paper.
 
-Letters: `B` batch, `T` segment, `M` memory, `C` compressed slots, `c`
-compression rate, `P` places for pending tokens, `G` groups, `D` hidden size,
-`N` heads, `H` head size, `L` layers.
+More letters: `C` compressed slots, `c` compression rate, `P` places for
+pending tokens, `G` groups.
 """
 
 import collections

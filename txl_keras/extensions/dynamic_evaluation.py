@@ -1,7 +1,6 @@
 """Dynamic evaluation: a model keeps learning from the text that it scores.
 
-Letters: `B` rows, `T` segment, `P` predictions of a text, which has `P + 1`
-tokens.
+More letters: `P` predictions of a text, which has `P + 1` tokens.
 """
 
 import functools

@@ -1,7 +1,6 @@
 """GTrXL, Transformer-XL for reinforcement learning.
 
-Section 3 of Parisotto et al., 2019. Letters: `B` batch, `T` segment, `D` hidden
-size.
+Section 3 of Parisotto et al., 2019.
 """
 
 import math

@@ -3,8 +3,7 @@
 The cost of a token is about the cost of reading weights and caches. OpenVINO
 gains from weights in fewer bytes; TensorFlow and XLA do not.
 
-Letters: `B` rows, `M` memory, `S` = M + 1 keys, `N` heads, `H` head size, `D`
-hidden size, `R` distances, `V` vocabulary, `L` layers.
+Here `S` is M + 1 keys.
 """
 
 import functools

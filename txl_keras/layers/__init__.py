@@ -13,10 +13,6 @@ Where to find the paper in the code:
   `compute/definition.py`; `compute/__init__.py` lists its faster forms.
 - Clusters of the adaptive softmax (Grave et al., 2017): `adaptive_softmax.py`;
   of the adaptive embedding (Baevski and Auli, 2019): `adaptive_embedding.py`.
-
-Letters, unless a file names others: `B` batch, `T` segment, `M` memory, `S` =
-M + T keys, `N` heads, `H` head size, `D` hidden size, `V` vocabulary, `L`
-layers, `R` distances.
 """
 
 import txl_keras.keras_without_log  # noqa: F401

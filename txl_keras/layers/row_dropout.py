@@ -106,14 +106,6 @@ def _drop(inputs, seeds, rate):
 
 def draw_seeds(generator, *shape):
     """Draws uint32 seeds from a `keras.random.SeedGenerator`."""
-    if not ON_TENSORFLOW:
-        most = np.iinfo(np.int32).max
-        seeds = keras.random.randint(shape, 0, most, seed=generator)
-        return ops.cast(seeds, SEED_DTYPE)
-    return tf.random.stateless_uniform(
-        shape,
-        seed=tf.cast(generator.next(), tf.int32),
-        minval=None,
-        maxval=None,
-        dtype=tf.uint32,
-    )
+    most = np.iinfo(np.int32).max
+    seeds = keras.random.randint(shape, 0, most, seed=generator)
+    return ops.cast(seeds, SEED_DTYPE)

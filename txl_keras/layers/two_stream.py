@@ -136,23 +136,16 @@ class TwoStreamRelativeAttention(HeadsAttention):
             num_targets = query.shape[1]
         memory, memory_mask = check_memory(memory, memory_mask, content)
         num_memory = ops.shape(memory)[1]
-        num_distances = num_memory + 2 * length
-        for name, tensor, expected in (
-            ("query", query, (batch_size, num_targets, hidden_dim)),
-            (
-                "target_mapping",
-                target_mapping,
-                (batch_size, num_targets, length),
-            ),
-            ("token_type_ids", token_type_ids, (batch_size, length)),
-            (
-                "position_encoding",
-                position_encoding,
-                (num_distances, hidden_dim),
-            ),
-        ):
+        shapes = {
+            "query": (batch_size, num_targets, hidden_dim),
+            "target_mapping": (batch_size, num_targets, length),
+            "token_type_ids": (batch_size, length),
+            "position_encoding": (num_memory + 2 * length, hidden_dim),
+        }
+        tensors = query, target_mapping, token_type_ids, position_encoding
+        for name, tensor in zip(shapes, tensors, strict=True):
             if tensor is not None:
-                check_shape(name, tensor, expected)
+                check_shape(name, tensor, shapes[name])
         if position_encoding is None:
             position_encoding = self._encode_positions(content, memory)
         content_mask = check_mask(
@@ -320,27 +313,19 @@ class TwoStreamBlock(Block):
         content,
         query=None,
         target_mapping=None,
-        memory=None,
         content_mask=None,
-        memory_mask=None,
-        permutation_mask=None,
-        token_type_ids=None,
-        position_encoding=None,
         training=None,
         dropout_seed=None,
+        **kwargs,
     ):
         attended = self.attention(
             content,
             query,
             target_mapping=target_mapping,
-            memory=memory,
             content_mask=content_mask,
-            memory_mask=memory_mask,
-            permutation_mask=permutation_mask,
-            token_type_ids=token_type_ids,
-            position_encoding=position_encoding,
             training=training,
             dropout_seed=fold_in(dropout_seed, 0),
+            **kwargs,
         )
         content_mask = check_mask(
             "content_mask", content_mask, ops.shape(content)[:2]

@@ -1,27 +1,20 @@
-"""Datasets for `fit` and `evaluate` of a language model, from user data.
-
-Letters: `B` batch, `T` segment.
-"""
+"""Datasets for `fit` and `evaluate` of a language model, from user data."""
 
 import itertools
 
 import keras
 import numpy as np
-from keras import ops
 
 from txl_keras.backend import ON_TENSORFLOW
 from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
-from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
-from txl_keras.checks import checked
 from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
 from txl_keras.data.step_batches import dataset_of
 
 _BATCH_SIZE = 32  # for texts, by default
-ARRAYS = (np.ndarray, tf.Tensor) if ON_TENSORFLOW else np.ndarray
 _KEYS = {"inputs", "targets", "weights", "num_targets", "reset"}
 
 
@@ -32,22 +25,11 @@ class EpochStarts(keras.callbacks.Callback):
     py_dataset = None
 
     def of_segments(self, segments, num_steps=None):
-        """Returns a dataset of one epoch; the next resumes where it ended."""
-        self.num_steps = num_steps = num_steps or len(segments)
-        check_integer("steps_per_epoch", num_steps, 1)
-        if not ON_TENSORFLOW:
-            return Repeated(
-                lambda: (
-                    segments.batch(self.first_step + step)
-                    for step in range(num_steps)
-                ),
-                num_steps,
-            )
-        spec = tf.nest.map_structure(tf.type_spec_from_value, segments.batch(0))
-        return dataset_of(
-            lambda step: segments.batch(self.first_step + step),
-            spec,
-            end=num_steps,
+        """Returns the batches of one epoch; the next resumes where it ended."""
+        num_steps = num_steps or len(segments)
+        self.num_steps = check_integer("steps_per_epoch", num_steps, 1)
+        return Indexed(
+            lambda step: segments.batch(self.first_step + step), num_steps
         )
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -70,159 +52,175 @@ class EpochStarts(keras.callbacks.Callback):
             self.py_dataset.on_epoch_end()
 
 
-class Repeated:
-    """Reads `length` batches with `read()` again in each iteration."""
+class Indexed:
+    """Reads `length` batches with `batch(index)` again in each iteration."""
 
-    def __init__(self, read, length):
-        self._read, self._length = read, length
+    def __init__(self, batch, length):
+        self.batch, self._length = batch, length
 
     def __len__(self):
         return self._length
 
     def __iter__(self):
-        return iter(self._read())
+        return map(self.batch, range(self._length))
 
 
 def of_arrays(x, y, weights, batch_size):
-    """Returns a dataset of the batches of arrays."""
-    # Keras cuts arrays into batches of unknown size, but CPU graphs are faster
-    # with a static batch size.
-    batch_size = min(batch_size, len(x))
-    parts = keras.utils.pack_x_y_sample_weight(x, y, weights)
-    if not ON_TENSORFLOW:
-        starts = range(0, len(x), batch_size)
-        return Repeated(
-            lambda: (
-                keras.tree.map_structure(
-                    lambda part, i=i: part[i : i + batch_size], parts
+    """Returns the batches of arrays."""
+    arrays = [
+        part if part is None else np.asarray(part) for part in (x, y, weights)
+    ]
+
+    def batch(index):
+        rows = slice(index * batch_size, (index + 1) * batch_size)
+        parts = (part if part is None else part[rows] for part in arrays)
+        return keras.utils.pack_x_y_sample_weight(*parts)
+
+    return Indexed(batch, -(-len(x) // batch_size))
+
+
+class Batches:
+    """Completes batches of token ids, read in order, to dicts of one shape."""
+
+    # If it `begins_cold`, the first batch resets all rows. With `steps` per
+    # epoch the data has no end.
+
+    def __init__(self, source, vocabulary_size, steps=None, begins_cold=True):
+        self._vocabulary_size = vocabulary_size
+        self._begins_cold = begins_cold
+        self._has_end = steps is None
+        if hasattr(source, "as_numpy_iterator"):  # of tf.data
+            number = int(source.cardinality())
+            self._read = source.as_numpy_iterator
+        else:
+            is_list = isinstance(source, (list, tuple))
+            if is_list or not hasattr(source, "__iter__"):
+                raise ValueError(
+                    "`x` must be an array, text, `Segments` or a dataset. "
+                    "Convert ids with `np.asarray`. Received: "
+                    f"x={shown(source)}"
                 )
-                for i in starts
-            ),
-            len(starts),
+            number = getattr(source, "num_batches", None)
+            if hasattr(source, "__len__"):
+                number = len(source)
+            self._read = lambda: iter(source)
+        iterator = self._read()
+        is_generator = iterator is source
+        needs_steps = number == -1 or is_generator and not ON_TENSORFLOW
+        if self._has_end and needs_steps:
+            raise ValueError(
+                "`steps_per_epoch`, `validation_steps` or `steps` must be "
+                "given with a dataset that has no end, and on JAX and PyTorch "
+                "with a generator"
+            )
+        first = next(iterator, None)
+        if first is None:
+            raise ValueError("`x` must not be empty. Received: no batches")
+        if is_generator:
+            rest = itertools.chain([first], iterator)
+            self._read = lambda: rest
+        is_known = number is not None and number >= 0
+        if self._has_end and not is_known and not ON_TENSORFLOW:
+            number, is_known = sum(1 for _ in self._read()), True
+        # The number of batches per epoch, `None` if there is no end.
+        self.number = number if self._has_end and is_known else None
+        inputs = np.asarray(_entries_of(first)["inputs"])
+        check_shape("x", inputs, (None, None), "Each batch must be (B, T)")
+        self.shape = inputs.shape
+
+    def __iter__(self):
+        while True:
+            is_first, was_short = True, False
+            for batch in self._read():
+                yield self.complete(batch, is_first, was_short)
+                is_first = False
+                was_short = len(_entries_of(batch)["inputs"]) < self.shape[0]
+            if is_first:
+                raise ValueError(
+                    "`x` must have batches for every epoch: a generator can be "
+                    "read only once."
+                )
+            if self._has_end:
+                return
+
+    def complete(self, batch, is_first, was_short=False):
+        """Returns a batch with all entries; checks them."""
+        given = _entries_of(batch)
+        inputs, targets = (
+            np.asarray(
+                check_token_ids(name, ids, self._vocabulary_size), "int32"
+            )
+            for name, ids in (("x", given["inputs"]), ("y", given["targets"]))
         )
-    return tf.data.Dataset.from_tensor_slices(parts).batch(
-        batch_size, drop_remainder=not len(x) % batch_size
-    )
+        check_shape("y", targets, inputs.shape)
+        weights = np.asarray(given.get("weights", 1.0), "float32")
+        if not np.isfinite(weights).all():
+            raise ValueError(
+                "`sample_weight` must be finite. Received: NaN or infinity"
+            )
+        if weights.ndim == 1:
+            weights = weights[:, None]
+        weights = np.broadcast_to(weights, inputs.shape)
+        sizes, expected = inputs.shape, self.shape
+        if sizes[0] > expected[0] or sizes[1:] != expected[1:] or was_short:
+            raise ValueError(
+                f"All batches must have the shape {expected} of the first one; "
+                f"only the last may have fewer rows. Received: {sizes}"
+            )
+        completed = {
+            "inputs": inputs,
+            "targets": targets,
+            "weights": weights,
+            "reset": np.asarray(given.get("reset", np.zeros(sizes[0])), bool),
+        }
+        missing = expected[0] - sizes[0]
+        for name, x in completed.items():
+            padding = [(0, missing), *[(0, 0)] * (x.ndim - 1)]
+            completed[name] = np.pad(x, padding)
+        if is_first and self._begins_cold:
+            completed["reset"][:] = True
+        num_targets = inputs.size  # as in `keras.losses`
+        if isinstance(batch, dict):
+            num_targets = np.max(given.get("num_targets", weights.sum()))
+        # One per row, because Keras distributes rows to replicas.
+        num_targets = np.full(expected[0], num_targets, "float32")
+        return {**completed, "num_targets": num_targets}
 
 
 def complete(x, vocabulary_size, steps=None, begins_cold=True):
-    """Returns the batches of `x` as a dataset of dicts of static shapes.
-
-    On backends other than TensorFlow the elements are triples: see `Batches`.
-
-    If it `begins_cold`, the first batch resets all rows. With `steps` per epoch
-    the dataset repeats.
-    """
+    """Returns `Batches` in the form that Keras reads."""
+    batches = Batches(x, vocabulary_size, steps, begins_cold)
     if not ON_TENSORFLOW:
-        from txl_keras.models.keras_steps import Batches
+        from txl_keras.models.keras_steps import KerasBatches
 
-        return Batches(x, vocabulary_size, steps, begins_cold)
-    first = None
-    if not isinstance(x, tf.data.Dataset):
-        x, first = _generated(x)
-    if steps is None and x.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(
-            "`steps_per_epoch`, `validation_steps` or `steps` must be given "
-            "with a dataset that has no end"
+        return KerasBatches(batches)
+    rows = batches.shape[:1]
+    spec = {
+        "inputs": tf.TensorSpec(batches.shape, tf.int32),
+        "targets": tf.TensorSpec(batches.shape, tf.int32),
+        "weights": tf.TensorSpec(batches.shape, tf.float32),
+        "reset": tf.TensorSpec(rows, tf.bool),
+        "num_targets": tf.TensorSpec(rows, tf.float32),
+    }
+    if isinstance(x, Indexed):
+        dataset = dataset_of(
+            lambda step: batches.complete(x.batch(step), step == 0),
+            spec,
+            end=len(x),
         )
-    specs = tf.nest.flatten(x.element_spec)
-    is_known = all(spec.shape.is_fully_defined() for spec in specs)
-    if first is None and (not is_known or x.cardinality() == 0):
-        first = first_of(x)
-
-    @tf.autograph.experimental.do_not_convert
-    def fill(was_short, step_and_batch):
-        step, batch = step_and_batch
-        first_inputs = _parts(batch if first is None else first).get("inputs")
-        batch = complete_batch(batch, vocabulary_size)
-        # All batches must be as long as the first, but may have fewer rows.
-        rows, length = first_inputs.shape
-        sizes = tf.shape(batch["inputs"])
-        missing = checked(
-            rows - sizes[0],
-            (sizes[0] <= rows) & (sizes[1] == length) & ~was_short,
-            f"All batches must have the shape {(rows, length)} of the first "
-            "one; only the last may have fewer rows. Received:",
-            sizes,
-        )
-
-        def pad(value):
-            rank = value.shape.rank
-            value = tf.pad(value, [[0, missing], *[[0, 0]] * (rank - 1)])
-            return tf.ensure_shape(value, (rows, length)[:rank])
-
-        num_targets = tf.fill([rows], batch["num_targets"][0])
-        batch = {key: pad(value) for key, value in batch.items()}
-        reset = batch["reset"] | (step == 0)
-        batch |= {"num_targets": num_targets, "reset": reset}
-        return missing > 0, batch
-
-    steps_and_batches = x.enumerate(start=0 if begins_cold else 1)
-    dataset = steps_and_batches.scan(False, fill)
-    if steps is not None:
-        dataset = dataset.repeat()
-    return dataset.prefetch(tf.data.AUTOTUNE)
-
-
-def _generated(batches):
-    """Returns a dataset of an iterable's batches, and the first batch."""
-    check_iterable(batches)
-    iterator = iter(batches)
-    is_generator = iterator is batches
-    first = first_of(iterator)
-    if is_generator:
-        batches = itertools.chain([first], iterator)
-    times = itertools.count()
-
-    def read():
-        if next(times) and is_generator:
-            raise ValueError(
-                "`x` must have batches for every epoch: a generator can be "
-                "read only once."
-            )
-        yield from map(_arrays, batches)
-
-    first = _arrays(first)
+        return dataset if steps is None else dataset.repeat()
     dataset = tf.data.Dataset.from_generator(
-        read,
-        output_signature=tf.nest.map_structure(
-            lambda array: tf.TensorSpec([None] * array.ndim, array.dtype),
-            first,
-        ),
+        lambda: iter(batches), output_signature=spec
     )
-    num_batches = getattr(batches, "num_batches", None)  # of a `PyDataset`
-    if num_batches is not None:
-        cardinality = tf.data.experimental.assert_cardinality(num_batches)
+    if batches.number is not None:
+        cardinality = tf.data.experimental.assert_cardinality(batches.number)
         dataset = dataset.apply(cardinality)
-    return dataset, first
-
-
-def check_iterable(batches):
-    """Raises `ValueError` if `x` is not an iterable of batches."""
-    if isinstance(batches, (list, tuple)) or not hasattr(batches, "__iter__"):
-        raise ValueError(
-            "`x` must be an array, text, `Segments` or a dataset. Convert "
-            f"ids with `np.asarray`. Received: x={shown(batches)}"
-        )
-
-
-def first_of(batches):
-    """Returns the first batch; raises `ValueError` if there is none."""
-    first = next(iter(batches), None)
-    if first is None:
-        raise ValueError("`x` must not be empty. Received: no batches")
-    return first
-
-
-def _arrays(batch):
-    """Returns a batch as a dict or a tuple of arrays."""
-    arrays = {key: np.asarray(part) for key, part in _parts(batch).items()}
-    return arrays if isinstance(batch, dict) else tuple(arrays.values())
+    return dataset.prefetch(tf.data.AUTOTUNE)
 
 
 def check_arrays(x, y, batch_size, vocabulary_size):
     """Checks arrays for mistakes that Keras would not report."""
-    if not isinstance(x, ARRAYS):
+    if not isinstance(x, np.ndarray):
         return
     if batch_size is None:
         raise ValueError(
@@ -259,9 +257,8 @@ def as_data(x):
     if isinstance(x, (str, list, tuple)):
         return x
     if not is_text(x):
-        # An array of another library, or a variable.
-        is_array = hasattr(x, "__array__") and not isinstance(x, ARRAYS)
-        return np.asarray(x) if is_array else x
+        # Or an array of another library, or a variable.
+        return np.asarray(x) if hasattr(x, "__array__") else x
     if hasattr(x, "as_numpy_iterator"):
         if x.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
@@ -317,18 +314,12 @@ def text_segments(ids, batch_size, segment_length, is_training):
     )
 
 
-def _parts(element):
-    """Returns an element of a dataset, or its spec, as a dict."""
-    if isinstance(element, dict):
-        return dict(element)
-    x, y, weights = keras.utils.unpack_x_y_sample_weight(element)
-    named = {"inputs": x, "targets": y, "weights": weights}
-    return {key: value for key, value in named.items() if value is not None}
-
-
-def entries_of(batch):
+def _entries_of(batch):
     """Returns a batch's entries by name; raises `ValueError` if it is unfit."""
-    given = _parts(batch)
+    if not isinstance(batch, dict):
+        parts = keras.utils.unpack_x_y_sample_weight(batch)
+        batch = dict(zip(("inputs", "targets", "weights"), parts, strict=True))
+    given = {key: value for key, value in batch.items() if value is not None}
     if not {"inputs", "targets"} <= set(given) <= _KEYS:
         raise ValueError(
             "`x` must be `Segments`, arrays with `y`, or a dataset of pairs "
@@ -337,39 +328,6 @@ def entries_of(batch):
             f"Received: batches of {sorted(given)}"
         )
     return given
-
-
-def complete_batch(batch, vocabulary_size):
-    """Returns a batch as a dict with all entries; checks the token ids."""
-    # Done before a step, because XLA could not raise an error.
-    given = entries_of(batch)
-    inputs, targets = (
-        tf.cast(check_token_ids(name, ids, vocabulary_size), tf.int32)
-        for name, ids in (("x", given["inputs"]), ("y", given["targets"]))
-    )
-    check_shape("x", inputs, (None, None), "Each batch must be (B, T)")
-    targets = check_shape_in_graph("y", targets, ops.shape(inputs))
-    weights = tf.cast(given.get("weights", 1.0), tf.float32)
-    weights = checked(
-        weights,
-        tf.reduce_all(tf.math.is_finite(weights)),
-        "`sample_weight` must be finite. Received: NaN or infinity",
-    )
-    if weights.shape.rank == 1:
-        weights = weights[:, None]
-    weights = tf.broadcast_to(weights, tf.shape(inputs))
-    num_targets = tf.reduce_sum(weights)
-    if not isinstance(batch, dict):  # as in `keras.losses`
-        num_targets = tf.cast(tf.size(inputs), tf.float32)
-    rows = tf.shape(inputs)[:1]
-    return {
-        "inputs": inputs,
-        "targets": targets,
-        "weights": weights,
-        # One per row, because Keras distributes rows to replicas.
-        "num_targets": tf.fill(rows, given.get("num_targets", num_targets)),
-        "reset": tf.cast(given.get("reset", tf.zeros(rows)), tf.bool),
-    }
 
 
 def check_trainable(model):

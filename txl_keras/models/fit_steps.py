@@ -10,11 +10,7 @@ from txl_keras.models.fit_data import check_trainable
 
 
 class FitSteps:
-    """Computes `Trainer` steps for a model's `train_step`.
-
-    Keras reads the data and runs epochs, callbacks and replicas. Nothing here
-    computes logits, which would be a tensor `(B, T, V)`.
-    """
+    """Computes `Trainer` steps, without logits, for a model's `train_step`."""
 
     def __init__(self, model, metrics, jit_compile):
         self.model = model

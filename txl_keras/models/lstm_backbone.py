@@ -1,7 +1,4 @@
-"""An LSTM backbone, the baseline for Transformer-XL.
-
-Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `L` layers.
-"""
+"""An LSTM backbone, the baseline for Transformer-XL."""
 
 import collections
 from typing import Any

@@ -1,7 +1,4 @@
-"""Base class of backbones that carry memory between segments.
-
-Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `r` rank.
-"""
+"""Base class of backbones that carry memory between segments."""
 
 import weakref
 from collections.abc import Sequence
@@ -11,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from txl_keras import tensor_files
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_head_dim
 from txl_keras.checks import check_integer
@@ -453,10 +451,8 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
         Args:
             filepath: Path that ends in `.lora.safetensors`.
         """
-        from txl_keras.tensor_files import write_safetensors
-
         path, arrays = self._lora_file(filepath)
-        write_safetensors(arrays, path)
+        tensor_files.write_safetensors(arrays, path)
 
     def load_lora_weights(self, filepath: PathLike) -> None:
         """Reads LoRA weights that `save_lora_weights` wrote.
@@ -471,8 +467,6 @@ class RecurrentBackbone(ModelAsLayer, PresetModel):
             ValueError: If the file is damaged, or its rank, scale, layers or
                 shapes differ from this model's. Then nothing is changed.
         """
-        from txl_keras import tensor_files
-
         path, own = self._lora_file(filepath)
         saved = tensor_files.read_safetensors(path)
         tensor_files.check_shapes(

@@ -1,8 +1,4 @@
-"""Reads segments for inference, with cached keys and values.
-
-Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `N` heads, `H`
-head size, `L` layers.
-"""
+"""Reads segments for inference, with cached keys and values."""
 
 import math
 import types
@@ -116,11 +112,7 @@ class SegmentReader:
     @property
     def num_bytes(self) -> int:
         """Returns the size of memory and positions on one replica."""
-        return sum(
-            math.prod(variable.shape)
-            * np.dtype(keras.backend.standardize_dtype(variable.dtype)).itemsize
-            for variable in self._state()
-        )
+        return bytes_of(self._state())
 
     def begin(self, memory: Memory | None = None) -> None:
         """Projects positions, and a memory, with the current weights.
@@ -350,6 +342,15 @@ class SegmentReader:
         columns = kernel.shape[-1] if is_output else -1
         rows = -1 if is_output else kernel.shape[0]
         return tf.reshape(kernel.value, (rows, columns))
+
+
+def bytes_of(variables):
+    """Returns the size of some variables."""
+    return sum(
+        math.prod(variable.shape)
+        * np.dtype(keras.backend.standardize_dtype(variable.dtype)).itemsize
+        for variable in variables
+    )
 
 
 def as_float32(hidden):

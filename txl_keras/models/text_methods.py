@@ -1,7 +1,6 @@
 """Methods of a language model that read and write text.
 
-Letters: `B` texts of a batch, `T` segment, `M` memory, `D` hidden size, `P`
-tokens of one text.
+More letters: `P` tokens of one text.
 """
 
 import copy
@@ -21,6 +20,21 @@ from txl_keras.checks import check_list
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.memory import Memory
+from txl_keras.models.fit_data import as_data
+from txl_keras.models.generation.generator import BeamSearch
+from txl_keras.models.generation.generator import Generator
+from txl_keras.models.generation.generator import Readers
+from txl_keras.models.generation.generator import as_they_are
+from txl_keras.models.generation.generator import repeat_rows
+from txl_keras.models.generation.prompts import Continuation
+from txl_keras.models.generation.prompts import after_line_end
+from txl_keras.models.generation.prompts import encode_texts
+from txl_keras.models.generation.prompts import known_bytes
+from txl_keras.models.generation.prompts import num_new_tokens
+from txl_keras.models.generation.prompts import read_prompts
+from txl_keras.models.generation.text_stream import TextStream
+from txl_keras.models.segment_reader import SegmentReader
+from txl_keras.models.segment_reader import as_float32
 
 
 class TextMethods:
@@ -141,19 +155,6 @@ class TextMethods:
         text = model.generate(" and", max_new_tokens=4, memory=memory)
         ```
         """
-        from txl_keras.models.fit_data import as_data
-        from txl_keras.models.generation.generator import BeamSearch
-        from txl_keras.models.generation.generator import Generator
-        from txl_keras.models.generation.generator import Readers
-        from txl_keras.models.generation.generator import as_they_are
-        from txl_keras.models.generation.generator import repeat_rows
-        from txl_keras.models.generation.prompts import Continuation
-        from txl_keras.models.generation.prompts import after_line_end
-        from txl_keras.models.generation.prompts import known_bytes
-        from txl_keras.models.generation.prompts import num_new_tokens
-        from txl_keras.models.generation.prompts import read_prompts
-        from txl_keras.models.generation.text_stream import TextStream
-
         sampler = samplers.get(self.sampler if sampler is None else sampler)
         prompts, ids, is_single = read_prompts(
             self, as_data(prompts), begins_line=memory is None
@@ -190,6 +191,7 @@ class TextMethods:
             )
         readers = self._keep(
             Readers,
+            self,
             memory_length,
             engine,
             tuple(sorted(engine_options.items())),
@@ -197,6 +199,7 @@ class TextMethods:
         )
         generator = self._keep(
             BeamSearch if is_beam else Generator,
+            self,
             readers,
             sampler,
             bool(return_log_probs),
@@ -280,8 +283,6 @@ class TextMethods:
             print(nll.sum())  # of 3 and of 4 tokens
         ```
         """
-        from txl_keras.models.generation.prompts import encode_texts
-
         check_list("texts", texts)
         if contexts is None:
             contexts = [""] * len(texts)
@@ -335,9 +336,6 @@ class TextMethods:
         vectors = model.embed_texts(["a cat"], pooling="mean")  # (1, D)
         ```
         """
-        from txl_keras.models.generation.prompts import encode_texts
-        from txl_keras.models.segment_reader import as_float32
-
         check_one_of("pooling", pooling, (None, "mean", "last"))
         ids = encode_texts(self, "texts", texts)
         sizes = batch_size, segment_length, memory_length
@@ -355,7 +353,7 @@ class TextMethods:
         order = sorted(range(len(texts[0])), key=lambda i: len(texts[0][i]))
         if batch_size is None:
             batch_size = max(1, min(16, len(order)))
-        reader = self._keep(_make_reader, batch_size, *lengths)
+        reader = self._keep(SegmentReader, self.backbone, batch_size, *lengths)
         reader.begin()
         found = {}
         for start in range(0, len(order), batch_size):
@@ -367,7 +365,7 @@ class TextMethods:
         return [found[i] for i in range(len(order))]
 
     def _keep(self, make, *settings):
-        """Returns `make(self, *settings)`, or its result of an earlier call."""
+        """Returns `make(*settings)`, or its result of an earlier call."""
         replicas = 1
         if ON_TENSORFLOW:
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -379,7 +377,7 @@ class TextMethods:
             )
         if self._made is None:
             self._made = functools.lru_cache(maxsize=4)(
-                lambda variables, make, *settings: make(self, *settings)
+                lambda variables, make, *settings: make(*settings)
             )
         # After `quantize`, for example, the variables differ.
         variables = tuple(
@@ -387,9 +385,3 @@ class TextMethods:
             for weight in self.weights
         )
         return self._made(variables, make, *settings)
-
-
-def _make_reader(model, *sizes):
-    from txl_keras.models.segment_reader import SegmentReader
-
-    return SegmentReader(model.backbone, *sizes)

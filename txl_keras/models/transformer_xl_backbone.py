@@ -1,8 +1,4 @@
-"""The Transformer-XL backbone, from tokens to hidden states and memory.
-
-Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden
-size, `N` heads, `H` head size, `V` vocabulary, `L` layers.
-"""
+"""The Transformer-XL backbone, from tokens to hidden states and memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +27,6 @@ from txl_keras.layers.memory import Padding
 from txl_keras.layers.memory import check_memory_length
 from txl_keras.layers.position_encoding import RelativePositionEncoding
 from txl_keras.layers.sublayers import layer_norm
-from txl_keras.models.episodes import Episodes
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.types import Tensor
 from txl_keras.weights import normal_initializer
@@ -283,12 +278,21 @@ class TransformerXLBackbone(RecurrentBackbone):
     ):
         inputs = self._check_inputs(token_ids, embeddings)
         batch_size = ops.shape(inputs)[0]
-        stack = self._memory_of_calls(training) if memory is None else None
-        memory = memory if stack is None else stack.read(batch_size)
+        stack = None
+        if memory is None and self.stateful:
+            stack = (
+                self._training_memory if training else self._inference_memory
+            )
+            memory = stack.read(batch_size)
         episodes, reset = self._episodes(reset, inputs)
         memory = self._begin_memory(memory, batch_size, reset)
-        padding = self._padding(mask, inputs)
-        dropout_seed = self._used_seed(dropout_seed)
+        if mask is not None:
+            self.check_takes_padding()
+        padding = Padding(check_mask("mask", mask, ops.shape(inputs)[:2]))
+        if not (self.dropout or self.attention_dropout):
+            # Unused hashes of seeds would be a seventh of the operations in a
+            # small model's training step, and take seconds to compile.
+            dropout_seed = None
         row_seeds = self._row_seeds(dropout_seed, first_row, batch_size)
 
         # Padding is at the end until the hidden states are returned.
@@ -301,8 +305,12 @@ class TransformerXLBackbone(RecurrentBackbone):
             "attention_mask": episodes.attention_mask(memory.length, padding),
             "training": training,
             "return_attention_scores": return_attention_scores,
-            **self._position_arguments(x, memory, training, dropout_seed),
         }
+        if self.attention_type == "relative":
+            seed = fold_in(dropout_seed, 0)
+            encoding = self._positions(x, memory, training, seed)
+            common["position_encoding"] = encoding
+            common["attention_biases"] = self._attention_biases()
         states, scores = [x], []
         for i, block in enumerate(self.blocks):
             seeds = fold_in(row_seeds, i + 1)
@@ -323,27 +331,6 @@ class TransformerXLBackbone(RecurrentBackbone):
         if return_attention_scores:
             return hidden, memory, tuple(scores)
         return hidden, memory
-
-    def _used_seed(self, dropout_seed):
-        # Unused hashes of seeds would be a seventh of the operations in a small
-        # model's training step, and take seconds to compile.
-        return dropout_seed if self.dropout or self.attention_dropout else None
-
-    def _memory_of_calls(self, training):
-        """Returns the `MemoryStack` of a `stateful` backbone, or `None`."""
-        if not self.stateful:
-            return None
-        return self._training_memory if training else self._inference_memory
-
-    def _position_arguments(self, x, memory, training, dropout_seed):
-        """Returns the arguments of blocks about relative positions."""
-        if self.attention_type != "relative":
-            return {}
-        seed = fold_in(dropout_seed, 0)
-        return {
-            "position_encoding": self._positions(x, memory, training, seed),
-            "attention_biases": self._attention_biases(),
-        }
 
     def _normalized(self, x):
         return x if self._output_norm is None else self._output_norm(x)
@@ -393,11 +380,6 @@ class TransformerXLBackbone(RecurrentBackbone):
             )
         reset = check_mask("reset", reset, ops.shape(inputs)[:2])
         return Episodes(reset), None
-
-    def _padding(self, mask, inputs):
-        if mask is not None:
-            self.check_takes_padding()
-        return Padding(check_mask("mask", mask, ops.shape(inputs)[:2]))
 
     def _check_inputs(self, token_ids, embeddings):
         """Returns ids `(B, T)` or embeddings `(B, T, D)`."""
@@ -497,6 +479,41 @@ class TransformerXLBackbone(RecurrentBackbone):
         if not self._shares_attention_biases:
             return None
         return self.content_attention_bias, self.positional_attention_bias
+
+
+class Episodes:
+    """Separates the steps of consecutive episodes."""
+
+    # `reset` (B, T) is true where an episode begins, or `None`. Memory belongs
+    # to episode 0.
+
+    def __init__(self, reset):
+        self._numbers = None
+        if reset is not None:
+            self._numbers = ops.cumsum(ops.cast(reset, "int32"), axis=1)
+
+    def attention_mask(self, memory_length, padding):
+        """Returns a mask `(B, T, M + T)`, true in the query's episode."""
+        if self._numbers is None:
+            return None
+        numbers = padding.at_the_end(self._numbers)
+        shape = ops.shape(numbers)[0], memory_length
+        in_memory = ops.zeros(shape, "int32")
+        keys = ops.concatenate([in_memory, numbers], axis=1)
+        return numbers[:, :, None] == keys[:, None, :]
+
+    def last(self, memory, states, padding):
+        """Returns the memory that each row's last episode leaves."""
+        # Memory of earlier segments, states, and their lengths.
+        if self._numbers is None:
+            return memory, states, padding.lengths
+        last = self._numbers[:, -1:]
+        is_last = self._numbers == last
+        if padding.mask is not None:
+            is_last = is_last & padding.mask
+        others = Padding(padding.at_the_end(is_last))
+        states = [others.at_the_end(state) for state in states]
+        return memory.reset_rows(last[:, 0] > 0), states, others.lengths
 
 
 register("backbone", transformer_xl=TransformerXLBackbone)

@@ -1,8 +1,4 @@
-"""The Transformer-XL language model.
-
-Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `V` vocabulary,
-`L` layers.
-"""
+"""The Transformer-XL language model."""
 
 from typing import Any
 
@@ -20,18 +16,18 @@ from txl_keras.extending import register
 from txl_keras.keras_internals import build_and_stay_open
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.layers.memory import Memory
-from txl_keras.models.fit_data import ARRAYS
+from txl_keras.models.fit_data import Batches
 from txl_keras.models.fit_data import EpochStarts
-from txl_keras.models.fit_data import Repeated
+from txl_keras.models.fit_data import Indexed
 from txl_keras.models.fit_data import as_data
 from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import check_class_weight
 from txl_keras.models.fit_data import check_segment_length
 from txl_keras.models.fit_data import complete
-from txl_keras.models.fit_data import complete_batch
 from txl_keras.models.fit_data import is_text
 from txl_keras.models.fit_data import of_arrays
 from txl_keras.models.fit_data import text_segments
+from txl_keras.models.generation.prompts import encode_texts
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.text_methods import TextMethods
@@ -228,39 +224,40 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         """
         self.sampler = samplers.get(sampler)
         self.fit_steps = None
-        if loss == "auto":
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            metrics = kwargs.get("weighted_metrics") or ["bits_per_token"]
-            check_list("weighted_metrics", metrics)
-            metrics = [token_metrics.get(m, self.tokenizer) for m in metrics]
-            if self._needs_logits(kwargs) or not all(
-                hasattr(m, "update_from_nll") for m in metrics
-            ):
-                kwargs["weighted_metrics"] = metrics
-            elif not ON_TENSORFLOW:
-                kwargs.pop("weighted_metrics", None)
-                super().compile(optimizer, loss, **kwargs)
-                from txl_keras.models.keras_steps import KerasSteps
+        if loss != "auto":
+            super().compile(optimizer, loss, **kwargs)
+            return
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        metrics = kwargs.get("weighted_metrics") or ["bits_per_token"]
+        check_list("weighted_metrics", metrics)
+        metrics = [token_metrics.get(m, self.tokenizer) for m in metrics]
+        if self._needs_logits(kwargs) or not all(
+            hasattr(m, "update_from_nll") for m in metrics
+        ):
+            kwargs["weighted_metrics"] = metrics
+            super().compile(optimizer, loss, **kwargs)
+            return
+        kwargs.pop("weighted_metrics", None)
+        if not ON_TENSORFLOW:
+            from txl_keras.models.keras_steps import KerasSteps
 
-                self.fit_steps = KerasSteps(self, metrics)
-                return
-            else:
-                from txl_keras.models.fit_steps import FitSteps
+            super().compile(optimizer, loss, **kwargs)
+            self.fit_steps = KerasSteps(self, metrics)
+            return
+        from txl_keras.models.fit_steps import FitSteps
+        from txl_keras.training.updates import check_supported
 
-                kwargs.pop("weighted_metrics", None)
-                jit_compile = bool(kwargs.pop("jit_compile", True))
-                if kwargs.get("run_eagerly"):
-                    jit_compile = None
-                self.fit_steps = FitSteps(self, metrics, jit_compile)
-                if self.distribute_strategy.num_replicas_in_sync > 1:
-                    # Keras's loop over several steps is for one replica.
-                    kwargs["steps_per_execution"] = 1
-                # `Trainer` compiles its steps and scales their loss.
-                kwargs.update(jit_compile=False, auto_scale_loss=False)
+        jit_compile = bool(kwargs.pop("jit_compile", True))
+        if kwargs.get("run_eagerly"):
+            jit_compile = None
+        self.fit_steps = FitSteps(self, metrics, jit_compile)
+        if self.distribute_strategy.num_replicas_in_sync > 1:
+            # Keras's loop over several steps is for one replica.
+            kwargs["steps_per_execution"] = 1
+        # `Trainer` compiles its steps and scales their loss.
+        kwargs.update(jit_compile=False, auto_scale_loss=False)
         super().compile(optimizer, loss, **kwargs)
-        if self.fit_steps and self.optimizer is not None:
-            from txl_keras.training.updates import check_supported
-
+        if self.optimizer is not None:
             check_supported(self.optimizer)
 
     def _needs_logits(self, options):
@@ -520,13 +517,11 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
     def _batch(self, x, y, weights):
         """Returns a dataset of one batch."""
         data = keras.utils.pack_x_y_sample_weight(x, y, weights)
-        vocabulary_size = self.backbone.vocabulary_size
+        one, size = Indexed(lambda _: data, 1), self.backbone.vocabulary_size
         if not ON_TENSORFLOW:
-            batches = Repeated(lambda: iter([data]), 1)
-            return complete(batches, vocabulary_size, begins_cold=False)
-        return tf.data.Dataset.from_tensors(
-            complete_batch(data, vocabulary_size)
-        )
+            return complete(one, size, begins_cold=False)
+        batch = Batches(one, size, begins_cold=False).complete(data, True)
+        return tf.data.Dataset.from_tensors(batch)
 
     def predict(
         self,
@@ -563,8 +558,6 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         """Predicts text after text, each from a cold start."""
         if isinstance(texts, str):
             return self._predict_texts([texts], segment_length, options)[0]
-        from txl_keras.models.generation.prompts import encode_texts
-
         length = segment_length or self._default_segment_length()
         logits = []
         for ids in encode_texts(self, "x", texts):
@@ -580,8 +573,6 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         """Returns text as `Segments`, and arrays as NumPy's after checks."""
         x, y = as_data(x), as_data(y)
         if is_text(x):
-            from txl_keras.models.generation.prompts import encode_texts
-
             length = segment_length or self._default_segment_length()
             ids = encode_texts(self, "x", [x] if isinstance(x, str) else x)
             x = text_segments(ids, batch_size, length, is_training)
@@ -623,7 +614,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         starts = starts or EpochStarts()
         if is_segments:
             x, steps = starts.of_segments(x, steps), None
-        elif isinstance(x, ARRAYS):
+        elif isinstance(x, np.ndarray):
             x, y, weights = of_arrays(x, y, weights, batch_size), None, None
         elif isinstance(x, keras.utils.PyDataset):
             starts.py_dataset = x

@@ -1,7 +1,6 @@
 """A Transformer-XL classifier of whole texts.
 
-Letters: `B` batch, `W` tokens of the longest text, `T` segment, `M` memory,
-`D` hidden size, `C` classes.
+More letters: `W` tokens of the longest text, `C` classes.
 """
 
 from typing import Any
@@ -141,17 +140,14 @@ class TransformerXLTextClassifier(BackboneModel):
             ops.where(is_text, token_ids, 0),
             self.backbone.vocabulary_size,
         )
-        weights = self._pooling_weights(lengths, is_text)
+        if self.pooling == "last":
+            weights = ops.one_hot(lengths - 1, width)
+        else:
+            count = ops.cast(ops.maximum(lengths, 1)[:, None], "float32")
+            weights = ops.cast(is_text, "float32") / count
         logits = self.logits(self._pool(token_ids, is_text, weights, training))
         is_valid = (lengths >= 1) & (lengths <= width)
         return ops.where(is_valid[:, None], logits, float("nan"))
-
-    def _pooling_weights(self, lengths, is_text):
-        """Returns the weight of each token in the pooled state, `(B, W)`."""
-        if self.pooling == "last":
-            return ops.one_hot(lengths - 1, ops.shape(is_text)[1])
-        lengths = ops.maximum(lengths, 1)[:, None]
-        return ops.cast(is_text, "float32") / ops.cast(lengths, "float32")
 
     def _pool(self, token_ids, is_text, weights, training):
         """Computes the weighted sum of all hidden states, float32 `(B, D)`."""

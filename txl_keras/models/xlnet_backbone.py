@@ -1,7 +1,6 @@
 """The XLNet backbone, from token ids to two streams of hidden states.
 
-Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `P` targets,
-`D` hidden size, `N` heads, `H` head size, `V` vocabulary, `L` layers.
+More letters: `P` targets.
 """
 
 import functools

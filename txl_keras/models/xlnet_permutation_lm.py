@@ -1,7 +1,6 @@
 """The XLNet language model, trained by permutation language modeling.
 
-Letters: `B` batch, `T` segment, `P` targets of a row, `M` memory, `D` hidden
-size, `V` vocabulary.
+More letters: `P` targets of a row.
 """
 
 from typing import Any

@@ -1,7 +1,6 @@
 """Samplers of the next token: random draws, beam search, and names.
 
-Letters: `B` batch, `V` vocabulary, `N` candidate tokens, `C` tail clusters of
-an adaptive softmax.
+More letters: `N` candidate tokens, `C` tail clusters of an adaptive softmax.
 """
 
 import contextlib
@@ -13,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from txl_keras.backend import ON_TENSORFLOW
+from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
@@ -191,7 +191,10 @@ class Sampler:
         # `words` (B, N) are log-probabilities of words in the first cluster,
         # `tails` (B, C) of whole clusters. No word is more likely than its
         # cluster. So a tail is not needed if `num_kept` words are more likely.
-        num_kept = self._num_kept()
+        temperature, num_kept = self._value("temperature"), self._value("top_k")
+        if temperature is not None:
+            num_kept = 0 if num_kept is None else num_kept
+            num_kept = ops.where(temperature == 0, 1, num_kept)
         if num_kept is None:
             return ops.ones(ops.shape(tails)[1:], "bool")
         if seen is not None:
@@ -209,13 +212,6 @@ class Sampler:
         if not ops.is_tensor(value) and value in (None, NO_EFFECT[name]):
             return None
         return ops.cast(value, "int32" if name == "top_k" else "float32")
-
-    def _num_kept(self):
-        """Returns the maximum number of tokens to keep; 0 or None for all."""
-        temperature, top_k = self._value("temperature"), self._value("top_k")
-        if temperature is None:
-            return top_k
-        return ops.where(temperature == 0, 1, 0 if top_k is None else top_k)
 
     def _penalized(self, log_probs, seen):
         penalty = self._value("repetition_penalty")
@@ -328,8 +324,6 @@ def _from_keras_hub(sampler):
 def _check_tensor(condition, message, value):
     """Checks a tensor; in a TensorFlow graph the check happens at run time."""
     if ON_TENSORFLOW:
-        import tensorflow as tf
-
         tf.debugging.Assert(condition, [message, value])
         return
     # JAX raises this for a value that is not known yet.

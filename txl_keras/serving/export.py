@@ -1,8 +1,6 @@
 """Export of language models as SavedModels that need only TensorFlow.
 
-Letters: `B` batch, `T` segment, `P` prompt or longest text, `M` memory, `D`
-hidden size, `N` heads, `H` head size, `L` layers, `V` vocabulary, `W` tokens to
-generate.
+More letters: `P` prompt or longest text, `W` tokens to generate.
 """
 
 import keras

@@ -1,6 +1,6 @@
 """Export of a text classifier as a SavedModel.
 
-Letters: `B` batch, `W` tokens of the longest text, `C` classes.
+More letters: `W` tokens of the longest text, `C` classes.
 """
 
 from collections.abc import Sequence

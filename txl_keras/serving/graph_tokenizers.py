@@ -8,7 +8,6 @@ Letters: `B` batch, `P` and `T` tokens of the longest row.
 """
 
 import bisect
-import functools
 
 import numpy as np
 import tensorflow as tf
@@ -51,15 +50,12 @@ class GraphTokenizer(tf.Module):
             order = sorted(range(len(texts)), key=texts.__getitem__)
             self._place = tf.constant(np.argsort(order), tf.int32)
             in_order = [texts[i] for i in order]
-            self._first, self._end = (
-                tf.constant([*map(find, texts)], tf.int32)
-                for find in (
-                    functools.partial(bisect.bisect_left, in_order),
-                    lambda text: bisect.bisect_right(
-                        in_order, text, key=lambda other: other[: len(text)]
-                    ),
-                )
-            )
+            first = [bisect.bisect_left(in_order, text) for text in texts]
+            end = [
+                bisect.bisect_right(in_order, text, key=lambda x: x[:size])
+                for text, size in zip(texts, map(len, texts), strict=True)
+            ]
+            self._first, self._end = tf.constant(first), tf.constant(end)
 
     # AutoGraph would try to convert the import of TensorFlow Text.
     @tf.function(

@@ -1,7 +1,6 @@
 """Text generation as a loop in a graph.
 
-Letters: `B` batch, `P` prompt, `M` memory, `V` vocabulary, `W` tokens to
-generate.
+More letters: `P` prompt, `W` tokens to generate.
 """
 
 import tensorflow as tf

@@ -1,7 +1,6 @@
 """The signatures of a language model's SavedModel, and what they share.
 
-Letters: `B` batch, `T` segment, `P` prompt or longest text, `M` memory, `D`
-hidden size, `N` heads, `H` head size, `L` layers, `V` vocabulary.
+More letters: `P` prompt or longest text.
 """
 
 import functools

@@ -1,7 +1,6 @@
 """Memory that a served model keeps for its clients.
 
-Letters: `B` batch, `T` segment, `M` memory, `N` heads, `H` head size, `V`
-vocabulary, `W` entries to write.
+More letters: `W` entries to write.
 """
 
 import math

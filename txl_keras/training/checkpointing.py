@@ -12,8 +12,6 @@ A checkpoint is a safetensors file with plain names:
 
 `tf.train.Checkpoint` would silently leave out layers that a Keras 3 model keeps
 in a list, and the memory of all replicas except the first.
-
-Letters: `B` batch over all replicas.
 """
 
 import concurrent.futures

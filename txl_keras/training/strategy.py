@@ -1,6 +1,5 @@
 """Distribution strategies, and functions that run on all replicas."""
 
-import functools
 import json
 import os
 import zlib
@@ -171,19 +170,13 @@ def gather_integers(strategy, values):
     values = np.array([values], np.int64)
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return values
-    return _gatherer(strategy)(tf.constant(values)).numpy()
+    return _gather(strategy, tf.constant(values)).numpy()
 
 
-@functools.cache
-def _gatherer(strategy):
-    """Returns the function of `gather_integers` for several workers."""
-
-    @tf.function
-    def gather(values):
-        of_replicas = strategy.run(tf.identity, args=(values,))
-        return strategy.gather(of_replicas, axis=0)
-
-    return gather
+@tf.function
+def _gather(strategy, values):
+    of_replicas = strategy.run(tf.identity, args=(values,))
+    return strategy.gather(of_replicas, axis=0)
 
 
 def check_alike(strategy, settings):

@@ -1,6 +1,6 @@
 """The training step.
 
-Letters: `B` batch over all replicas, `b` rows of one replica, `T` segment.
+More letters: `b` rows of one replica, while `B` counts all replicas.
 """
 
 from typing import Any

@@ -1,17 +1,16 @@
 """Utilization of a machine: operations of a model, peak speed, memory.
 
-Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
-head size, `D` hidden size, `F` inner size of the feed-forward networks, `V`
-vocabulary, `L` layers, `C` clusters after the first.
+More letters: `F` inner size of the feed-forward networks, `C` clusters after
+the first.
 """
 
-import math
 import sys
 import time
 
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.models.segment_reader import bytes_of
 
 try:
     import resource
@@ -100,19 +99,12 @@ def training_bytes(model, optimizer, rows, accumulate_steps=1):
     with tf.Graph().as_default():  # it allocates nothing
         memory = model.backbone.memory_stack(rows).state_variables
     return {
-        "weights": _bytes_of(model.weights),
-        "gradients": _bytes_of(model.trainable_variables)
-        * min(accumulate_steps, 2),
-        "optimizer": _bytes_of(optimizer.variables),
-        "memory": _bytes_of(memory),
+        "weights": bytes_of(model.weights),
+        "gradients": min(accumulate_steps, 2)
+        * bytes_of(model.trainable_variables),
+        "optimizer": bytes_of(optimizer.variables),
+        "memory": bytes_of(memory),
     }
-
-
-def _bytes_of(variables):
-    return sum(
-        math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
-        for variable in variables
-    )
 
 
 def device_memory():

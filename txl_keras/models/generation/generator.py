@@ -1,7 +1,6 @@
 """Text generation, one token at a time: random draws and beam search.
 
-Letters: `B` rows, `M` memory, `D` hidden size, `V` vocabulary, `K` beams of
-each prompt.
+More letters: `K` beams of each prompt.
 """
 
 import contextlib
@@ -24,10 +23,7 @@ from txl_keras.models.generation.token_reader import WindowReader
 
 
 class Readers:
-    """Keeps the reader of tokens of the last call, with its compiled functions.
-
-    Calls with as many rows use it again, whatever their sampler.
-    """
+    """Keeps the last call's reader of tokens for calls with as many rows."""
 
     def __init__(
         self,
@@ -165,20 +161,22 @@ class Generator:
         """Returns a mask `(B, V)` of first tokens, or None if all may be."""
         if not any(row.known for row in rows):
             return None
-        allowed = np.zeros((len(rows), self._model.backbone.vocabulary_size))
-        for may_be, row in zip(allowed, rows, strict=True):
-            may_be[self._model.tokenizer.ids_that_begin_with(row.known)] = 1
-        return ops.convert_to_tensor(allowed, "bool")
+        begin_with = self._model.tokenizer.ids_that_begin_with
+        return self._mask([begin_with(row.known) for row in rows])
 
     def _seen(self, texts):
         """Returns a mask `(B, V)` of tokens to penalize, or None."""
         if self._sampler.repetition_penalty is None:
             return None
-        vocabulary_size = self._model.backbone.vocabulary_size
-        seen = np.zeros((len(texts), vocabulary_size), bool)
-        for row, text in zip(seen, texts, strict=True):
-            row[text] = True
-        return ops.convert_to_tensor(seen)
+        return self._mask(texts)
+
+    def _mask(self, rows):
+        """Returns a mask `(B, V)` that is true at each row's ids."""
+        shape = len(rows), self._model.backbone.vocabulary_size
+        mask = np.zeros(shape, bool)
+        for row, ids in zip(mask, rows, strict=True):
+            row[ids] = True
+        return ops.convert_to_tensor(mask)
 
 
 class BeamSearch(Generator):

@@ -1,7 +1,4 @@
-"""Readers of prompts, and of one token per row after them.
-
-Letters: `B` rows, `T` segment, `M` memory, `D` hidden size, `V` vocabulary.
-"""
+"""Readers of prompts, and of one token per row after them."""
 
 import functools
 

@@ -46,7 +46,7 @@ needs_compiler = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 B, T, GIB = 6, 5, 2**30
 
 
-def make_model(dtype="mixed_bfloat16", **overrides):
+def make_model(dtype="mixed_bfloat16", make=TransformerXLBackbone, **overrides):
     config = {
         "vocabulary_size": 40,
         "num_layers": 1,
@@ -58,7 +58,7 @@ def make_model(dtype="mixed_bfloat16", **overrides):
         "attention_dropout": 0.1,
         **overrides,
     }
-    backbone = TransformerXLBackbone(dtype=dtype, **config)
+    backbone = make(dtype=dtype, **config)
     return TransformerXLCausalLM(backbone, dtype=dtype)
 
 

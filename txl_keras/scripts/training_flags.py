@@ -2,6 +2,7 @@
 
 from txl_keras.data import Segments
 from txl_keras.data.segments import ORDERS
+from txl_keras.models.presets import TRAINED
 from txl_keras.scripts import options
 from txl_keras.scripts.data_flags import Corpus
 from txl_keras.scripts.options import FLAGS
@@ -12,7 +13,7 @@ from txl_keras.training.schedules import build_schedule
 from txl_keras.training.strategy import check_alike
 from txl_keras.training.trainer import Trainer
 
-# Default learning rate for weights that were not trained here.
+# Default learning rate for weights that neither a run nor the package holds.
 _FINE_TUNING_RATE = 5e-5
 
 
@@ -44,8 +45,8 @@ class Training(
     clip_norm: Global norm to which gradients are clipped; 0 for no clipping.
     schedule: Decay of the learning rate after its warm-up.
     learning_rate: Peak learning rate. Models with 40 million weights or more
-        need about 2.5e-4. Default with --initialize_from: half the rate of
-        that run, or {rate} if the model was not trained here.
+        need about 2.5e-4. Default with --initialize_from: as usual for a model
+        that comes with the package, half the rate of a run, else {rate}.
     min_learning_rate: Learning rate after the last step.
     warmup_steps: Steps of linear warm-up of the learning rate. Default: a tenth
         of max_steps.
@@ -161,7 +162,10 @@ def result_settings():
 def set_fine_tuning_rate(original):
     """Sets the default `--learning_rate` to half of the original run's."""
     # Trained weights need smaller steps. The right size depends on the model,
-    # and so did the original rate.
+    # and so did the original rate. For ours the usual rate was best by trials:
+    # docs/training.md.
+    if FLAGS.initialize_from in TRAINED:
+        return
     rate = original.get("learning_rate")
     FLAGS.set_default("learning_rate", rate / 2 if rate else _FINE_TUNING_RATE)
 

@@ -36,7 +36,7 @@ def start_training(replicas, directory, *flags):
 
 
 def workers_of(directory, *flags):
-    """What each of two workers prints."""
+    """Returns what each of two workers prints."""
     processes = [
         start("train_tiny.py", directory, *flags, TF_CONFIG=config)
         for config in tf_configs()

@@ -78,7 +78,7 @@ class Interrupt(keras.callbacks.Callback):
 
 
 def losses_of_backup(strategy):
-    """Those of documents, of the epoch that goes on and of `evaluate`."""
+    """Returns losses of documents, of a continued epoch and of `evaluate`."""
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.suppress(KeyboardInterrupt):
             backup = BackupAndRestore(folder, save_freq=5)

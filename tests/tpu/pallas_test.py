@@ -60,7 +60,7 @@ def in_kernel(layer, lengths, **arguments):
 
 @pytest.fixture(scope="module")
 def exact():
-    """What attention at once gives of `make()`."""
+    """Returns what attention at once gives of `make()`."""
     return compiled(make(), "odd")
 
 

@@ -92,6 +92,8 @@ class Batches:
         if hasattr(source, "as_numpy_iterator"):  # of tf.data
             number = int(source.cardinality())
             self._read = source.as_numpy_iterator
+            spec = keras.tree.flatten(source.element_spec)
+            has_shapes = all(x.shape.is_fully_defined() for x in spec)
         else:
             is_list = isinstance(source, (list, tuple))
             if is_list or not hasattr(source, "__iter__"):
@@ -104,6 +106,7 @@ class Batches:
             if hasattr(source, "__len__"):
                 number = len(source)
             self._read = lambda: iter(source)
+            has_shapes = False
         iterator = self._read()
         is_generator = iterator is source
         needs_steps = number == -1 or is_generator and not ON_TENSORFLOW
@@ -113,7 +116,14 @@ class Batches:
                 "given with a dataset that has no end, and on JAX and PyTorch "
                 "with a generator"
             )
-        first = next(iterator, None)
+        if has_shapes and number != 0:
+            # A large shuffle buffer would be filled twice to read a batch.
+            first = keras.tree.map_structure(
+                lambda x: np.empty(x.shape, x.dtype.as_numpy_dtype),
+                source.element_spec,
+            )
+        else:
+            first = next(iterator, None)
         if first is None:
             raise ValueError("`x` must not be empty. Received: no batches")
         if is_generator:

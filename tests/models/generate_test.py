@@ -62,6 +62,11 @@ def test_each_row_of_a_batch_is_continued_as_if_alone(model):
     for i, prompt in enumerate(prompts):
         alone = model.generate(prompt, seed=5 + i, **options)
         assert alone == texts[i]
+    # Short prompts of different lengths are read token by token.
+    prompts = ["f", "bad é\n", "c"]
+    texts = model.generate(prompts, seed=5, **options)
+    for i, prompt in enumerate(prompts):
+        assert texts[i] == model.generate(prompt, seed=5 + i, **options)
 
 
 def test_a_row_ends_before_its_first_stop(model):
@@ -282,7 +287,10 @@ def test_a_second_call_traces_nothing_and_reads_new_weights(model, monkeypatch):
         model.set_weights(other.get_weights())
         after = model.generate([[1, 2, 3], [4]], **options)
         assert not traces or BACKEND == "torch"  # which has no graphs
-        model.generate([[5] * 300, [6, 7]], max_length=310, sampler=sampler)
+        model.generate([5] * 300, max_length=310, sampler=sampler)
+        traces.clear()
+        model.generate([[1], [2]], **options)
+        model.generate([6] * 200, max_length=210, sampler=sampler)
         assert not traces or BACKEND != "tensorflow"  # of unknown lengths
         assert after[0].tolist() == text != before[0].tolist()
 

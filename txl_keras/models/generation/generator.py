@@ -21,9 +21,12 @@ from txl_keras.models.generation.token_reader import PROMPT_SEGMENT
 from txl_keras.models.generation.token_reader import TokenReader
 from txl_keras.models.generation.token_reader import WindowReader
 
+# Each has a memory of its own, so only those of the latest calls are kept.
+_MOST_READERS = 3
+
 
 class Readers:
-    """Keeps the last call's reader of tokens for calls with as many rows."""
+    """Keeps readers of tokens for later calls with as many rows."""
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class Readers:
         self._make_reader = lambda num_rows: make(
             model, num_rows, self._memory_length, **dict(engine_options)
         )
-        self._reader = None
+        self._kept = {}  # by number of rows, latest last
 
     def initial_memory(self, memory, num_rows):
         """Returns the initial `Memory`; checks a given one."""
@@ -86,14 +89,16 @@ class Readers:
         """Lends a reader that has read all tokens of prompts but the last."""
         # The reader is removed meanwhile, so that another iterator that starts
         # creates its own reader and memory.
-        reader, self._reader = self._reader, None
-        if reader is None or reader.num_rows != len(prompts):
+        reader = self._kept.pop(len(prompts), None)
+        if reader is None:
             reader = self._make_reader(len(prompts))
         try:
             reader.begin(prompts, memory)
             yield reader
         finally:
-            self._reader = reader
+            self._kept[len(prompts)] = reader
+            if len(self._kept) > _MOST_READERS:
+                self._kept.pop(next(iter(self._kept)), None)
 
 
 class Generator:

@@ -2,6 +2,7 @@
 
 import functools
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -13,6 +14,9 @@ from txl_keras.models.segment_reader import SegmentReader
 # Prompts are read in segments of this many tokens. The segment boundaries
 # determine how far back each token attends.
 PROMPT_SEGMENT = 128
+# Prompts of up to this many tokens are read one token at a time, which takes
+# less time than building a graph that reads segments.
+_SHORT_PROMPT = 16
 
 
 class TokenReader:
@@ -28,6 +32,7 @@ class TokenReader:
     def __init__(self, model, num_rows, memory_length, answer=None):
         self.num_rows = num_rows
         self._answer = answer or model.softmax.log_probs
+        self._longest_short = min(_SHORT_PROMPT, memory_length)
         self.then = functools.lru_cache(maxsize=4)(self._then)
         self._cache = SegmentReader(
             model.backbone, num_rows, PROMPT_SEGMENT, memory_length
@@ -44,7 +49,23 @@ class TokenReader:
     def begin(self, prompts, memory=None):
         """Reads the prompts without their last tokens, after a `Memory`."""
         self._cache.begin(memory)
-        self._cache.read_texts(None, [prompt[:-1] for prompt in prompts])
+        texts = [prompt[:-1] for prompt in prompts]
+        longest = max(map(len, texts))
+        # An engine computes the step in another way.
+        is_short = type(self) is TokenReader and longest <= self._longest_short
+        if memory is not None or not is_short:
+            self._cache.read_texts(None, texts)
+            return
+        # All rows end at the same step, so short ones begin later.
+        starts = longest - np.array([*map(len, texts)])
+        for step, tokens in enumerate(keras.utils.pad_sequences(texts).T):
+            self._begin_rows(starts == step)
+            self._step(ops.convert_to_tensor(tokens, "int32"))
+        self._begin_rows(starts == longest)
+
+    def _begin_rows(self, begins):
+        if begins.any() and not begins.all():
+            self._cache.reset_rows(ops.convert_to_tensor(begins))
 
     def reorder(self, rows):
         """Replaces the memory of each row by the memory of another row."""

@@ -66,6 +66,9 @@ def _train(workdir, strategy, stop):
         training_flags.set_fine_tuning_rate(origin.flags)
     text = data_flags.prepare_text(origin and origin.tokenizer)
     tokenizer, splits = text.tokenizer, text.splits
+    is_new = not workdir.is_claimed()
+    if FLAGS.minutes is not None and is_new:
+        run_length.choose_model(strategy, len(splits["train"].tokens))
     segments = training_flags.training_segments(splits["train"])
 
     # Model and trainer.
@@ -74,7 +77,6 @@ def _train(workdir, strategy, stop):
         functools.partial(_build_model, text, origin),
         strategy,
     )
-    is_new = not workdir.is_claimed()
     if FLAGS.minutes is not None and is_new:
         # This changes flags that `build` and the code below read.
         run_length.choose(strategy, build, segments)

@@ -19,6 +19,7 @@ from script_runs import results_of
 from txl_keras import extending
 from txl_keras.data import load_corpus
 from txl_keras.data import vocabulary
+from txl_keras.scripts import run_length
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
 from txl_keras.training.checkpointing import saved_steps
@@ -253,7 +254,7 @@ def test_minutes_choose_steps_and_dropout(corpus, succeed, fail, tmp_path):
     line = (
         rf"^--minutes=0.05: {steps:,} steps instead of --max_steps=60 of "
         rf"\d+ ms in {precision}, "
-        rf"[\d.]+ epochs of [\d,]+ tokens; dropout {dropout:g}\.$"
+        rf"[\d.]+ epochs of [\d,]+ tokens; dropout {dropout:g}; 4 rows, adam\.$"
     )
     assert re.search(line, printed, re.MULTILINE)
     last = metrics_of(timed)[-1]["step"]
@@ -284,7 +285,22 @@ def test_minutes_do_not_read_a_short_text_without_end(
         *(flag for flag in TINY if not flag.startswith("--dropout")),
         "--minutes=1",
     )
-    assert "enough for so short a text; dropout 0.4." in printed
+    assert "enough for such a short text; dropout 0.4; " in printed
+
+
+@pytest.mark.parametrize("has_bfloat16", [False, True])
+def test_minutes_choose_a_wider_model_where_bfloat16_is_fast(
+    has_bfloat16, corpus, succeed, no_export, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(run_length, "_has_bfloat16", lambda _: has_bfloat16)
+    monkeypatch.setattr(run_length, "_LEAST_TOKENS", 1000)
+    flags = f"--corpus={corpus}", f"--workdir={tmp_path}", "--minutes=0.01"
+    flags = *flags, "--max_sample_tokens=0", "--vocabulary_size=300"
+    chosen = "16 rows, muon" if has_bfloat16 else "8 rows, adam"
+    assert f"{chosen}.\n" in succeed("main.py", *flags)
+    config = Workdir(str(tmp_path)).read_config()["model"]["backbone"]["config"]
+    assert config["hidden_dim"] == (256 if has_bfloat16 else 128)
+    assert "The run is finished" in succeed("main.py", *flags)
 
 
 def test_minutes_do_not_continue_a_model_that_was_not_trained_here(

@@ -9,6 +9,7 @@ from factories import small_backbone
 from factories import trainer_rewinder
 
 from txl_keras.data import Segments
+from txl_keras.layers.compute import target
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.optimizers import build_optimizer
@@ -166,6 +167,26 @@ def test_float16_gives_up_where_no_scale_helps(rewind_float16):
     trainer.model.trainable_variables[0].assign_add(1e30)
     with pytest.raises(FloatingPointError, match="At step 16 the loss is"):
         trainer.train(make_iterator(), 30)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_muon_orthogonalizes_in_the_precision_of_the_model(
+    dtype, tmp_path, monkeypatch
+):
+    instructions = tmp_path / "cpuinfo"
+    instructions.write_text("flags : amx_bf16\n")
+    monkeypatch.setattr(target, "_CPU_INFO", instructions)
+    policy = "float32" if dtype == "float32" else f"mixed_{dtype}"
+    model = make_model(dtype=policy)
+    kernel = next(w for w in model.weights if "query/kernel" in w.path)
+    before = kernel.numpy()
+    optimizer = build_optimizer("muon", 0.1)
+    Trainer(model, optimizer, STRATEGY, batch_size=3).train(make_iterator(), 1)
+    assert optimizer.matrix_dtype == dtype
+    update = (kernel.numpy() - before).reshape(len(before), -1)
+    # The gradient of 7 different tokens has a rank of 7.
+    values = np.linalg.svd(update)[1][:7] / 0.02 / max(update.shape) ** 0.5
+    assert 0.5 < values.min() < values.max() < 1.4
 
 
 def test_nan_is_reported_with_its_step(trainer):

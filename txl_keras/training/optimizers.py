@@ -123,6 +123,11 @@ class Muon(MatrixMuon):
         **kwargs: Arguments of `keras.optimizers.Muon`, except those that
             choose the matrices and the weight decay of Adam.
 
+    Attributes:
+        matrix_dtype: Dtype in which updates are orthogonalized. `Trainer` sets
+            it to bfloat16, as in Jordan et al., for a model that computes in
+            bfloat16.
+
     Example:
 
     ```python
@@ -144,6 +149,8 @@ class Muon(MatrixMuon):
         Jordan et al., 2024, "Muon: An optimizer for hidden layers in neural
         networks"; [Liu et al., 2025](https://arxiv.org/abs/2502.16982).
     """
+
+    matrix_dtype = "float32"
 
     def __init__(
         self,
@@ -195,7 +202,9 @@ class Muon(MatrixMuon):
             for i in range(1, len(shape))
         ]
         matrix = ops.reshape(ahead, min(splits, key=max))
+        matrix = ops.cast(matrix, self.matrix_dtype)
         update = self.zeropower_via_newtonschulz5(matrix, self.ns_steps)
+        update = ops.cast(update, variable.dtype)
         update = ops.reshape(self.lr_adjust(lr * update), variable.shape)
         self.assign_sub(variable, update)
 

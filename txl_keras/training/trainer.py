@@ -19,6 +19,7 @@ from txl_keras.compilation import device_of
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.extending import registered
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.training.optimizers import Muon
 from txl_keras.training.strategy import host_loop
 from txl_keras.training.updates import LossScale
 from txl_keras.training.updates import accumulate
@@ -160,7 +161,8 @@ class Trainer:
             self.loss_scale = None
             if model.compute_dtype == "float16":
                 self.loss_scale = LossScale()
-        on_cpu = device_of(strategy) == "cpu"
+        device = device_of(strategy)
+        on_cpu = device == "cpu"
         # Accelerators would round the operands of a matmul.
         self._norm = _norm_by_matmul if on_cpu else tf.linalg.global_norm
         self._compiled_gradients = compile_layers(
@@ -171,8 +173,20 @@ class Trainer:
             attention=attention,
             jit_compile=jit_compile,
         )
+        has_short_matrices = (
+            isinstance(optimizer, Muon)
+            and model.compute_dtype == "bfloat16"
+            # On other CPUs matmuls are slower in bfloat16.
+            and (not on_cpu or model.backbone.target(device, True).in_parts)
+        )
+        if has_short_matrices:
+            optimizer.matrix_dtype = "bfloat16"
         self._compiled_update = compile_layers(
-            self._update, strategy, jit_compile=jit_compile
+            self._update,
+            strategy,
+            model if has_short_matrices else None,
+            training=True,
+            jit_compile=jit_compile,
         )
         self.scored_step = self._scored_step
         if not on_cpu and strategy.num_replicas_in_sync == 1:

@@ -173,18 +173,17 @@ class Trainer:
             attention=attention,
             jit_compile=jit_compile,
         )
-        has_short_matrices = (
-            isinstance(optimizer, Muon)
-            and model.compute_dtype == "bfloat16"
+        of_update = None
+        if isinstance(optimizer, Muon):
+            optimizer.matrix_dtype = "float32"
             # On other CPUs matmuls are slower in bfloat16.
-            and (not on_cpu or model.backbone.target(device, True).in_parts)
-        )
-        if has_short_matrices:
-            optimizer.matrix_dtype = "bfloat16"
+            is_fast = not on_cpu or model.backbone.target(device, True).in_parts
+            if is_fast and model.compute_dtype == "bfloat16":
+                optimizer.matrix_dtype, of_update = "bfloat16", model
         self._compiled_update = compile_layers(
             self._update,
             strategy,
-            model if has_short_matrices else None,
+            of_update,
             training=True,
             jit_compile=jit_compile,
         )

@@ -128,9 +128,9 @@ class LanguageTraining(
     Optimization options:
     minutes: Approximate minutes that the command takes. It times some steps,
         then chooses max_steps (fewer for a short text); and dropout, precision
-        and max_eval_tokens unless they are given. With bfloat16 it also chooses
-        a wider model, more rows and Muon, unless one of them or the learning
-        rate is given. Default: max_steps counts.
+        and max_eval_tokens unless they are given. With bfloat16 and 2 million
+        tokens it also chooses a wider model, more rows and Muon, unless one of
+        them or the learning rate is given. Default: max_steps counts.
     half_loss: Compute the training loss on the second half of each segment
         only. With --order=roll every token is a target in some epoch.
     cold_starts: Share of segments, drawn at random, before which memory is

@@ -83,10 +83,9 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         slots, ids = self._checked(slots), self._served.check_segment(ids)
         # All checks come before anything is written.
         with tf.control_dependencies([ids]):
-            rows, places = self._rows_for(slots, tf.shape(ids)[1])
-            past = self._read(rows)
+            past, num_rows, places = self._read(slots, tf.shape(ids)[1])
         # Rows of other slots read the id 0.
-        shape = tf.size(rows), tf.shape(ids)[1]
+        shape = num_rows, tf.shape(ids)[1]
         ids = tf.scatter_nd(places[:, None], ids, shape)
         hidden, *entries = self._served.read(ids, past)
         hidden, entries = tf.nest.map_structure(
@@ -111,34 +110,29 @@ class Slots(tf.saved_model.experimental.TrackableResource):
             slots,
         )
 
-    def _rows_for(self, slots, length):
-        """Returns the rows to read, and the places of slots among them."""
-        size = tf.size(slots)
-        alone = slots, tf.range(size)
-        if not isinstance(self._memory, ProjectedMemory):
-            return alone  # the whole memory is written again
+    def _read(self, slots, length):
+        """Returns rows with the slots, their number, and the slots' places."""
+        values = [variable.read_value() for variable in self.variables]
+        size, own = tf.size(slots), tf.range(tf.size(slots))
         first = tf.reduce_min(slots)
         number = tf.reduce_max(slots) - first + 1
-        # Measured: three rows are copied while a token of one is computed.
-        has_few = (3 * (number - size) * length <= size) & (size > 0)
-        return tf.cond(
-            has_few,
-            lambda: (first + tf.range(number), slots - first),
-            lambda: alone,
-        )
-
-    def _read(self, slots):
-        """Returns rows of the memory."""
-        values = [variable.read_value() for variable in self.variables]
-        size = tf.size(slots)
-        start = tf.reduce_sum(slots[:1])  # 0 if there are none
-        rows = tf.cond(
-            tf.reduce_all(slots == start + tf.range(size)),
+        if isinstance(self._memory, ProjectedMemory):
+            # Measured: three rows are copied while a token of one is computed.
+            is_range = 3 * (number - size) * length <= size
+        else:  # whose rows are written again, as they were read
+            is_range = tf.reduce_all(slots == first + own)
+        is_range &= size > 0
+        rows, number, places = tf.cond(
+            is_range,
             # Along the first axis, which copies nothing.
-            lambda: [value[start : start + size] for value in values],
-            lambda: [tf.gather(value, slots) for value in values],
+            lambda: (
+                [value[first : first + number] for value in values],
+                number,
+                slots - first,
+            ),
+            lambda: ([tf.gather(value, slots) for value in values], size, own),
         )
-        return tf.nest.pack_sequence_as(self._memory, rows)
+        return tf.nest.pack_sequence_as(self._memory, rows), number, places
 
     def _replace(self, slots, memory):
         """Writes whole rows."""

@@ -64,7 +64,10 @@ def _train(workdir, strategy, stop):
     origin = trained_model.given_origin()
     if origin:
         training_flags.set_fine_tuning_rate(origin.flags)
-    text = data_flags.prepare_text(origin and origin.tokenizer)
+    text = data_flags.prepare_text(
+        origin and origin.tokenizer,
+        sample_bytes=run_length.sample_bytes(strategy),
+    )
     tokenizer, splits = text.tokenizer, text.splits
     is_new = not workdir.is_claimed()
     if FLAGS.minutes is not None and is_new:

@@ -293,11 +293,13 @@ def test_minutes_choose_a_wider_model_where_bfloat16_is_fast(
 ):
     monkeypatch.setattr(run_length, "_has_bfloat16", lambda _: True)
     monkeypatch.setattr(run_length, "_LEAST_TOKENS", 1000)
+    monkeypatch.setattr(run_length, "_BYTES_PER_MINUTE", 1000)
     flags = f"--corpus={corpus}", f"--workdir={tmp_path}", "--minutes=0.01"
-    flags = *flags, "--max_sample_tokens=0", "--vocabulary_size=300"
+    flags = *flags, "--max_sample_tokens=0"
     assert "16 rows, muon.\n" in succeed("main.py", *flags)
     config = Workdir(str(tmp_path)).read_config()["model"]["backbone"]["config"]
     assert config["hidden_dim"] == 256
+    assert config["vocabulary_size"] < 500  # which all of the text has
     assert "The run is finished" in succeed("main.py", *flags)
 
 

@@ -143,7 +143,7 @@ class Text(NamedTuple):
     splits: dict  # `PreparedSplit`s by name
 
 
-def prepare_text(tokenizer=None, section_map=None):
+def prepare_text(tokenizer=None, section_map=None, sample_bytes=None):
     """Returns the `Text` of the flags, by default with their tokenizer."""
     options = corpus_options()
     folder = token_folder(options["data_dir"])
@@ -151,7 +151,9 @@ def prepare_text(tokenizer=None, section_map=None):
     corpus = load_corpus(options)
     if corpus.description:
         print(f"{corpus.name}: {corpus.description}", flush=True)
-    tokenizer = tokenizer or make_tokenizer(corpus, folder, section_map)
+    tokenizer = tokenizer or make_tokenizer(
+        corpus, folder, section_map, sample_bytes
+    )
     splits = prepare(corpus, tokenizer, folder, section_map=section_map)
     return Text(corpus, tokenizer, splits)
 
@@ -188,13 +190,15 @@ def check_writable(name, path):
     tf.io.gfile.makedirs(folder)
 
 
-def make_tokenizer(corpus, folder, section_map=None):
+def make_tokenizer(corpus, folder, section_map=None, sample_bytes=None):
     """Builds the tokenizer that the flags name, or reads it from `folder`."""
     given = Tokenizer.values()
     path = given["vocabulary"]
     # Published scores of a latin-1 text are scores of its bytes.
     names = {"ids": "ids", "latin-1": "bytes", "utf-8": "sentencepiece"}
     name = given.pop("tokenizer") or names[corpus.encoding]
+    if sample_bytes and name == "sentencepiece":
+        given["sample_bytes"] = sample_bytes
     if path is not None:
         options.refuse(
             FLAGS.tokenizer is None,

@@ -9,6 +9,7 @@ import keras
 
 from txl_keras.compilation import device_of
 from txl_keras.data.step_batches import Feed
+from txl_keras.data.tokenizers import building
 from txl_keras.layers.compute.target import prefers_tensorflow_matmul
 from txl_keras.scripts import model_flags
 from txl_keras.scripts.options import FLAGS
@@ -37,6 +38,9 @@ _WIDE = {
 }
 # Of train. With 400,000 it was no better: docs/reproduction.md.
 _LEAST_TOKENS = 2_000_000
+# About the text that a CPU reads per minute. Subwords are learned from as much,
+# because more of them, as suit a longer text, make each step slower.
+_BYTES_PER_MINUTE = 1_000_000
 # Tokens of valid to score, per token of training between two scores. Scoring a
 # token takes a third of the time of training on it.
 _SCORED_SHARE = 0.15
@@ -67,6 +71,14 @@ def keep_length(workdir):
         FLAGS.dropout = config["model"]["backbone"]["config"]["dropout"]
     if kept["optimizer"] == _WIDE["optimizer"]:
         _choose_wide()
+
+
+def sample_bytes(strategy):
+    """Returns how much text to learn subwords from; None is the default."""
+    if FLAGS.minutes is None or device_of(strategy) != "cpu":
+        return None
+    size = int(max(1, FLAGS.minutes) * _BYTES_PER_MINUTE)
+    return min(size, building.SAMPLE_BYTES)
 
 
 def choose_model(strategy, num_tokens):

@@ -13,7 +13,6 @@ from sentence_pieces import train_foreign
 
 from txl_keras.data import Corpus
 from txl_keras.data import build_tokenizer
-from txl_keras.data.tokenizers import building
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
@@ -119,13 +118,14 @@ def test_blocks_of_text_are_one_text(lossless):
     assert SentencePieceTokenizer.train(lines, 295).model == lossless.model
 
 
-def test_a_sample_of_a_long_text_is_the_same_again(lossless, monkeypatch):
-    monkeypatch.setattr(building, "SAMPLE_BYTES", 2000)
+def test_a_sample_of_a_long_text_is_the_same_again():
     lines = [f"{line}{i % 7}\n" for i in range(9) for line in TEXT.split("\n")]
     splits = {"train": "".join(lines).encode(), "valid": b"a", "test": b"a"}
     corpus = Corpus("c", splits)
     models = [
-        build_tokenizer("sentencepiece", corpus, vocabulary_size=295).model
+        build_tokenizer(
+            "sentencepiece", corpus, vocabulary_size=295, sample_bytes=2000
+        ).model
         for _ in range(2)
     ]
     everything = SentencePieceTokenizer.train(lines, 295).model

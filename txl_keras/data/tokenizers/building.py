@@ -24,7 +24,8 @@ from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 
 MAX_STRINGS = 1 << 22  # counted at once: about 600 MB
-SAMPLE_BYTES = 50_000_000  # approximate size of the sample to train subwords
+# Approximate size of the sample to train subwords, by default.
+SAMPLE_BYTES = 50_000_000
 # Ids above this need a vocabulary size. Otherwise an id with a typing error
 # could create an embedding that exceeds any memory.
 _MAX_FOUND_ID = (1 << 24) - 1
@@ -51,7 +52,8 @@ def build_tokenizer(
             model or of a tokenizer.json (required by `"hugging_face"`). For
             `"words"`, `min_count` leaves out rarer words, `vocabulary_size`
             limits their number including marks, and an empty string as
-            `unknown`, `line_start` or `line_end` disables this mark.
+            `unknown`, `line_start` or `line_end` disables this mark. For
+            `"sentencepiece"`, `sample_bytes` is the size of the sample.
 
     Example:
 
@@ -145,7 +147,11 @@ def _frequent(counts, min_count, size, unknown, line_start, line_end):
 
 
 def _build_sentence_piece(
-    corpus, section_map, vocabulary=None, vocabulary_size=None
+    corpus,
+    section_map,
+    vocabulary=None,
+    vocabulary_size=None,
+    sample_bytes=None,
 ):
     if vocabulary is not None:
         return SentencePieceTokenizer.from_file(vocabulary)
@@ -153,7 +159,7 @@ def _build_sentence_piece(
     size = corpus.text("train").num_bytes or sum(
         block.num_bytes for block in corpus.blocks("train")
     )
-    draw = functools.partial(_sample, SAMPLE_BYTES / size)
+    draw = functools.partial(_sample, (sample_bytes or SAMPLE_BYTES) / size)
     texts = _map(draw, corpus, ("train",), section_map)
     return SentencePieceTokenizer.train(texts, vocabulary_size)
 

@@ -127,6 +127,19 @@ def test_a_tokenizer_is_built_once_for_the_same_options(tmp_path):
     assert text.times_read == 3
 
 
+def test_subwords_of_a_sample_are_not_learned_if_there_are_others(tmp_path):
+    text = [b"".join(b"line %d\n" % (i * i) for i in range(90))]
+
+    def run(identity, **options):
+        corpus = corpus_of({"of": identity}, train=text)
+        return prepare_tokenizer("sentencepiece", corpus, tmp_path, **options)
+
+    sample = run(1, sample_bytes=300)
+    assert run(1).vocabulary_size > sample.vocabulary_size
+    assert run(1, sample_bytes=300).model == sample.model
+    assert run(2).model == run(2, sample_bytes=300).model == run(1).model
+
+
 class Break(Text):
     """Documents that end in an error the first time."""
 

@@ -99,12 +99,21 @@ def prepare_tokenizer(
     """
     if name == "bytes":  # has no vocabulary to build or store
         return building.build_tokenizer(name, corpus, **options)
-    key = [FORMAT, corpus.fingerprint(), name, options]
-    parent = _folder(folder, f"{corpus.name}_{name}_tokenizer", key)
-    path = os.path.join(parent, "tokenizer.json")
+    keys = [FORMAT, corpus.fingerprint(), name]
+
+    def path_of(options):
+        slug = f"{corpus.name}_{name}_tokenizer"
+        parent = _folder(folder, slug, [*keys, options])
+        return os.path.join(parent, "tokenizer.json")
+
+    path = path_of(options)
+    parent = os.path.dirname(path)
+    # The text may be prepared already, with subwords from the usual sample.
+    usual = {k: v for k, v in options.items() if k != "sample_bytes"}
     with _lock(parent):
-        if gfile.exists(path):
-            return saving.load_tokenizer(path)
+        for found in (path, path_of(usual)):
+            if gfile.exists(found):
+                return saving.load_tokenizer(found)
         _announce(f"Learning the vocabulary of {corpus.name}", parent)
         tokenizer = building.build_tokenizer(
             name, corpus, section_map, **options

@@ -8,6 +8,7 @@ from txl_keras.data import ByteTokenizer
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import Segments
 from txl_keras.data import WordTokenizer
+from txl_keras.data.token_files import open_tokens
 from txl_keras.evaluation.report import complete
 from txl_keras.evaluation.report import describe
 from txl_keras.evaluation.report import position_curve
@@ -23,10 +24,14 @@ def scores_of(bits, num_tokens):
     }
 
 
-def test_bits_of_all_tokens_are_those_of_the_bytes_that_were_scored():
+def test_bits_of_all_tokens_are_those_of_the_bytes_that_were_scored(tmp_path):
     tokenizer = CharacterTokenizer("a€")
     tokens = tokenizer.encode("a€" * 50)  # 200 bytes
-    for ids, first in ((tokens, 1), (tokens[::-1], 3)):
+    for name, part in (("a", tokens[:70]), ("b", tokens[70:])):
+        part.astype(np.uint8).tofile(tmp_path / name)
+    paths = [str(tmp_path / name) for name in "ab"]
+    files = open_tokens(paths, [70, 30], np.uint8)
+    for ids, first in ((tokens, 1), (tokens[::-1], 3), (files, 1)):
         scores = complete(scores_of(3.0, 99), tokenizer, ids, ids)
         assert scores["bits_per_byte"] == pytest.approx(3 * 99 / (200 - first))
         assert scores["num_tokens"] == 99

@@ -20,8 +20,9 @@ def bytes_per_token(tokenizer, tokens):
     # An `<unk>` stands for an unknown number of bytes.
     if not tokenizer.is_lossless:
         return None
+    # `TokenFiles` become an array.
     first, all_tokens = (
-        len(tokenizer.decode_bytes(part)) for part in (tokens[:1], tokens)
+        len(tokenizer.decode_bytes(part)) for part in (tokens[:1], tokens[:])
     )
     return (all_tokens - first) / (len(tokens) - 1)
 
@@ -36,7 +37,7 @@ def complete(scores, tokenizer, tokens, all_tokens):
     mean = bytes_per_token(tokenizer, tokens)
     if mean is None or scores["num_tokens"] != len(tokens) - 1:
         return {**scores, **left_out}
-    text = tokenizer.decode_bytes(tokens)
+    text = tokenizer.decode_bytes(tokens[:])
     return {
         **scores,
         "bits_per_byte": scores["bits_per_token"] / mean,

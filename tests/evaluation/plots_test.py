@@ -22,9 +22,12 @@ def texts_of(path):
 )
 def test_the_ending_is_the_kind_of_file(ending, beginning, tmp_path):
     assert ending in FORMATS
-    path = tmp_path / f"losses.{ending}"
+    path, other = tmp_path / f"losses.{ending}", tmp_path / "other"
+    other.write_text("kept")
+    path.symlink_to(other)  # replaced, not written through
     plot_losses(CURVES, str(path), "context", "token", [1, 2])
     assert path.read_bytes().startswith(beginning)
+    assert other.read_text() == "kept"
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,24 @@ def test_splits_have_texts_with_labels(folder, column, label):
     assert len(splits["train"]) == 7
 
 
+def test_examples_without_a_label_are_left_out(tmp_path, monkeypatch, capsys):
+    generate = SmallReviews._generate_examples
+
+    def without_labels(self, split, size):
+        for i, example in generate(self, split, size):
+            is_hidden = split == "test" or i == 2
+            yield i, {**example, **({"label": -1} if is_hidden else {})}
+
+    monkeypatch.setattr(SmallReviews, "_generate_examples", without_labels)
+    splits = tfds_text.load_labelled_texts("small_reviews", str(tmp_path))
+    assert list(splits) == ["train"]
+    assert splits["train"].texts[1:3] == ["né train 1", "né train 3"]
+    assert len(splits["train"].labels) == 6
+    printed = capsys.readouterr().out
+    assert "train: 1 of 7 examples are left out" in printed
+    assert "test: 3 of 3 examples are left out" in printed
+
+
 @pytest.mark.parametrize("wrong", ["body", "score"])
 @pytest.mark.parametrize("flag", ["text_column", "label_column"])
 def test_columns_must_be_features_of_their_kind(folder, flag, wrong):

@@ -165,7 +165,10 @@ def _find_splits(builder):
 def load_labelled_texts(
     name, data_dir=None, text_column="text", label_column="label"
 ):
-    """Returns `LabelledTexts` of train, valid and test of a TFDS dataset."""
+    """Returns `LabelledTexts` of train, valid and test of a TFDS dataset.
+
+    Examples without a label are left out, and so is a split that has no others.
+    """
     builder = _open(name, data_dir)
     check_one_of("text_column", text_column, _features(builder, _is_string))
     check_one_of("label_column", label_column, _features(builder, _is_label))
@@ -173,10 +176,20 @@ def load_labelled_texts(
     name_of = getattr(label, "int2str", _as_text)
     splits = {}
     for split, split_name in _find_splits(builder).items():
+        examples = [*tfds.as_numpy(builder.as_dataset(split=split_name))]
         pairs = [
             (_as_text(example[text_column]), name_of(example[label_column]))
-            for example in tfds.as_numpy(builder.as_dataset(split=split_name))
+            for example in examples
+            # A class is -1 where the publisher keeps the labels of a test.
+            if name_of is _as_text or example[label_column] >= 0
         ]
+        if left_out := len(examples) - len(pairs):
+            print(
+                f"{builder.name} {split_name}: {left_out:,} of "
+                f"{len(examples):,} examples are left out, without a label."
+            )
+        if left_out and not pairs:
+            continue
         splits[split] = LabelledTexts(
             [text for text, _ in pairs],
             [label for _, label in pairs],

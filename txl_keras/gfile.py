@@ -39,13 +39,12 @@ def _stat(path):
     )
 
 
-_glob = functools.partial(local_glob.glob, include_hidden=True)
 _makedirs = functools.partial(os.makedirs, exist_ok=True)
 
 GFile = _or_of_tensorflow("GFile", open)
 copy = _or_of_tensorflow("copy", shutil.copyfile)
 exists = _or_of_tensorflow("exists", os.path.exists)
-glob = _or_of_tensorflow("glob", _glob)
+glob = _or_of_tensorflow("glob", local_glob.glob)
 isdir = _or_of_tensorflow("isdir", os.path.isdir)
 listdir = _or_of_tensorflow("listdir", os.listdir)
 makedirs = _or_of_tensorflow("makedirs", _makedirs)

@@ -87,6 +87,27 @@ def test_a_published_model_treats_newlines_in_its_own_way():
 
 
 @pytest.mark.parametrize(
+    "changed",
+    [{}, {"normalization_rule_name": "nfkc"}, {"byte_fallback": False}],
+)
+def test_only_a_model_that_keeps_all_text_is_lossless(changed):
+    options = {
+        "vocab_size": 310,
+        "normalization_rule_name": "identity",
+        "byte_fallback": True,
+        "remove_extra_whitespaces": False,
+        "add_dummy_prefix": False,
+        **changed,
+    }
+    if "byte_fallback" in changed:
+        options["vocab_size"] = 60
+    tokenizer = SentencePieceTokenizer(train_foreign(**options))
+    text = " the ﬁ\ncat"
+    is_kept = tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.is_lossless == is_kept == (not changed)
+
+
+@pytest.mark.parametrize(
     "first,second",
     [("the c", "at sat\non it"), ("the", " cat\nsat"), ("the", "\ncat")],
 )

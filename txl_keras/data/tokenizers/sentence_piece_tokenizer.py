@@ -151,7 +151,11 @@ class SentencePieceTokenizer(Tokenizer):
         self._texts = [_piece_text(piece, kind) for piece, kind in pieces]
         self._has_prefix = normalizer.add_dummy_prefix
         self._trims = normalizer.remove_extra_whitespaces
-        self.is_lossless = not self._has_prefix and not self._trims
+        self.is_lossless = (
+            not (self._has_prefix or self._trims)
+            and not normalizer.precompiled_charsmap
+            and types.count(_BYTE) == 256
+        )
         _load(model)  # checks it
 
     @classmethod

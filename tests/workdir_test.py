@@ -150,6 +150,17 @@ def test_a_tokenizer_that_was_changed_is_refused(model, tmp_path):
         workdir.load_tokenizer()
 
 
+def test_results_are_a_list_of_objects(tmp_path):
+    workdir = Workdir(str(tmp_path))
+    assert workdir.read_evaluations("test") == []
+    path = tmp_path / "evaluation_test.json"
+    path.write_text('[{"nll": 1.5}]')
+    assert workdir.read_evaluations("test") == [{"nll": 1.5}]
+    path.write_text("[5]")
+    with pytest.raises(ValueError, match="evaluation_test.json must have"):
+        workdir.read_evaluations("test")
+
+
 def test_a_sample_is_read_from_a_file_only(tmp_path):
     workdir = Workdir(str(tmp_path))
     (tmp_path / "sample.txt").write_text("naïve\n", "utf-8")

@@ -184,6 +184,13 @@ def _labels():
     options.refuse(
         len(found) != len(paths), f"`labels` must be {len(paths)}, one per run."
     )
+    options.refuse(
+        FLAGS.labels
+        and FLAGS.picture != "learning_curves"
+        and len(set(found)) < len(found),
+        "`labels` must differ: only in learning_curves are runs of one label "
+        "seeds of one model.",
+    )
     is_clear = FLAGS.labels or len(set(found)) == len(found)
     return found if is_clear else paths
 
@@ -205,7 +212,13 @@ def _learning_curves():
         unit, flags = workdir.load_tokenizer().unit, config["flags"]
         if config["class_name"] == "XLNetPermutationLM":
             unit = f"predicted {unit}"  # not comparable with left-to-right
-        scores = workdir.read_evaluations("test")
+        # Of its own text; those of earlier weights are not of this curve.
+        step = workdir.best_step()
+        scores = [
+            score
+            for score in workdir.read_evaluations("test")
+            if score.get("corpus") is None and score.get("step") == step
+        ]
         if not scores and workdir.is_finished():
             scores = [workdir.read_results()["test"]]
         # The score of the most tokens (latest first), or else the training's.

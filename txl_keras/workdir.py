@@ -272,7 +272,10 @@ class Workdir:
         path = self.file(f"evaluation_{split}.json")
         if not tf.io.gfile.exists(path):
             return []
-        return read_json(path, list, MAX_VOCABULARY_BYTES)
+        results = read_json(path, list, MAX_VOCABULARY_BYTES)
+        if not all(isinstance(result, dict) for result in results):
+            raise ValueError(f"{path} must have a list of objects.")
+        return results
 
     def read_sample(self):
         """Returns the text of sample.txt."""

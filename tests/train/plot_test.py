@@ -19,9 +19,17 @@ def picture_numbers(path):
 
 def test_learning_curves_are_those_of_the_metrics(run, succeed, tmp_path):
     workdir = shutil.copytree(run[0], tmp_path / "run")
+    step = Workdir(str(workdir)).best_step()
     results = [
-        {"nll": nll, "num_tokens": size}
-        for nll, size in ((1.25, 70), (1.5, 90), (1.75, 90), (1.0, 20))
+        {"nll": nll, "num_tokens": size, "step": at, "corpus": corpus}
+        for nll, size, at, corpus in (
+            (1.25, 70, step, None),
+            (1.5, 90, step, None),
+            (1.75, 90, step, None),
+            (1.0, 20, step, None),
+            (2.5, 95, step - 1, None),
+            (2.75, 99, step, "other.txt"),
+        )
     ]
     (workdir / "evaluation_test.json").write_text(json.dumps(results))
     output = tmp_path / "curves.png"
@@ -31,7 +39,8 @@ def test_learning_curves_are_those_of_the_metrics(run, succeed, tmp_path):
     assert numbers["unit"] == "byte"
     (model,) = numbers["models"]
     assert (model["label"], model["tokens_per_step"]) == ("one", 4 * 8)
-    # The test score is the latest of most tokens.
+    # The test score is the latest of most tokens, of the best weights and the
+    # text of the run.
     assert model["test"] == {"nll": 1.75, "num_tokens": 90}
     metrics = metrics_of(workdir)
     train = {m["step"]: m["loss"] for m in metrics if "loss" in m}
@@ -212,6 +221,7 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
             ([one, "--corpus="], ["`corpus` must not be empty"]),
             ([f"{one},{other}", text], ["one tokenizer", str(other)]),
             ([two, "--labels=a"], ["`labels`", "2", "--labels=a"]),
+            ([two, text, "--labels=a,a"], ["`labels` must differ"]),
             ([one, text, "--output=a.gif"], [".png or .svg or .pdf"]),
         ),
         "recl": (

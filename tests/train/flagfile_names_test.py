@@ -43,9 +43,16 @@ def test_a_slice_has_a_name_too():
 
 def test_flags_stay_in_order_and_own_files_come_first(home):
     (home / "quickstart").write_text("# Mine\n\n --b=é \n--flagfile=more\n//\n")
-    (home / "more").write_text("--c\n")
+    (home / "more").write_text("\ufeff--c\n", "utf-8")  # as of Notepad
     found = expanded("--a", "--flagfile=quickstart", "--d", "--", "--flagfile")
     assert found == ["--a", "--b=é", "--c", "--d", "--", "--flagfile"]
+
+
+def test_a_flagfile_that_leads_to_itself_is_refused(home):
+    (home / "one").write_text("--flagfile=two\n")
+    (home / "two").write_text("--a\n--flagfile=one\n")
+    with pytest.raises(ValueError, match="leads to itself.*=one in .*two"):
+        expanded("--flagfile=one")
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def _parse_flags(arguments):
         return app.parse_flags_with_usage(arguments)
 
 
-def expand_flagfiles(arguments, home):
+def expand_flagfiles(arguments, home, above=()):
     """Yields arguments; replaces each `--flagfile` by the flags in it."""
     # Unlike absl, this also looks for a flagfile in `home`, the folder that
     # holds train/ and tpu_configs/.
@@ -91,10 +91,16 @@ def expand_flagfiles(arguments, home):
                 yield from arguments
             continue
         name = match[1] if match[1] is not None else next(arguments, "")
-        text = _find(name, pathlib.Path(home)).read_text("utf-8")
+        path = _find(name, pathlib.Path(home))
+        if path in above:
+            raise ValueError(
+                "`flagfile` must not name a file that leads to itself. "
+                f"Received: --flagfile={name} in {above[-1]}"
+            )
+        text = path.read_text("utf-8-sig")
         lines = map(str.strip, text.splitlines())
         flags = [x for x in lines if x and not x.startswith(("#", "//"))]
-        yield from expand_flagfiles(flags, home)
+        yield from expand_flagfiles(flags, home, (*above, path))
 
 
 def _find(name, home):

@@ -536,3 +536,6 @@ def test_text_may_come_in_many_kinds():
     for length, batch_size in ((300, 32), (50, 5), (15, 1)):
         segments = text_segments([np.arange(length)], None, 9, True)
         assert segments.batch_size == batch_size
+    # No segment holds parts of two texts.
+    segments = text_segments([np.arange(5)] * 10, None, 4, True)
+    assert (segments.batch_size, segments.steps_per_epoch) == (10, 1)

@@ -7,6 +7,7 @@ import pytest
 
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import Corpus
+from txl_keras.data import SentencePieceTokenizer
 from txl_keras.data import WordTokenizer
 from txl_keras.data import load_corpus
 from txl_keras.data import preparation
@@ -81,8 +82,11 @@ def test_many_blocks_give_the_ids_of_the_whole_text(tokenizer, tmp_path):
     ]
     corpus = corpus_of({}, train=documents)
     train = prepare(corpus, tokenizer, str(tmp_path), ["train"])["train"]
-    whole = tokenizer.encode(b"".join(documents))
-    np.testing.assert_array_equal(train.tokens, whole)
+    text = b"".join(documents)
+    np.testing.assert_array_equal(train.tokens, tokenizer.encode(text))
+    if getattr(tokenizer, "drop_newlines", False):
+        text = text.replace(b"\n", b"")
+    assert train.metadata["num_bytes"] == len(text)
     lengths = [len(tokenizer.encode(document)) for document in documents]
     starts = np.cumsum([0, *lengths[:-1]])[np.array(lengths) > 0]
     assert train.documents.tolist() == starts.tolist()
@@ -125,6 +129,22 @@ def test_a_tokenizer_is_built_once_for_the_same_options(tmp_path):
     assert "dog" in run({}, min_count=1).vocabulary
     assert run({"other": 1}, min_count=2).get_config() == first.get_config()
     assert text.times_read == 3
+
+
+def test_a_given_vocabulary_is_read_each_time(tmp_path):
+    path, corpus = tmp_path / "my.model", corpus_of({})
+    for size in (270, 280):
+        text = [b"the cat sat on the mat\n" * size]
+        model = SentencePieceTokenizer.train(text, size).model
+        path.write_bytes(model)
+        found = prepare_tokenizer(
+            "sentencepiece", corpus, tmp_path, vocabulary=path
+        )
+        assert found.model == model
+    words = prepare_tokenizer(
+        "words", corpus, tmp_path, vocabulary=WORDS.vocabulary
+    )
+    assert words.vocabulary.symbols == WORDS.vocabulary.symbols
 
 
 def test_subwords_of_a_sample_are_not_learned_if_there_are_others(tmp_path):
@@ -252,7 +272,7 @@ def test_an_unknown_word_is_named(tmp_path):
 def test_a_split_without_tokens_is_refused(tmp_path):
     tokenizer = CharacterTokenizer("a", drop_newlines=True)
     corpus = corpus_of({}, valid=Text([b"\n\n"]), train=b"a")
-    with pytest.raises(ValueError, match="valid split of c must have.*2 bytes"):
+    with pytest.raises(ValueError, match="valid split of c must have.*without"):
         prepare(corpus, tokenizer, str(tmp_path))
 
 

@@ -37,7 +37,7 @@ from txl_keras.json_files import read_json
 from txl_keras.types import PathLike
 
 # Increase this when files of older versions must not be used any more.
-FORMAT = 3
+FORMAT = 4
 METADATA_FILE = "metadata.json"
 
 
@@ -97,7 +97,8 @@ def prepare_tokenizer(
     Returns:
         A tokenizer.
     """
-    if name == "bytes":  # has no vocabulary to build or store
+    # Nothing to learn or store; the file of a vocabulary may change.
+    if name == "bytes" or options.get("vocabulary") is not None:
         return building.build_tokenizer(name, corpus, **options)
     keys = [FORMAT, corpus.fingerprint(), name]
 
@@ -216,7 +217,7 @@ def _write_split(corpus, split, tokenizer, path, section_map):
         if not metadata["num_tokens"]:
             raise ValueError(
                 f"The {split} split of {corpus.name} must have at least one "
-                f"token. Received: {metadata['num_bytes']} bytes, no tokens"
+                f"token. Received: text without any"
             )
         text = json.dumps(metadata, indent=1) + "\n"
         files.write_text(text, os.path.join(path, METADATA_FILE))

@@ -227,13 +227,15 @@ def encode_block(tokenizer, source, block):
             "Use a vocabulary built from this text, or one with an entry for "
             "unknown words; for ids use a larger --vocabulary_size."
         ) from error
-    num_unknown = 0
+    num_bytes, num_unknown = block.num_bytes, 0
+    if getattr(tokenizer, "drop_newlines", False):
+        num_bytes -= block.text.count(b"\n")  # scores are of the other bytes
     if tokenizer.unknown_id is not None:
         num_unknown = int(np.count_nonzero(ids == tokenizer.unknown_id))
     return {
         "ids": ids,
         "documents": (np.cumsum(lengths) - lengths)[int(block.continues) :],
         "num_tokens": len(ids),
-        "num_bytes": block.num_bytes,
+        "num_bytes": num_bytes,
         "num_unknown": num_unknown,
     }

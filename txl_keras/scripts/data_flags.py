@@ -206,10 +206,9 @@ def make_tokenizer(corpus, folder, section_map=None, sample_bytes=None):
             "tokens in the file, such as words.",
         )
         try:
-            if name != "words":
-                # Not cached in the folder, because the file may change.
-                return building.build_tokenizer(name, corpus, **given)
-            given["vocabulary"] = load_vocabulary(path)
+            if name == "words":
+                given["vocabulary"] = load_vocabulary(path)
+            return building.build_tokenizer(name, corpus, **given)
         except (OSError, ValueError) as error:
             raise ValueError(f"`vocabulary` {path}: {error}") from error
     return prepare_tokenizer(name, corpus, folder, section_map, **given)

@@ -1,3 +1,5 @@
+from concurrent import futures
+
 import numpy as np
 import pytest
 from factories import small_model
@@ -46,6 +48,18 @@ def test_every_text_is_scored_as_if_it_were_alone(model):
     # What was read before leaves nothing behind.
     again = model.score_texts(TEXTS[4:5], **SIZES)
     np.testing.assert_allclose(again[0][1], scores[4][1], atol=1e-6)
+
+
+def test_threads_do_not_share_memory(model):
+    texts = ["ab" * 30, "fed" * 20, "g\n " * 20]
+
+    def score(text):
+        return [model.score_texts([text], **SIZES)[0][1] for _ in range(4)]
+
+    expected = [*map(score, texts)]
+    with futures.ThreadPoolExecutor() as pool:
+        found = [*pool.map(score, texts)]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_with_a_context_all_tokens_are_scored_after_it(model):

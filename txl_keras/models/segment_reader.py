@@ -1,6 +1,7 @@
 """Reads segments for inference, with cached keys and values."""
 
 import math
+import threading
 import types
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -90,6 +91,7 @@ class SegmentReader:
         )
         self._memory_length = memory_length
         self._programs = {}  # of `read_texts`, by function
+        self.lock = threading.Lock()  # of threads that share the memory
 
         def project():
             memory = backbone.initial_memory(batch_size, memory_length)

@@ -354,14 +354,15 @@ class TextMethods:
         if batch_size is None:
             batch_size = max(1, min(16, len(order)))
         reader = self._keep(SegmentReader, self.backbone, batch_size, *lengths)
-        reader.begin()
         found = {}
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
-            reader.reset_rows(ops.ones(batch_size, "bool"))
-            parts = ([x[i] for i in rows] for x in texts)
-            results = reader.read_texts(function, *parts)
-            found |= zip(rows, results, strict=True)
+        with reader.lock:
+            reader.begin()
+            for start in range(0, len(order), batch_size):
+                rows = order[start : start + batch_size]
+                reader.reset_rows(ops.ones(batch_size, "bool"))
+                parts = ([x[i] for i in rows] for x in texts)
+                results = reader.read_texts(function, *parts)
+                found |= zip(rows, results, strict=True)
         return [found[i] for i in range(len(order))]
 
     def _keep(self, make, *settings):

@@ -96,6 +96,14 @@ def test_old_tokens_keep_their_ratios(models):
     assert (np.exp(after[..., V:]) < 1.05 * limit).all()
 
 
+def test_a_long_table_of_bfloat16_has_its_mean():
+    model = small_model(num_layers=1, vocabulary_size=3000, dtype="bfloat16")
+    model.softmax.biases[0].assign(np.full(3000, -3.0))
+    larger = extend_vocabulary(model, 3002)
+    biases = np.asarray(larger.softmax.biases[0], "float32")
+    np.testing.assert_array_equal(biases, -3.0)
+
+
 def test_seeds_draw_other_noise():
     model = small_model(num_layers=1)
     one, same, other = (

@@ -92,6 +92,7 @@ def extend_vocabulary(
 
 def _new_rows(table, num_rows, rng):
     """Returns rows to add to a table `(n, e)`, or to biases `(n,)`."""
+    table = np.asarray(table, "float32")  # a long sum in bfloat16 is wrong
     shape = (num_rows - len(table), *table.shape[1:])
     rows = np.broadcast_to(table.mean(axis=0), shape)
     if table.ndim == 1:

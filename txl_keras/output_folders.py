@@ -37,6 +37,8 @@ def replaced_when_complete(path, last=()):
     """Yields a new folder to write to, which replaces `path` at the end."""
     # In a bucket, the files named `last` are copied last.
     path = os.fspath(path)
+    if not is_remote(path):
+        path = os.path.abspath(path)  # `.` has no name to rename a folder to
     # Created in the same parent folder. Its name is not a number, so servers do
     # not load it as a version.
     parent, name = os.path.split(path.rstrip("/"))

@@ -220,6 +220,8 @@ def test_two_methods_make_a_tokenizer(tmp_path):
     assert splits["train"].tokens.tolist() == [2, 1]
     assert splits["train"].metadata["num_unknown"] == 0
     assert tokenizer.decode([2, 1]) == "--\n-\n"
+    with pytest.raises(ValueError, match="cannot be saved.*LineTokenizer"):
+        save_tokenizer(tokenizer, tmp_path / "tokenizer.json")
 
 
 def test_ids_stay_as_they_are_and_are_written_as_numbers():
@@ -233,6 +235,8 @@ def test_ids_stay_as_they_are_and_are_written_as_numbers():
     # The bytes of parts are the parts of the bytes, for `TextStream`.
     parts = tokenizer.decode_bytes([7, 299]) + tokenizer.decode_bytes(0)
     assert parts == tokenizer.decode_bytes([7, 299, 0])
+    # What is written after a prompt is another number.
+    assert tokenizer.encode(b"60" + parts).tolist() == [60, 7, 299, 0]
 
 
 @pytest.mark.parametrize(

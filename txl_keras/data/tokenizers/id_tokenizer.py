@@ -63,8 +63,8 @@ class IdTokenizer(Tokenizer):
         return np.array([int(word) for word in words], np.int64)
 
     def _text(self, token_id):
-        return b"%d " % token_id
+        return b" %d" % token_id
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Writes ids as a `str` of numbers separated by spaces."""
-        return self.decode_bytes(ids).decode().removesuffix(" ")
+        return self.decode_bytes(ids).decode().removeprefix(" ")

@@ -48,10 +48,16 @@ def load_tokenizer(path: PathLike) -> Tokenizer:
 
 def serialize_tokenizer(tokenizer):
     """Returns the class and the config of a tokenizer, for JSON."""
-    return {
-        "class_name": type(tokenizer).__name__,
-        "config": tokenizer.get_config(),
-    }
+    class_name = type(tokenizer).__name__
+    config = tokenizer.get_config()
+    if class_name not in _SAVED:
+        raise ValueError(
+            f"`tokenizer` cannot be saved: its class must be one of {_SAVED}, "
+            "because loading runs no other code. Set `model.tokenizer = None` "
+            "before saving, and give `tokenizer` to `from_preset`. Received: "
+            f"tokenizer={class_name}"
+        )
+    return {"class_name": class_name, "config": config}
 
 
 def deserialize_tokenizer(content, source):

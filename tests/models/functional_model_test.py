@@ -8,6 +8,7 @@ from factories import small_backbone
 
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLTextClassifier
 
 IDS = (np.arange(24).reshape(3, 8) % 11).astype("int32")
 
@@ -28,6 +29,16 @@ def test_it_is_saved_and_exported(make, tmp_path):
     model.export(tmp_path / "saved", verbose=False)
     loaded = tf.saved_model.load(tmp_path / "saved")
     np.testing.assert_allclose(loaded.serve(IDS), expected, atol=1e-6)
+
+
+def test_a_classifier_is_exported_as_a_layer(tmp_path):
+    backbone = small_backbone(num_layers=1)
+    classifier = TransformerXLTextClassifier(backbone, 3, segment_length=4)
+    ids = keras.Input((8,), dtype="int32")
+    model = keras.Model(ids, classifier(ids))
+    model.export(tmp_path / "saved", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "saved")
+    np.testing.assert_allclose(loaded.serve(IDS), model(IDS), atol=1e-6)
 
 
 def test_it_is_exported_to_litert(tmp_path):

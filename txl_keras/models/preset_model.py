@@ -15,6 +15,7 @@ from txl_keras.checks import check_token_ids
 from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
 from txl_keras.keras_internals import IntegerBatches
+from txl_keras.keras_internals import ModelAsLayer
 from txl_keras.keras_internals import layers_of
 from txl_keras.keras_internals import make_quantized
 from txl_keras.layers.config import add_arguments
@@ -35,7 +36,7 @@ _QUANTIZERS = (
 )
 
 
-class PresetModel(keras.Model):
+class PresetModel(ModelAsLayer, keras.Model):
     """Base class of models with `from_preset` and `save_to_preset`."""
 
     # Arguments of the presets by name; weights are newly initialized. A class

@@ -19,7 +19,6 @@ from txl_keras.checks import check_path
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
-from txl_keras.keras_internals import ModelAsLayer
 from txl_keras.keras_internals import layers_of
 from txl_keras.keras_internals import note_weights
 from txl_keras.keras_internals import scope_of
@@ -49,7 +48,7 @@ _REMEDY = (
 )
 
 
-class RecurrentBackbone(ModelAsLayer, PresetModel):
+class RecurrentBackbone(PresetModel):
     """Base class of models that read text segment by segment with a memory."""
 
     # A subclass provides `token_embedding`, `memory_length`, a `call` that

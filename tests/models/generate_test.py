@@ -12,6 +12,7 @@ from factories import seed_weights
 from factories import small_model
 
 from txl_keras.backend import tf
+from txl_keras.data import ByteTokenizer
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import IdTokenizer
 from txl_keras.models import LSTMBackbone
@@ -67,6 +68,30 @@ def test_each_row_of_a_batch_is_continued_as_if_alone(model):
     texts = model.generate(prompts, seed=5, **options)
     for i, prompt in enumerate(prompts):
         assert texts[i] == model.generate(prompt, seed=5 + i, **options)
+
+
+@pytest.mark.parametrize("config", [{}, {"cold_start": "zeros"}])
+def test_a_short_prompt_is_read_the_same_whatever_is_asked_for(config):
+    seed_weights(6)
+    model, prompt = varied_model(memory_length=20, **config), [1, 4, 2, 8]
+    options = {"sampler": "greedy", "return_log_probs": True}
+    options["max_new_tokens"] = 3
+    _, expected = model.generate(prompt, **options)
+    _, (beside_a_long_one, _) = model.generate([prompt, [3] * 30], **options)
+    _, with_memory, _ = model.generate(prompt, return_memory=True, **options)
+    for found in (beside_a_long_one, with_memory):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_sampler_of_ones_own_is_used(model):
+    class Unlikeliest(Sampler):
+        def __call__(self, log_probs, seeds, seen=None):
+            return keras.ops.cast(keras.ops.argmin(log_probs, -1), "int32")
+
+    options = {"max_new_tokens": 1, "sampler": Unlikeliest()}
+    (*_, found) = model.generate([1, 2], **options)
+    log_probs, _ = model.log_probs(np.array([[1, 2]]))
+    assert found == np.argmin(log_probs[0, -1])
 
 
 def test_a_row_ends_before_its_first_stop(model):
@@ -373,6 +398,22 @@ def test_text_is_continued_from_a_stop_and_from_a_scored_text(model):
     for before in (memory, scored):
         rest = model.generate(whole[len(first)], memory=before, **options)
         assert (first + rest).startswith(whole)
+
+
+def test_memory_after_a_stop_is_that_of_the_ids():
+    seed_weights(3)
+    model = varied_model(vocabulary_size=256)
+    model.tokenizer = ByteTokenizer()
+    options = {"seed": 1, "memory_length": 99, "max_new_tokens": 90}
+    ids = model.generate([65], **options)
+    # Many are bytes of no character, which a text cannot tell apart.
+    place = next(i for i in range(20, 90) if 32 < ids[i] < 127)
+    stop = chr(ids[place])
+    place = ids.tolist().index(ids[place], 1)
+    _, memory = model.generate("A", stop=stop, return_memory=True, **options)
+    read = ids[None, :place]
+    _, expected = model.score(read, read, model.initial_memory(1, 99))
+    assert_same(memory.states, expected.states, atol=1e-5)
 
 
 def test_other_memories_are_refused(model):

@@ -143,6 +143,15 @@ def test_what_is_not_written_is_still_read(model):
         assert_same(memory.states, read.states, atol=1e-5)
 
 
+def test_the_last_piece_of_the_prompt_is_no_stop(model):
+    options = {"max_new_tokens": 5, "sampler": "greedy"}
+    whole = model.generate("b\n", **options)
+    (newline,) = model.tokenizer.encode("\n")
+    text = model.generate("b\n", stop_token_ids=[newline], **options)
+    assert text == whole[: (whole + "\n").index("\n", 2)]
+    assert len(text) > 2
+
+
 def test_a_stop_inside_of_the_piece_ends_the_text(model):
     options = {"max_new_tokens": 5, "sampler": "greedy", "return_memory": True}
     whole, _ = model.generate("b a", **options)

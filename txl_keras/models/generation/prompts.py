@@ -42,6 +42,8 @@ class Continuation:
         num_ids, text, is_stop = len(self._ids), "", False
         if not self.is_ended:
             is_stop = int(token) in self._stop_token_ids
+            if self.known and not self._ids:  # the prompt's own last token
+                is_stop = is_stop and int(token) != int(self.prompt[-1])
             if not is_stop:
                 self._ids.append(int(token))
                 self.log_probs.append(log_prob)
@@ -62,11 +64,22 @@ class Continuation:
         """Returns the ids of prompt and continuation, int32 `(P,)`."""
         ids = self._ids
         if self._stream and self._stream.is_stopped:
-            # A stop string may begin inside of a token.
-            text = self.known + self._text.encode()
-            ids = tokenizer.encode(text, begins_line=False)
+            ids = self._ids_of_text(tokenizer)
         before = self.read if self._ids else self.prompt
         return np.append(before, ids).astype(np.int32)
+
+    def _ids_of_text(self, tokenizer):
+        """Returns the ids before a stop string, which may begin in a token."""
+        known = len(self.known)
+        for number in range(len(self._ids), 0, -1):
+            ids = self._ids[:number]
+            text = tokenizer.decode_bytes(ids)[known:].decode(errors="replace")
+            if self._text.startswith(text):
+                rest = self._text[len(text) :]
+                break
+        else:
+            ids, rest = [], self.known + self._text.encode()
+        return np.append(ids, tokenizer.encode(rest, begins_line=False))
 
 
 def read_prompts(model, prompts, begins_line):

@@ -32,7 +32,13 @@ class TokenReader:
     def __init__(self, model, num_rows, memory_length, answer=None):
         self.num_rows = num_rows
         self._answer = answer or model.softmax.log_probs
-        self._longest_short = min(_SHORT_PROMPT, memory_length)
+        self._longest_short = -1
+        backbone = model.backbone
+        # With other memory, reading single tokens would give another result.
+        if not backbone.has_attention or (
+            backbone.cold_start == "masked" and backbone.has_finite_reach
+        ):
+            self._longest_short = min(_SHORT_PROMPT, memory_length)
         self.then = functools.lru_cache(maxsize=4)(self._then)
         self._cache = SegmentReader(
             model.backbone, num_rows, PROMPT_SEGMENT, memory_length

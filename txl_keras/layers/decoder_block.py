@@ -123,6 +123,13 @@ class DecoderBlock(Block):
     ):
         super().__init__(num_heads, head_dim, intermediate_dim, **kwargs)
         self.normalize_first = normalize_first
+        is_default = type(self).residual is DecoderBlock.residual
+        if not (normalize_first or is_default):
+            raise ValueError(
+                "`normalize_first` must be True for a block that overrides "
+                "`residual`: post-norm blocks do not call it. Received: "
+                f"normalize_first={normalize_first} of {type(self).__name__}"
+            )
         check_one_of("attention_type", attention_type, ATTENTION_TYPES)
         if attention_type in ("shaw", "al_rfou"):
             check_integer("max_positions", max_positions, 1)

@@ -46,7 +46,7 @@ from txl_keras.models.model_folder import read_tokenizer
 from txl_keras.models.model_folder import write_model
 from txl_keras.output_folders import replaced_when_complete
 
-_MAX_METRICS_BYTES = 64 << 20
+_MAX_METRICS_BYTES = 1 << 30  # about five million lines
 _FIELDS = {
     "class_name": "a string",
     "config": "an object",

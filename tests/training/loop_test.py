@@ -174,6 +174,23 @@ def test_best_weights_that_were_removed_give_way_to_the_next(begin, tmp_path):
     assert third.workdir.best_step() == 20
 
 
+def test_best_weights_are_written_before_the_line_of_a_repeated_score(
+    begin, tmp_path, monkeypatch
+):
+    def fail(*args):
+        raise OSError("the disk is full")
+
+    assert begin(tmp_path, [3.0, None]).go() == (0, False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Workdir, "save_best", fail)
+        second = begin(tmp_path, [1.0, 2.0])
+    with pytest.raises(OSError, match="the disk is full"):
+        second.go()
+    third = begin(tmp_path, [1.0, 2.0])
+    assert third.go() == (8, True)
+    assert third.workdir.best_step() == 8
+
+
 def test_a_loss_that_runs_away_stops_the_run(begin, tmp_path):
     run = begin(tmp_path, [])
     run.trainer.optimizer.learning_rate = 3e4

@@ -102,7 +102,7 @@ class TrainingLoop:
             # A run may have been stopped before this score.
             is_due = step > 0 and self._is_due(step, self.eval_every)
             if is_due and step not in self._scores():
-                if not self._score(step):
+                if not self._score(step, is_restored=True):
                     return False
                 self._show(step)
             feed = Feed(self.segments, self.trainer.strategy, first_step=step)
@@ -248,7 +248,7 @@ class TrainingLoop:
             line["step"]: line["valid"] for line in lines if "valid" in line
         }
 
-    def _score(self, step):
+    def _score(self, step, is_restored=False):
         """Computes and records a validation score; returns false if stopped."""
         scores = self.validate()
         if scores is None:
@@ -262,6 +262,8 @@ class TrainingLoop:
         if is_best:
             self._best = scores["nll"]
             self.checkpoints.save_best()
+            if is_restored:  # written before the line: no process scores again
+                self.checkpoints.wait()
         metrics = {"step": step, "valid": scores}
 
         def write():

@@ -9,7 +9,9 @@ from factories import small_backbone
 from factories import trainer_rewinder
 
 from txl_keras.data import Segments
+from txl_keras.layers import DecoderBlock
 from txl_keras.layers.compute import target
+from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.optimizers import build_optimizer
@@ -187,6 +189,46 @@ def test_muon_orthogonalizes_in_the_precision_of_the_model(
     # The gradient of 7 different tokens has a rank of 7.
     values = np.linalg.svd(update)[1][:7] / 0.02 / max(update.shape) ** 0.5
     assert 0.5 < values.min() < values.max() < 1.4
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "bfloat16"])
+def test_muon_learns_in_bfloat16_from_rows_in_pieces(dtype):
+    model = make_model(dtype=dtype, cutoffs=(4,))
+    trainer = Trainer(
+        model, build_optimizer("muon", 0.03), STRATEGY, 3, accumulate_steps=3
+    )
+    losses = trainer.train(make_iterator(), 40)["loss"]
+    assert losses[-5:].mean() < losses[:5].mean() - 0.1
+
+
+def test_a_block_may_have_a_scalar_weight():
+    class ScaledBlock(DecoderBlock):
+        def build(self, inputs_shape):
+            super().build(inputs_shape)
+            self.scale = self.add_weight((), initializer="ones")
+
+        def residual(self, inputs, update, sublayer):
+            return inputs + self.scale * update
+
+    class ScaledBackbone(TransformerXLBackbone):
+        block_class = ScaledBlock
+
+    config = {"make": ScaledBackbone, "num_layers": 1, "vocabulary_size": 7}
+    with pytest.raises(ValueError, match="`normalize_first` must be True for"):
+        small_backbone(**config)
+    backbone = small_backbone(**config, normalize_first=True)
+    trainer = make_trainer(TransformerXLCausalLM(backbone))
+    results = trainer.train(make_iterator(), 1)
+    assert np.isfinite(results["gradient_norm"]).all()
+    scale = next(w for w in backbone.weights if w.shape == ())
+    assert scale.numpy() != 1
+
+
+def test_a_frozen_model_is_refused():
+    model = make_model()
+    model.trainable = False
+    with pytest.raises(ValueError, match="must have trainable weights"):
+        make_trainer(model)
 
 
 def test_nan_is_reported_with_its_step(trainer):

@@ -19,6 +19,7 @@ from txl_keras.compilation import device_of
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.extending import registered
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.models.fit_data import check_trainable
 from txl_keras.training.optimizers import Muon
 from txl_keras.training.strategy import host_loop
 from txl_keras.training.updates import LossScale
@@ -126,6 +127,7 @@ class Trainer:
             check_number("clip_norm", clip_norm, 0, exclusive=True)
         check_integer("seed", seed, 0)
         check_integer("accumulate_steps", accumulate_steps, 1)
+        check_trainable(model)
         auxiliary = {id(v) for v in model.backbone.auxiliary_variables}
         is_auxiliary = [id(v) in auxiliary for v in model.trainable_variables]
         # Positions of the gradients of the model and of auxiliary variables.
@@ -339,7 +341,10 @@ class Trainer:
             losses, _, new, gradients = self._gradients_of_rows(
                 *part, seed, first_row + i * rows
             )
-            sums = tf.nest.map_structure(tf.add, sums, (losses, gradients))
+            # TensorFlow fuses `tf.add` with a matmul, which fails for `(1, D)`.
+            sums = tf.nest.map_structure(
+                lambda *pair: tf.add_n(pair), sums, (losses, gradients)
+            )
 
             def put(x, y):
                 if 0 in x.shape:  # no memory: TensorFlow refuses the update
@@ -350,7 +355,7 @@ class Trainer:
             return i + 1, sums, memory
 
         zeros = [tf.zeros(v.shape) for v in self.model.trainable_variables]
-        sums = (0.0,) * len(self._loss_names), zeros
+        sums = (tf.zeros(()),) * len(self._loss_names), zeros
         _, (losses, gradients), memory = tf.while_loop(
             lambda i, *_: i < count,
             add_micro_batch,
@@ -410,7 +415,10 @@ def _norm_by_matmul(gradients):
     # them, which takes five times as long on a CPU.
     sums = [
         tf.reduce_sum(tf.matmul(tf.square(rows), tf.ones((rows.shape[1], 1))))
-        for rows in (tf.reshape(g, (-1, g.shape[-1])) for g in gradients)
+        for rows in (
+            tf.reshape(g, (-1, g.shape[-1] if g.shape.rank else 1))
+            for g in gradients
+        )
     ]
     return tf.sqrt(tf.add_n(sums))
 

@@ -251,9 +251,27 @@ def test_muon_has_one_weight_decay():
             optimizers.Muon(**{name: None})
 
 
+@pytest.mark.parametrize("name", ["lamb", "muon"])
+def test_keras_itself_does_not_decay_biases_and_what_is_excluded(name):
+    weights = [
+        keras.Variable(np.ones((3, 2)), name="kernel"),
+        keras.Variable(np.ones((3, 2)), name="kernel"),
+        keras.Variable(np.ones(2), name="bias"),
+    ]
+    optimizer = optimizers.build_optimizer(name, 0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(weights[:1])
+    optimizer.apply([keras.ops.zeros_like(w) for w in weights], weights)
+    excluded, decayed, bias = (weight.numpy() for weight in weights)
+    assert (decayed < 1).all()
+    assert (excluded == 1).all() and (bias == 1).all()
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
+        ("adam", {"beta_2": 1.0}, "`beta_2` must be below 1"),
+        ("adamw", {"weight_decay": -1.0}, "weight_decay=-1.0"),
+        ("muon", {"momentum": 1.5}, "momentum=1.5"),
         ("adamax", {}, r"one of \('adam', .*name='adamax'"),
         ("adam", {"weight_decay": 0.1}, "`adam` has only .*weight_decay"),
         ("sgd", {"beta_2": 0.9}, "`sgd` has only .*beta_2"),

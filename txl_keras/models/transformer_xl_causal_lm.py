@@ -215,7 +215,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         Keras's own steps, which compute logits and report only the metrics that
         are passed, run in these cases: another `loss`, other metrics,
         `loss_weights`, weights with a `regularizer` or `constraint`, and a
-        subclass that overrides `call`, `compute_loss` or `compute_metrics`. See
+        subclass that overrides `call`, `compute_loss` or `compute_metrics`.
+        Then weight decay applies to all weights, except with `Muon` and `Lamb`:
+        see the optimizer's `exclude_from_weight_decay` and
         `keras.Model.compile`.
 
         `sampler` is a name or an object for `generate`, see

@@ -7,6 +7,7 @@ import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
+from txl_keras.checks import check_dropout
 from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 from txl_keras.keras_internals import MatrixMuon
@@ -76,7 +77,9 @@ class Lamb(keras.optimizers.Lamb):
         super().build(variables)
         # `update_step` may get a `tf.Variable`, which has another name.
         self._decays = [
-            self.inner_weight_decay if takes_weight_decay(variable) else 0.0
+            self.inner_weight_decay
+            if takes_weight_decay(variable) and self._use_weight_decay(variable)
+            else 0.0
             for variable in variables
         ]
 
@@ -182,6 +185,10 @@ class Muon(MatrixMuon):
             config.pop(name, None)
         return config
 
+    def _use_weight_decay(self, variable):
+        is_included = super()._use_weight_decay(variable)
+        return is_included and takes_weight_decay(variable)
+
     def is_matrix(self, variable: keras.Variable) -> bool:
         """Returns whether a variable is a kernel outside of a softmax."""
         *layers, name = variable.path.split("/")
@@ -192,6 +199,7 @@ class Muon(MatrixMuon):
         self, gradient: Tensor, variable: keras.Variable, lr: Tensor, m: Tensor
     ) -> None:
         """Orthogonalizes the update of a kernel and adds it to the kernel."""
+        gradient = ops.cast(gradient, variable.dtype)
         self.assign(m, self.momentum * m + gradient)
         ahead = self.momentum * m + gradient if self.nesterov else m
         # The most square split of a kernel's shape into inputs by outputs.
@@ -204,9 +212,9 @@ class Muon(MatrixMuon):
         matrix = ops.reshape(ahead, min(splits, key=max))
         matrix = ops.cast(matrix, self.matrix_dtype)
         update = self.zeropower_via_newtonschulz5(matrix, self.ns_steps)
-        update = ops.cast(update, variable.dtype)
+        update = ops.cast(update, lr.dtype)
         update = ops.reshape(self.lr_adjust(lr * update), variable.shape)
-        self.assign_sub(variable, update)
+        self.assign_sub(variable, ops.cast(update, variable.dtype))
 
 
 def _norm(tensor):
@@ -274,6 +282,11 @@ def build_optimizer(
         for key, value in settings.items()
         if value is not None and (value or key in defaults)
     }
+    for key, value in settings.items():
+        if key in ("weight_decay", "epsilon"):
+            check_number(key, value, 0)
+        else:
+            check_dropout(key, value)  # from 0 to below 1, too
     if not settings.keys() <= defaults.keys():
         raise ValueError(
             f"`{name}` has only the settings {tuple(defaults)}. "

@@ -44,7 +44,9 @@ class AdaptiveSoftmax(ClusteredLayer):
 
     Args:
         embedding: The `AdaptiveEmbedding` that provides the clusters, and
-            optionally weights.
+            optionally weights. `keras.models.load_model` shares it again; a
+            functional model of `keras.models.clone_model` has a copy, to which
+            nothing is tied.
         tie_embeddings: Boolean, whether tables are shared with `embedding`.
         tie_projections: Whether projections are shared with `embedding`: a
             boolean, `"all_but_first"`, or a sequence with one boolean per

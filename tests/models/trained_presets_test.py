@@ -1,5 +1,6 @@
 """The trained models that come with the package, and what their cards claim."""
 
+import json
 import pathlib
 import re
 import shlex
@@ -42,6 +43,10 @@ def test_the_models_are_small_and_have_names_of_their_own():
 
 def test_a_trained_model_writes_text():
     assert TransformerXLCausalLM.trained_presets == TRAINED
+    for folder in TRAINED.values():
+        config = json.loads(pathlib.Path(folder, "config.json").read_text())
+        dtype = config["config"]["backbone"]["config"]["dtype"]["config"]
+        assert dtype["name"] == "float32"  # fast on any processor
     for name in TRAINED.keys() - {"python_stdlib_small"}:  # in docs_test.py
         model = TransformerXLCausalLM.from_preset(name)
         text = model.generate("import ", max_new_tokens=20, seed=1)

@@ -73,11 +73,15 @@ def test_each_row_of_a_batch_is_continued_as_if_alone(model):
 @pytest.mark.parametrize("config", [{}, {"cold_start": "zeros"}])
 def test_a_short_prompt_is_read_the_same_whatever_is_asked_for(config):
     seed_weights(6)
-    model, prompt = varied_model(memory_length=20, **config), [1, 4, 2, 8]
+    sizes = {"vocabulary_size": 50, "num_layers": 2, "initializer_stddev": 0.5}
+    model = small_model(memory_length=16, **sizes, **config)
+    prompt = np.arange(5, 16)
     options = {"sampler": "greedy", "return_log_probs": True}
     options["max_new_tokens"] = 3
     _, expected = model.generate(prompt, **options)
-    _, (beside_a_long_one, _) = model.generate([prompt, [3] * 30], **options)
+    _, (beside_a_long_one, _) = model.generate(
+        [prompt, np.arange(30)], **options
+    )
     _, with_memory, _ = model.generate(prompt, return_memory=True, **options)
     for found in (beside_a_long_one, with_memory):
         np.testing.assert_allclose(found, expected, atol=1e-5)

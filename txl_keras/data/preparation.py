@@ -217,7 +217,7 @@ def _write_split(corpus, split, tokenizer, path, section_map):
         if not metadata["num_tokens"]:
             raise ValueError(
                 f"The {split} split of {corpus.name} must have at least one "
-                f"token. Received: text without any"
+                "token. Received: text without any"
             )
         text = json.dumps(metadata, indent=1) + "\n"
         files.write_text(text, os.path.join(path, METADATA_FILE))

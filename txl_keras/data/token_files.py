@@ -229,7 +229,8 @@ def encode_block(tokenizer, source, block):
         ) from error
     num_bytes, num_unknown = block.num_bytes, 0
     if getattr(tokenizer, "drop_newlines", False):
-        num_bytes -= block.text.count(b"\n")  # scores are of the other bytes
+        # Scores are of the other bytes.
+        num_bytes -= sum(piece.count(b"\n") for piece in block.pieces)
     if tokenizer.unknown_id is not None:
         num_unknown = int(np.count_nonzero(ids == tokenizer.unknown_id))
     return {

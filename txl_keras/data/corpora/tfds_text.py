@@ -172,29 +172,27 @@ def load_labelled_texts(
     builder = _open(name, data_dir)
     check_one_of("text_column", text_column, _features(builder, _is_string))
     check_one_of("label_column", label_column, _features(builder, _is_label))
-    label = builder.info.features[label_column]
-    name_of = getattr(label, "int2str", _as_text)
+    feature = builder.info.features[label_column]
+    name_of = getattr(feature, "int2str", _as_text)
     splits = {}
     for split, split_name in _find_splits(builder).items():
-        examples = [*tfds.as_numpy(builder.as_dataset(split=split_name))]
-        pairs = [
-            (_as_text(example[text_column]), name_of(example[label_column]))
-            for example in examples
+        texts, labels, left_out = [], [], 0
+        for example in tfds.as_numpy(builder.as_dataset(split=split_name)):
+            label = example[label_column]
             # A class is -1 where the publisher keeps the labels of a test.
-            if name_of is _as_text or example[label_column] >= 0
-        ]
-        if left_out := len(examples) - len(pairs):
+            if name_of is not _as_text and label < 0:
+                left_out += 1
+                continue
+            texts.append(_as_text(example[text_column]))
+            labels.append(name_of(label))
+        source = f"{builder.name} {split_name}"
+        if left_out:
             print(
-                f"{builder.name} {split_name}: {left_out:,} of "
-                f"{len(examples):,} examples are left out, without a label."
+                f"{source}: {left_out:,} of {left_out + len(texts):,} examples "
+                "are left out, without a label."
             )
-        if left_out and not pairs:
-            continue
-        splits[split] = LabelledTexts(
-            [text for text, _ in pairs],
-            [label for _, label in pairs],
-            f"{builder.name} {split_name}",
-        )
+        if texts or not left_out:
+            splits[split] = LabelledTexts(texts, labels, source)
     return splits
 
 

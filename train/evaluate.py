@@ -37,8 +37,8 @@ from txl_keras.data import SlidingWindows
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.data.corpora.files import check_can_write
-from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.data.corpora.files import write_text
+from txl_keras.data.corpora.files import written_when_complete
 from txl_keras.evaluation import evaluator
 from txl_keras.evaluation import report
 from txl_keras.evaluation.plots import plot_losses
@@ -155,10 +155,7 @@ def _evaluate(workdir, chosen, stop):
     scores = report.complete(scores, tokenizer, tokens, split.tokens)
     print(f"{name}, {FLAGS.split}: {report.describe(scores, tokenizer)}")
     if FLAGS.token_nll is not None:
-        with (
-            renamed_when_complete(FLAGS.token_nll) as unfinished,
-            tf.io.gfile.GFile(unfinished, "wb") as file,
-        ):
+        with written_when_complete(FLAGS.token_nll) as file:
             np.save(file, nll)
         print(f"Written to {FLAGS.token_nll}")
     if workdir is None:

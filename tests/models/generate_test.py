@@ -486,6 +486,7 @@ def test_several_sequences_and_their_log_probabilities():
         ({"max_length": 1}, "`max_length`.* at least 2.*max_length=1"),
         ({"max_new_tokens": -1}, "max_new_tokens=-1"),
         ({"stop_token_ids": [9]}, "`stop_token_ids`.*from 9 to 9"),
+        ({"stop_token_ids": [[8]]}, r"`stop_token_ids`.*shape \(None,\)"),
         ({"stop_token_ids": 3}, "`stop_token_ids` must be a list"),
         ({"stop": [""]}, "`stop` must be a string or a sequence of strings"),
         ({"stop": None}, "`stop` must be a string or a sequence"),

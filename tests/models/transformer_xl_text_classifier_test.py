@@ -222,6 +222,7 @@ def test_bad_inputs_are_errors():
     ids = np.stack(texts([6, 6]))
     for inputs, message in (
         ({"token_ids": ids, "lengths": np.array([6])}, "lengths"),
+        ({"token_ids": ids}, r"keys 'token_ids' and 'lengths'.*\['token_ids'"),
         (ids[0], "`token_ids` must have the shape"),
         (ids + V, "must hold integers"),
     ):

@@ -9,6 +9,7 @@ from factories import small_backbone
 from txl_keras.data import WordTokenizer
 from txl_keras.data import pad_texts
 from txl_keras.models import TransformerXLTextClassifier
+from txl_keras.serving import export
 from txl_keras.serving import export_classifier
 
 LABELS = ["ham", "né", "spam"]
@@ -101,4 +102,6 @@ def test_bad_arguments_are_errors(model, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             export_classifier(*arguments)
+    with pytest.raises(ValueError, match="For a classifier, use `export_cl"):
+        export(model, path)
     assert not list(tmp_path.iterdir())

@@ -7,7 +7,7 @@ import numpy as np
 import safetensors.numpy
 import tensorflow as tf
 
-from txl_keras.data.corpora.files import renamed_when_complete
+from txl_keras.data.corpora.files import written_when_complete
 from txl_keras.json_files import open_checked
 
 
@@ -22,10 +22,7 @@ class Backup:
     def save(self, state):
         """Saves a state; replaces the previous one."""
         data = safetensors.numpy.save({**state, "settings": self._settings})
-        with (
-            renamed_when_complete(self._path) as unfinished,
-            tf.io.gfile.GFile(unfinished, "wb") as file,
-        ):
+        with written_when_complete(self._path) as file:
             file.write(data)
 
     def restore(self):

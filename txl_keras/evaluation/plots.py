@@ -7,12 +7,11 @@
 import os
 
 import numpy as np
-import tensorflow as tf
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from txl_keras.data.corpora.files import renamed_when_complete
+from txl_keras.data.corpora.files import written_when_complete
 from txl_keras.evaluation import report
 from txl_keras.evaluation.recl import recl_label
 from txl_keras.metrics import bits_per_token
@@ -225,8 +224,5 @@ def _figure(x_label, y_label):
 
 def _save(figure, path):
     format = os.path.splitext(path)[1].removeprefix(".")
-    with (
-        renamed_when_complete(path) as unfinished,
-        tf.io.gfile.GFile(unfinished, "wb") as file,
-    ):
+    with written_when_complete(path) as file:
         figure.savefig(file, format=format, dpi=120, bbox_inches="tight")

@@ -18,6 +18,7 @@ from txl_keras.backend import tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_one_of
+from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.memory import Memory
 from txl_keras.models.fit_data import as_data
@@ -164,7 +165,10 @@ class TextMethods:
         check_list("stop_token_ids", stop_token_ids)
         if len(stop_token_ids):
             vocabulary_size = self.backbone.vocabulary_size
-            check_token_ids("stop_token_ids", stop_token_ids, vocabulary_size)
+            stop_token_ids = check_token_ids(
+                "stop_token_ids", stop_token_ids, vocabulary_size
+            )
+            check_shape("stop_token_ids", stop_token_ids, (None,))
         is_text = prompts is not ids
         known, streams = [b""] * len(ids), [None] * len(ids)
         if is_text:

@@ -222,6 +222,11 @@ class TransformerXLTextClassifier(BackboneModel):
 def _unpack(inputs):
     """Returns ids `(B, W)` and lengths `(B,)` for any kind of input."""
     if isinstance(inputs, dict):
+        if inputs.keys() != {"token_ids", "lengths"}:
+            raise ValueError(
+                "`inputs` must have the keys 'token_ids' and 'lengths', like "
+                f"those of `pad_texts`. Received: {[*inputs]}"
+            )
         token_ids, lengths = inputs["token_ids"], inputs["lengths"]
     elif isinstance(inputs, (tuple, list)):
         token_ids, lengths = inputs

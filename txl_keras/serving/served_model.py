@@ -12,6 +12,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import checked
+from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 from txl_keras.samplers.sampler import NO_EFFECT
 from txl_keras.serving.graph_writer import read_segments
 from txl_keras.serving.graph_writer import write_tokens
@@ -42,10 +43,13 @@ class ServedModel:
     ):
         self.model = model
         self.backbone = backbone = model.backbone
-        if not backbone.has_attention:
+        is_causal = isinstance(model, TransformerXLCausalLM)
+        if not is_causal or not backbone.has_attention:
             raise ValueError(
-                "`model` must have a TransformerXLBackbone to be exported. "
-                f"Received: backbone={type(backbone).__name__}"
+                "`model` must be a TransformerXLCausalLM of a "
+                "TransformerXLBackbone to be exported. For a classifier, use "
+                f"`export_classifier`. Received: {type(model).__name__} of a "
+                f"{type(backbone).__name__}"
             )
         if memory_length is None:
             memory_length = backbone.memory_length

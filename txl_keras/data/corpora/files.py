@@ -72,12 +72,19 @@ def renamed_when_complete(path):
             gfile.remove(unfinished)
 
 
-def write_text(text, path):
-    """Writes a file atomically: readers never see an incomplete one."""
+@contextlib.contextmanager
+def written_when_complete(path):
+    """Yields a binary file to write to, which becomes `path` at the end."""
     with (
         renamed_when_complete(path) as unfinished,
         gfile.GFile(unfinished, "wb") as file,
     ):
+        yield file
+
+
+def write_text(text, path):
+    """Writes a file atomically: readers never see an incomplete one."""
+    with written_when_complete(path) as file:
         file.write(text.encode())
 
 

@@ -288,17 +288,21 @@ def test_minutes_do_not_read_a_short_text_without_end(
     assert "enough for such a short text; dropout 0.4; " in printed
 
 
-def test_minutes_choose_a_wider_model_where_bfloat16_is_fast(
-    corpus, succeed, no_export, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    "is_fast, hidden_dim",
+    [(False, 128), pytest.param(True, 256, marks=pytest.mark.large)],
+)
+def test_minutes_choose_muon_and_a_wider_model_where_bfloat16_is_fast(
+    corpus, succeed, no_export, tmp_path, monkeypatch, is_fast, hidden_dim
 ):
-    monkeypatch.setattr(run_length, "_has_bfloat16", lambda _: True)
+    monkeypatch.setattr(run_length, "_has_bfloat16", lambda _: is_fast)
     monkeypatch.setattr(run_length, "_LEAST_TOKENS", 1000)
     monkeypatch.setattr(run_length, "_BYTES_PER_MINUTE", 1000)
     flags = f"--corpus={corpus}", f"--workdir={tmp_path}", "--minutes=0.01"
     flags = *flags, "--max_sample_tokens=0"
     assert "16 rows, muon.\n" in succeed("main.py", *flags)
     config = Workdir(str(tmp_path)).read_config()["model"]["backbone"]["config"]
-    assert config["hidden_dim"] == 256
+    assert config["hidden_dim"] == hidden_dim
     assert config["vocabulary_size"] < 500  # which all of the text has
     assert "The run is finished" in succeed("main.py", *flags)
 

@@ -28,16 +28,12 @@ _SCORING_SHARE = 0.05
 # there are none: docs/reproduction.md.
 _DROPOUTS = ((8, 0.0), (18, 0.1), (24, 0.2), (30, 0.3), (math.inf, 0.4))
 _MOST_EPOCHS = 40
-# With bfloat16 a model twice as wide as the default reads almost as many tokens
-# in the same time, in larger batches: docs/training.md.
-_WIDE = {
-    "hidden_dim": 256,
-    "intermediate_dim": 1024,
-    "batch_size": 16,
-    "optimizer": "muon",
-}
-# Of train. With 400,000 it was no better: docs/reproduction.md.
+# For texts of so many tokens of train. With 400,000, Muon and the wider model
+# were no better: docs/reproduction.md.
 _LEAST_TOKENS = 2_000_000
+_MUON = {"optimizer": "muon", "batch_size": 16}
+# With bfloat16 it reads almost as many tokens in the same time.
+_WIDE = {"hidden_dim": 256, "intermediate_dim": 1024}
 # About the text that a CPU reads per minute. Subwords are learned from as much,
 # because more of them, as suit a longer text, make each step slower.
 _BYTES_PER_MINUTE = 1_000_000
@@ -67,10 +63,11 @@ def keep_length(workdir):
     for name in ("minutes", "precision", "max_eval_tokens"):
         if not FLAGS[name].present:
             FLAGS[name].value = kept[name]
+    backbone = config["model"]["backbone"]["config"]
     if FLAGS.dropout is None:
-        FLAGS.dropout = config["model"]["backbone"]["config"]["dropout"]
-    if kept["optimizer"] == _WIDE["optimizer"]:
-        _choose_wide()
+        FLAGS.dropout = backbone["dropout"]
+    if kept["optimizer"] == _MUON["optimizer"]:
+        _choose_muon(backbone["hidden_dim"] == _WIDE["hidden_dim"])
 
 
 def sample_bytes(strategy):
@@ -82,19 +79,19 @@ def sample_bytes(strategy):
 
 
 def choose_model(strategy, num_tokens):
-    """Chooses a wider model and Muon where bfloat16 makes them fast."""
-    if num_tokens >= _LEAST_TOKENS and _has_bfloat16(strategy):
-        _choose_wide()
+    """Chooses Muon, and a wider model where bfloat16 makes it fast."""
+    if num_tokens >= _LEAST_TOKENS:
+        _choose_muon(_has_bfloat16(strategy))
 
 
-def _choose_wide():
+def _choose_muon(wide):
     names = (
         "preset", "backbone", "initialize_from", "precision", "batch_size",
         "optimizer", "learning_rate",
     )  # fmt: skip
     is_given = any(FLAGS[name].present for name in names)
     if not is_given and not {*model_flags.given()} - {"dropout"}:
-        for name, value in _WIDE.items():
+        for name, value in {**_MUON, **(_WIDE if wide else {})}.items():
             FLAGS[name].value = value
 
 

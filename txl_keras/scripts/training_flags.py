@@ -128,8 +128,8 @@ class LanguageTraining(
     Optimization options:
     minutes: Approximate minutes that the command takes. It times some steps,
         then chooses max_steps (fewer for a short text); and dropout, precision
-        and max_eval_tokens unless they are given. With bfloat16 and 2 million
-        tokens it also chooses a wider model, more rows and Muon, unless one of
+        and max_eval_tokens unless they are given. With 2 million tokens it also
+        chooses Muon and 16 rows, and with bfloat16 a wider model, unless one of
         them or the learning rate is given. Default: max_steps counts.
     half_loss: Compute the training loss on the second half of each segment
         only. With --order=roll every token is a target in some epoch.

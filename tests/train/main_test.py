@@ -298,6 +298,7 @@ def test_minutes_choose_muon_and_a_wider_model_where_bfloat16_is_fast(
     monkeypatch.setattr(run_length, "_has_bfloat16", lambda _: is_fast)
     monkeypatch.setattr(run_length, "_LEAST_TOKENS", 1000)
     monkeypatch.setattr(run_length, "_BYTES_PER_MINUTE", 1000)
+    monkeypatch.setitem(run_length._MUON, "num_layers", 1)  # compiles sooner
     flags = f"--corpus={corpus}", f"--workdir={tmp_path}", "--minutes=0.01"
     flags = *flags, "--max_sample_tokens=0"
     assert "16 rows, muon.\n" in succeed("main.py", *flags)

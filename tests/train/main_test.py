@@ -296,7 +296,8 @@ def test_minutes_choose_muon_and_a_wider_model_where_bfloat16_is_fast(
     corpus, succeed, no_export, tmp_path, monkeypatch, is_fast, hidden_dim
 ):
     monkeypatch.setattr(run_length, "_has_bfloat16", lambda _: is_fast)
-    monkeypatch.setattr(run_length, "_LEAST_TOKENS", 1000)
+    monkeypatch.setattr(run_length, "_MUON_TOKENS", 1000)
+    monkeypatch.setattr(run_length, "_WIDE_TOKENS", 1000)
     monkeypatch.setattr(run_length, "_BYTES_PER_MINUTE", 1000)
     monkeypatch.setitem(run_length._MUON, "num_layers", 1)  # compiles sooner
     flags = f"--corpus={corpus}", f"--workdir={tmp_path}", "--minutes=0.01"

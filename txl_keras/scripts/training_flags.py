@@ -128,9 +128,10 @@ class LanguageTraining(
     Optimization options:
     minutes: Approximate minutes that the command takes. It times some steps,
         then chooses max_steps (fewer for a short text); and dropout, precision
-        and max_eval_tokens unless they are given. With 2 million tokens it also
-        chooses Muon and 16 rows, and with bfloat16 a wider model, unless one of
-        them or the learning rate is given. Default: max_steps counts.
+        and max_eval_tokens unless they are given. With 400,000 tokens it also
+        chooses Muon and 16 rows, and with 2 million and bfloat16 a wider model,
+        unless one of them or the learning rate is given. Default: max_steps
+        counts.
     half_loss: Compute the training loss on the second half of each segment
         only. With --order=roll every token is a target in some epoch.
     cold_starts: Share of segments, drawn at random, before which memory is

@@ -18,6 +18,7 @@ from txl_keras.checkpoints import load_hugging_face_xlnet
 from txl_keras.checkpoints import load_tf1
 from txl_keras.checkpoints import save_hugging_face
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import TransformerXLTextClassifier
 
 pytestmark = pytest.mark.every_backend
 
@@ -109,6 +110,12 @@ def test_what_cannot_be_expressed_is_refused(
     with pytest.raises(ValueError, match=message):
         save_hugging_face(model, tmp_path / "export")
     assert not (tmp_path / "export").exists()
+
+
+def test_a_classifier_is_refused(stored, tmp_path):
+    model = TransformerXLTextClassifier(stored.backbone, num_classes=2)
+    with pytest.raises(ValueError, match="Received: TransformerXLTextClas"):
+        save_hugging_face(model, tmp_path / "export")
 
 
 def test_adapted_and_quantized_models_are_refused(tmp_path):

@@ -24,6 +24,7 @@ from txl_keras.data.corpora.files import write_text
 from txl_keras.json_files import read_json
 from txl_keras.models.hub import VOCABULARIES
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
+from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 from txl_keras.output_folders import check_new
 from txl_keras.output_folders import replaced_when_complete
 from txl_keras.tensor_files import read_safetensors
@@ -133,10 +134,12 @@ def save_hugging_face(model: keras.Model, folder: PathLike) -> None:
 def _check_exportable(model):
     """Checks for options that the library lacks; `write` checks weights."""
     backbone = model.backbone
-    if type(backbone) is not TransformerXLBackbone:
+    is_causal = isinstance(model, TransformerXLCausalLM)
+    if not is_causal or type(backbone) is not TransformerXLBackbone:
         raise ValueError(
-            "`model` must have a TransformerXLBackbone to be exported as a "
-            f"TransfoXLLMHeadModel. Received: {type(backbone).__name__}"
+            "`model` must be a TransformerXLCausalLM of a "
+            "TransformerXLBackbone to be exported as a TransfoXLLMHeadModel. "
+            f"Received: {type(model).__name__} of a {type(backbone).__name__}"
         )
     embedding = backbone.token_embedding
     raise_found(

@@ -248,6 +248,18 @@ def test_sizes_that_are_not_known_beforehand():
     assert all(np.abs(g).sum() == 0 for g in gradients)
 
 
+def test_hidden_states_of_another_size_are_an_error():
+    hidden, targets, _ = tokens(B, T)
+    softmax = AdaptiveSoftmax(AdaptiveEmbedding(V, D + 1))
+    for call in (
+        lambda: softmax(hidden, targets),
+        lambda: softmax(hidden),
+        lambda: softmax.logits(hidden),
+    ):
+        with pytest.raises(ValueError, match="`hidden` must have the shape"):
+            call()
+
+
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("bad", [-1, V, 2**31 - 1])
 def test_eager_targets_outside_the_vocabulary_are_an_error(bad):

@@ -91,13 +91,16 @@ def _check_shapes(layer, inputs, outputs):
 
 
 def _check_saving(layer, inputs, outputs, folder):
+    layer.trainable = False
     sizes_known = bool(getattr(layer, "batch_size", None))
     symbolic = _symbolic(inputs, sizes_known)
     model = keras.Model(symbolic, _run(layer, symbolic))
     path = os.path.join(folder, "model.keras")
     model.save(path)
     loaded = keras.saving.load_model(path)
+    layer.trainable = True
     assert len(loaded.weights) == len(layer.weights)
+    assert not loaded.trainable_weights
     results = loaded({name: ops.array(x) for name, x in inputs.items()})
     results = results if isinstance(results, (tuple, list)) else [results]
     assert_same(results, outputs, atol=1e-5)

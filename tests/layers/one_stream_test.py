@@ -210,6 +210,21 @@ def test_biases_from_outside_take_the_place_of_u_and_v():
     assert len(layer.weights) == 5
     biases = random(N, H, seed=7), random(N, H, seed=8)
     assert_equals(layer, *segment_and_memory(), attention_biases=biases)
+    query, _ = segment_and_memory()
+    for other, wrong in (
+        (layer, None),
+        (layer, (biases[0], biases[1][:1])),
+        (attention(), biases),
+    ):
+        with pytest.raises(ValueError, match="`attention_biases` must"):
+            other(query, attention_biases=wrong)
+    block = DecoderBlock(N, H, D, tie_attention_biases=True)
+    _, scores = block(
+        keras.Input((T, D)),
+        attention_biases=biases,
+        return_attention_scores=True,
+    )
+    assert scores.shape == (None, N, T, T)
 
 
 def test_attention_scores_have_a_symbolic_shape_and_dtype():

@@ -90,6 +90,7 @@ def batches(*sizes):
         ({"x": None}, "`x` must be an array, text"),
         ({**ARRAYS, "segment_length": 3}, "`segment_length` must be None"),
         ({"x": SEGMENTS, "segment_length": 3}, "`segment_length` must be N"),
+        ({"x": "text", "segment_length": 0}, "`segment_length` must be an i"),
         ({**ARRAYS, "class_weight": {1: 2.0}}, "`class_weight` must be None"),
         ({**ARRAYS, "batch_size": 0}, "`batch_size` must be an integer"),
         # The default of Keras, 32, would read other samples as one text.

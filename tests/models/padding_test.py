@@ -5,7 +5,11 @@ import numpy as np
 import pytest
 from attention_loops import random
 from factories import feature_backbone
+from factories import random_ids
 from factories import rows_of
+from factories import small_backbone
+
+from txl_keras.layers import AdaptiveSoftmax
 
 B, T, M, D = 4, 9, 6, 16
 # No padding; at the end; at the start and inside; nothing but padding.
@@ -72,6 +76,34 @@ def test_the_loss_of_a_keras_model_leaves_out_padding():
     found = model.evaluate([x, MASK], np.zeros_like(x), batch_size=B, verbose=0)
     expected = np.abs(model([x, MASK])[MASK]).mean()
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_mask_of_keras_is_known_beside_other_arguments():
+    backbone = feature_backbone()
+    x = np.where(MASK[..., None], random(B, T, D), 0)
+    masked = keras.layers.Masking()(x)
+    memory, reset = backbone.initial_memory(B), np.zeros((B,), bool)
+    for call in ({}, {"reset": reset}, {"memory": memory, "reset": reset}):
+        hidden, after = backbone(embeddings=masked, **call)
+        expected, real = backbone(embeddings=x, mask=MASK, **call)
+        np.testing.assert_array_equal(after.valid_length, real.valid_length)
+        np.testing.assert_array_equal(hidden, expected)
+
+
+def test_the_loss_of_an_adaptive_softmax_leaves_out_padding():
+    backbone = small_backbone(num_layers=1)
+    ids = keras.Input((T,), dtype="int32")
+    mask = keras.Input((T,), dtype="bool")
+    hidden, _ = backbone(ids, mask=mask)
+    log_probs = AdaptiveSoftmax(backbone.token_embedding)(hidden)
+    model = keras.Model([ids, mask], log_probs)
+    model.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    x, y = random_ids(B, T), random_ids(B, T, seed=1)
+    found = model.evaluate([x, MASK], y, batch_size=B, verbose=0)
+    nll = -np.take_along_axis(np.array(model([x, MASK])), y[..., None], -1)
+    assert found == pytest.approx(nll[MASK].mean(), rel=1e-5)
 
 
 def test_absolute_positions_and_masks_of_another_shape_are_refused():

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save_file
 
 from txl_keras.keras_internals import layers_of
+from txl_keras.layers import DecoderBlock
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
@@ -251,3 +252,11 @@ def test_floats_in_place_of_a_quantized_kernel_are_refused(folder):
     save_file(tensors, path)
     with pytest.raises(ValueError, match=f"{KERNEL}' must be of int8.*floats"):
         TransformerXLCausalLM.from_preset(folder)
+
+
+def test_a_quantized_layer_in_a_model_of_ones_own_is_not_saved(tmp_path):
+    states = keras.Input((T, 8))
+    model = keras.Model(states, DecoderBlock(2, 4, 8)(states))
+    model.quantize("int8")
+    with pytest.raises(ValueError, match="Save the model before `quantize`"):
+        model.save(tmp_path / "model.keras")

@@ -127,6 +127,9 @@ def test_bad_arguments_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             model.score(**{**batch, **changes})
+    for wrong in (batch["inputs"], {"input": batch["inputs"]}):
+        with pytest.raises(ValueError, match="dict with the key 'inputs'"):
+            model(wrong)
     with pytest.raises(ValueError, match="XLNetBackbone. Received.*Transfo"):
         XLNetPermutationLM(small_backbone())
     with pytest.raises(ValueError, match="Received: backbone=XLNetBackbone"):

@@ -111,6 +111,7 @@ class AdaptiveSoftmax(ClusteredLayer):
         self.projection_initializer = keras.initializers.get(
             projection_initializer
         )
+        self.supports_masking = True
 
     def build(self, hidden_shape=None, targets_shape=None):
         embedding = self.embedding
@@ -145,11 +146,20 @@ class AdaptiveSoftmax(ClusteredLayer):
         targets, known = known_ids("targets", targets, self.embedding.input_dim)
         shape = keras.ops.shape(hidden)[:-1]
         targets = check_shape_in_graph("targets", targets, shape)
-        hidden = ops.cast(hidden, "float32")
+        hidden = self._checked(hidden)
         hidden = ops.reshape(hidden, (-1, self.embedding.output_dim))  # [R, D]
         nll = self._nll(hidden, ops.reshape(targets, (-1,)))
         nll = ops.reshape(nll, ops.shape(targets))
         return ops.where(known, nll, float("nan"))
+
+    def _checked(self, hidden):
+        size, expected = hidden.shape[-1], self.embedding.output_dim
+        if size not in (None, expected):
+            raise ValueError(
+                f"`hidden` must have the shape (..., {expected}), as the "
+                f"embedding. Received: hidden.shape={tuple(hidden.shape)}"
+            )
+        return ops.cast(hidden, "float32")
 
     def _nll(self, hidden, targets):
         if not ON_TENSORFLOW:
@@ -222,7 +232,7 @@ class AdaptiveSoftmax(ClusteredLayer):
         """
         if self.embedding.cutoffs:
             return self.log_probs(hidden)
-        return self._head_logits(ops.cast(hidden, "float32"))
+        return self._head_logits(self._checked(hidden))
 
     def log_probs(
         self, hidden: Tensor, needed: Callable | None = None
@@ -240,7 +250,7 @@ class AdaptiveSoftmax(ClusteredLayer):
             Float32 tensor `(..., V)`; negative infinity for words of tails
             that are not computed.
         """
-        hidden = ops.cast(hidden, "float32")
+        hidden = self._checked(hidden)
         head = ops.log_softmax(self._head_logits(hidden))
         first_size = self.embedding.cluster_size(0)
         # Log-probabilities of the first words, and of whole tails.
@@ -301,7 +311,7 @@ class AdaptiveSoftmax(ClusteredLayer):
         ids = softmax.sample(hidden, Sampler(top_k=10), seeds)
         ```
         """
-        hidden = ops.cast(hidden, "float32")
+        hidden = self._checked(hidden)
 
         def draw_head_first():
             return self._sample_head_first(hidden, sampler, seeds)

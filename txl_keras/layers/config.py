@@ -4,6 +4,8 @@ import inspect
 
 import keras
 
+from txl_keras.keras_internals import layers_of
+
 
 def parameters(cls, base):
     """Returns the parameters of a class and of bases below `base`, by name."""
@@ -37,6 +39,14 @@ class ConfiguredLayer(keras.layers.Layer):
     """Base class of layers that keep each argument as an attribute."""
 
     def get_config(self):
+        if any(layer.quantization_mode for layer in layers_of(self)):
+            raise ValueError(
+                f"`{self.name}` is quantized, and a model of your own that has "
+                "such a layer could not be loaded again. Save the model before "
+                "`quantize`, and quantize it again after loading; or build it "
+                "with a whole model of `txl_keras.models`, which keeps int8. "
+                f"Received: a quantized {type(self).__name__}"
+            )
         return add_arguments(super().get_config(), ConfiguredLayer, self)
 
     def _parameter(self, name, *shape):
@@ -52,4 +62,11 @@ def part_of(owner, layer_class, **kwargs):
     """Creates a layer whose other arguments are attributes of its owner."""
     names = parameters(layer_class, ConfiguredLayer).keys() - kwargs.keys()
     owned = {name: getattr(owner, name) for name in names}
-    return layer_class(dtype=owner.dtype_policy, **owned, **kwargs)
+    return layer_class(**inherited(owner), **owned, **kwargs)
+
+
+def inherited(owner):
+    """Returns the arguments of Keras that a layer shares with its owner."""
+    # Keras itself does not freeze layers inside of a layer that is created, or
+    # loaded, with `trainable=False`.
+    return {"dtype": owner.dtype_policy, "trainable": owner.trainable}

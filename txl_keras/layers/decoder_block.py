@@ -275,7 +275,10 @@ class DecoderBlock(Block):
         self, inputs, memory=None, return_attention_scores=False, **kwargs
     ):
         return self.attention.compute_output_spec(
-            inputs, memory, return_attention_scores
+            inputs,
+            memory,
+            return_attention_scores,
+            attention_biases=kwargs.get("attention_biases"),
         )
 
 

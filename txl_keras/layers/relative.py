@@ -5,6 +5,7 @@ from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
+from txl_keras.checks import shown
 from txl_keras.layers.causal import CausalMultiHeadAttention
 from txl_keras.layers.compute.problem import Positions
 
@@ -102,10 +103,20 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         return self._project_encoding(encoding)
 
     def _position_terms(self, positions, attention_biases):
-        u, v = attention_biases or (
-            self.content_attention_bias,
-            self.positional_attention_bias,
-        )
+        if (attention_biases is None) == self.tie_attention_biases:
+            raise ValueError(
+                "`attention_biases` must be passed if, and only if, "
+                "`tie_attention_biases` is True. Received: attention_biases="
+                f"{shown(attention_biases)}, tie_attention_biases="
+                f"{self.tie_attention_biases}"
+            )
+        if attention_biases is None:
+            u, v = self.content_attention_bias, self.positional_attention_bias
+        else:
+            u, v = attention_biases
+            for bias in (u, v):
+                shape = self.num_heads, self.key_dim
+                check_shape("attention_biases", bias, shape)
         # Scaled by `1 / sqrt(H)` like the queries.
         u, v = self._scaled(u), self._scaled(v)
         return {"content_bias": u, "positions": Positions(*positions, v)}

@@ -13,6 +13,7 @@ from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.target import fused
 from txl_keras.layers.config import ConfiguredLayer
+from txl_keras.layers.config import inherited
 from txl_keras.layers.config import part_of
 from txl_keras.layers.row_dropout import RowDropout
 
@@ -25,7 +26,7 @@ def sublayer(owner, layer_class, *args, **kwargs):
         *args,
         # A clone, because one initializer object repeats its values.
         kernel_initializer=owner.kernel_initializer.clone(),
-        dtype=owner.dtype_policy,
+        **inherited(owner),
         **kwargs,
     )
 
@@ -216,7 +217,7 @@ def layer_norm(layer, name):
     """Creates a layer norm sublayer with the owner's epsilon and dtype."""
     check_number("layer_norm_epsilon", layer.layer_norm_epsilon, 0)
     return keras.layers.LayerNormalization(
-        epsilon=layer.layer_norm_epsilon, dtype=layer.dtype_policy, name=name
+        epsilon=layer.layer_norm_epsilon, name=name, **inherited(layer)
     )
 
 

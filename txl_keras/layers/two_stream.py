@@ -12,6 +12,7 @@ from txl_keras.checks import check_shape
 from txl_keras.layers import compute
 from txl_keras.layers.causal import HeadsAttention
 from txl_keras.layers.causal import check_memory
+from txl_keras.layers.causal import check_steps_mask
 from txl_keras.layers.causal import key_mask
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import Positions
@@ -57,7 +58,8 @@ class TwoStreamRelativeAttention(HeadsAttention):
             and target `i` is at position `i`.
         memory: Optional tensor of shape `(B, M, D)`, the content states
             before the segment.
-        content_mask: Optional boolean `(B, T)`, false at padding.
+        content_mask: Optional boolean `(B, T)`, false at padding. By default
+            Keras's mask of `content`.
         memory_mask, training, dropout_seed: See `CausalMultiHeadAttention`.
         permutation_mask: Optional boolean `(B, T, T)`, true where token `i`
             may attend to token `j`. The diagonal is ignored. (Hugging Face's
@@ -148,9 +150,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
                 check_shape(name, tensor, shapes[name])
         if position_encoding is None:
             position_encoding = self._encode_positions(content, memory)
-        content_mask = check_mask(
-            "content_mask", content_mask, (batch_size, length)
-        )
+        content_mask = check_steps_mask("content_mask", content_mask, content)
         permutation_mask = check_mask(
             "permutation_mask", permutation_mask, (batch_size, length, length)
         )
@@ -318,6 +318,7 @@ class TwoStreamBlock(Block):
         dropout_seed=None,
         **kwargs,
     ):
+        content_mask = check_steps_mask("content_mask", content_mask, content)
         attended = self.attention(
             content,
             query,
@@ -326,9 +327,6 @@ class TwoStreamBlock(Block):
             training=training,
             dropout_seed=fold_in(dropout_seed, 0),
             **kwargs,
-        )
-        content_mask = check_mask(
-            "content_mask", content_mask, ops.shape(content)[:2]
         )
         content = finite_masked(content, content_mask)
 

@@ -297,11 +297,14 @@ def is_text(x):
 
 
 def check_segment_length(segment_length, *data):
-    """Raises `ValueError` if a length is given for data other than text."""
-    if segment_length is not None and not any(map(is_text, data)):
+    """Checks a length; raises `ValueError` for data other than text."""
+    if segment_length is None:
+        return
+    check_integer("segment_length", segment_length, 1)
+    if not any(map(is_text, data)):
         raise ValueError(
-            "`segment_length` must be None unless `x` is text: other data "
-            "is in segments already. Received: "
+            "`segment_length` must be None unless `x` is text, which is `str`: "
+            "other data is in segments already. Received: "
             f"segment_length={shown(segment_length)}, x={shown(data[0])}"
         )
 

@@ -14,6 +14,7 @@ from txl_keras.checks import check_shape
 from txl_keras.checks import shown
 from txl_keras.extending import register
 from txl_keras.keras_internals import build_and_stay_open
+from txl_keras.layers.causal import check_steps_mask
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import zero_masked
@@ -286,9 +287,9 @@ class TransformerXLBackbone(RecurrentBackbone):
             memory = stack.read(batch_size)
         episodes, reset = self._episodes(reset, inputs)
         memory = self._begin_memory(memory, batch_size, reset)
-        if mask is not None:
+        padding = Padding(check_steps_mask("mask", mask, inputs))
+        if padding.mask is not None:
             self.check_takes_padding()
-        padding = Padding(check_mask("mask", mask, ops.shape(inputs)[:2]))
         if not (self.dropout or self.attention_dropout):
             # Unused hashes of seeds would be a seventh of the operations in a
             # small model's training step, and take seconds to compile.

@@ -9,6 +9,7 @@ import keras
 
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
+from txl_keras.checks import shown
 from txl_keras.extending import register
 from txl_keras.keras_internals import build_and_stay_open
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
@@ -118,6 +119,11 @@ class XLNetPermutationLM(BackboneModel):
         self.softmax.build()
 
     def call(self, batch, training=None):
+        if not (isinstance(batch, dict) and "inputs" in batch):
+            raise ValueError(
+                "`batch` must be a dict with the key 'inputs', and optionally "
+                "other arguments of `score`. Received: " + shown(batch)
+            )
         query, _ = self._query_stream(**batch, training=training)
         return self.softmax.logits(query)
 

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 from factories import assert_same
@@ -100,6 +102,7 @@ def test_metrics_after_the_resumed_step_are_forgotten(tmp_path):
         (b"\xff", "damaged"),
         (b'{"loss": 1.5}', "`step` must be an integer"),
         (b'{"step": "3"}', "`step` must be an integer. Received: '3'"),
+        (b'{"step": 3, "valid": {"nll": "a"}}', "`valid.nll` must be a numb"),
     ],
 )
 def test_a_wrong_line_of_metrics_is_named(tmp_path, line, message):
@@ -154,11 +157,16 @@ def test_results_are_a_list_of_objects(tmp_path):
     workdir = Workdir(str(tmp_path))
     assert workdir.read_evaluations("test") == []
     path = tmp_path / "evaluation_test.json"
-    path.write_text('[{"nll": 1.5}]')
-    assert workdir.read_evaluations("test") == [{"nll": 1.5}]
-    path.write_text("[5]")
-    with pytest.raises(ValueError, match="evaluation_test.json must have"):
-        workdir.read_evaluations("test")
+    results = [{"nll": 1.5, "num_tokens": 7}]
+    path.write_text(json.dumps(results))
+    assert workdir.read_evaluations("test") == results
+    for damaged in ("[5]", '[{"nll": 1.5}]'):
+        path.write_text(damaged)
+        with pytest.raises(ValueError, match="evaluation_test.json is damaged"):
+            workdir.read_evaluations("test")
+    (tmp_path / "results.json").write_text('{"step": 3, "valid": {"nll": 1}}')
+    with pytest.raises(ValueError, match="`test.nll` must be a number"):
+        workdir.read_results()
 
 
 def test_a_sample_is_read_from_a_file_only(tmp_path):

@@ -27,6 +27,8 @@ from txl_keras.data import WordTokenizer
 from txl_keras.data import load_tokenizer
 from txl_keras.data.corpora.files import absolute_path
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models.loading import find_folder
+from txl_keras.models.model_folder import ModelFolder
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.output_folders import check_new
@@ -133,6 +135,8 @@ def _load_model():
         expected = "`input` must be a preset with weights."
         options.refuse(FLAGS.input in PRESETS, expected)
         model = TransformerXLCausalLM.from_preset(FLAGS.input, **overrides)
+        folder = find_folder(FLAGS.input, TransformerXLCausalLM)
+        known |= ModelFolder(folder).training
     else:
         load = getattr(checkpoints, f"load_{FLAGS.input_format}")
         has_config = FLAGS.input_format != "hugging_face"

@@ -33,6 +33,7 @@ from txl_keras.data.corpora.id_files import is_id_file
 from txl_keras.data.corpora.id_files import open_ids
 from txl_keras.extending import registered
 from txl_keras.samplers import Sampler
+from txl_keras.scripts import data_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
@@ -146,6 +147,8 @@ def _check_kind(is_text):
         "`prompt` must be given for a model of token ids, and `stop` must not: "
         "it is text.",
     )
+    if FLAGS.output is not None:
+        data_flags.check_writable("output", FLAGS.output)
     options.refuse(
         not (FLAGS.output or ".npy").endswith((".npy", ".npz")),
         "`output` must end with .npy or .npz.",

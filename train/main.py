@@ -32,6 +32,7 @@ from txl_keras.scripts import training_run
 from txl_keras.scripts.options import FLAGS
 from txl_keras.scripts.samples import Samples
 from txl_keras.scripts.samples import legible_passage
+from txl_keras.training.progress import printable
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.utilization import training_bytes
 
@@ -65,7 +66,7 @@ def _train(workdir, strategy, stop):
     if origin:
         training_flags.set_fine_tuning_rate(origin.flags)
     text = data_flags.prepare_text(
-        origin and origin.tokenizer,
+        origin.tokenizer if origin else run_length.kept_tokenizer(workdir),
         sample_bytes=run_length.sample_bytes(strategy),
     )
     tokenizer, splits = text.tokenizer, text.splits
@@ -203,9 +204,11 @@ def _print_results(workdir, tokenizer, prompt):
     for split in ("valid", "test"):
         print(f"{split}: {report.describe(results[split], tokenizer)}")
     if sample := workdir.read_sample():
-        passage = tokenizer.decode(prompt)
+        passage = printable(tokenizer.decode(prompt))
         print("--- A passage of the test text", passage, sep="\n")
-        print("--- How the model continues it", sample, "---", sep="\n")
+        print(
+            "--- How the model continues it", printable(sample), "---", sep="\n"
+        )
     print(
         training_run.written(workdir),
         "To score it in other ways or to write more text, use `txl evaluate` "

@@ -52,6 +52,7 @@ from txl_keras.evaluation.attention_maps import check_attends
 from txl_keras.evaluation.backup import Backup
 from txl_keras.evaluation.evaluator import segments_in_memory
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
+from txl_keras.json_files import check_fields
 from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
@@ -160,6 +161,10 @@ def _read():
         f"`numbers` must be files of a picture of {' or '.join(pictures)}, "
         f"not of {', '.join(sorted(map(str, found)))}.",
     )
+    for path, numbers in zip(FLAGS.numbers, files, strict=True):
+        check_fields(numbers, {"unit": "a string", "models": "a list"}, path)
+        for model in numbers["models"]:
+            check_fields(model, {"label": "a string"}, f"A model of {path}")
     units = [numbers["unit"] for numbers in files]
     _check_equal("numbers", "unit of tokens", units)
     models = [model for numbers in files for model in numbers["models"]]
@@ -219,9 +224,9 @@ def _learning_curves():
             for score in workdir.read_evaluations("test")
             if score.get("corpus") is None and score.get("step") == step
         ]
-        if not scores and workdir.is_finished():
-            scores = [workdir.read_results()["test"]]
-        # The score of the most tokens (latest first), or else the training's.
+        if workdir.is_finished():
+            scores = [workdir.read_results()["test"], *scores]
+        # The score of the most tokens, latest first; the training's last.
         test = max(reversed(scores), key=lambda x: x["num_tokens"], default={})
         names = {"nll", "num_tokens", "segment_length", "memory_length"}
         names.add("evaluator")

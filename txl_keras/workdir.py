@@ -45,6 +45,7 @@ from txl_keras.models.model_folder import class_of
 from txl_keras.models.model_folder import read_tokenizer
 from txl_keras.models.model_folder import write_model
 from txl_keras.output_folders import replaced_when_complete
+from txl_keras.training.checkpointing import saved_steps
 
 _MAX_METRICS_BYTES = 1 << 30  # about five million lines
 _FIELDS = {
@@ -67,6 +68,12 @@ _FIELDS = {
     "training.run.corpus.text_key": "a string or null",
     "training.run.data": "an object or null",
     "tokenizer": "a string or null",
+}
+_METRICS_FIELDS = {
+    "step": "an integer",
+    "loss": "a number or null",
+    "valid": "an object or null",
+    "valid.nll": "a number or null",
 }
 
 
@@ -196,6 +203,12 @@ class Workdir:
         if not is_new:
             # The configuration includes the hash of the tokenizer.
             self.check_config(config)
+            if self.is_finished() and not saved_steps(self.checkpoints):
+                raise FileNotFoundError(
+                    f"There is no checkpoint in {self.checkpoints}, from which "
+                    "the finished run could go on. Bring it back, or give "
+                    f"--initialize_from={self.path} and another --workdir."
+                )
         if tokenizer and (is_new or not tf.io.gfile.exists(self.tokenizer)):
             save_tokenizer(tokenizer, self.tokenizer)
         if is_new:
@@ -265,7 +278,11 @@ class Workdir:
 
     def read_results(self):
         """Returns the dictionary in results.json."""
-        return read_json(self.file("results.json"))
+        path = self.file("results.json")
+        results = read_json(path)
+        kinds = dict.fromkeys(("valid.nll", "test.nll"), "a number")
+        check_fields(results, kinds, path)
+        return results
 
     def read_evaluations(self, split):
         """Returns the results of `txl evaluate` on a split, the latest last."""
@@ -273,8 +290,8 @@ class Workdir:
         if not tf.io.gfile.exists(path):
             return []
         results = read_json(path, list, MAX_VOCABULARY_BYTES)
-        if not all(isinstance(result, dict) for result in results):
-            raise ValueError(f"{path} must have a list of objects.")
+        for result in results:
+            check_fields(result, {"num_tokens": "an integer"}, path)
         return results
 
     def read_sample(self):
@@ -304,7 +321,7 @@ class Workdir:
         for number, line in enumerate(lines, 1):
             source = f"Line {number} of {self.metrics}"
             found = parse_json(line, source)
-            check_fields(found, {"step": "an integer"}, source)
+            check_fields(found, _METRICS_FIELDS, source)
             # Interned, so that all lines share one string per name.
             metrics.append({sys.intern(k): v for k, v in found.items()})
         return metrics

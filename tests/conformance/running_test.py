@@ -1,6 +1,7 @@
 """What scripts share."""
 
 import contextlib
+import io
 import os
 import re
 import sys
@@ -134,6 +135,14 @@ def test_a_command_runs_without_stdout():
     with contextlib.redirect_stdout(None), lasting_output():  # as after `>&-`
         print("lost", flush=True)
         assert not sys.stdout.isatty()
+
+
+def test_what_a_terminal_cannot_encode_does_not_end_a_command():
+    file = io.BytesIO()
+    terminal = io.TextIOWrapper(file, encoding="latin-1")
+    with contextlib.redirect_stdout(terminal), lasting_output():
+        print("\xe9 \u2192")
+    assert file.getvalue() == b"\xe9 \\u2192\n"
 
 
 _INTERRUPT = """

@@ -149,13 +149,15 @@ def test_the_average_of_a_run_is_a_preset(run, convert, fail, tmp_path):
 def test_a_preset_is_copied(succeed, fail, tmp_path):
     model = small_model(num_layers=1, vocabulary_size=256)
     model.tokenizer = ByteTokenizer()
-    model.save_to_preset(tmp_path / "preset")
+    training = {"segment_length": 24, "step": 70, "learning_rate": 0.5}
+    model.save_to_preset(tmp_path / "preset", training)
     output = Workdir(str(tmp_path / "run"))
     flags = ("convert.py", "--input_format=preset", f"--output={output.path}")
     fail(*flags, "--input=quickstart", messages=["`input`", "with weights"])
     succeed(*flags, f"--input={tmp_path / 'preset'}")
     converted, step = output.load_model()
-    assert step == 0
+    assert step == 70
+    assert training.items() <= output.read_config()["flags"].items()
     assert output.load_tokenizer().vocabulary_size == 256
     assert_same(converted.weights, model.weights)
 

@@ -84,6 +84,17 @@ def test_a_finished_run_says_so_and_changes_nothing(run, succeed):
     assert (workdir / "results.json").read_bytes() == before
 
 
+def test_a_finished_run_without_checkpoints_is_kept(run, fail, tmp_path):
+    workdir = shutil.copytree(run[0], tmp_path / "run")
+    shutil.rmtree(workdir / "checkpoints")
+    before = {p: p.read_bytes() for p in workdir.rglob("*.json*")}
+    for more in ("--max_steps=60", "--max_steps=75"):
+        flags = (*run[2], f"--workdir={workdir}", more)
+        error = fail("main.py", *flags)
+        assert f"Bring it back, or give --initialize_from={workdir}" in error
+    assert before == {p: p.read_bytes() for p in workdir.rglob("*.json*")}
+
+
 def test_a_finished_run_goes_on_for_longer(run, succeed, no_export, tmp_path):
     workdir = shutil.copytree(run[0], tmp_path / "longer")
     flags = (*run[2], f"--workdir={workdir}", "--max_sample_tokens=0")
@@ -306,6 +317,8 @@ def test_minutes_choose_muon_and_a_wider_model_where_bfloat16_is_fast(
     config = Workdir(str(tmp_path)).read_config()["model"]["backbone"]["config"]
     assert config["hidden_dim"] == hidden_dim
     assert config["vocabulary_size"] < 500  # which all of the text has
+    # As on a device that would learn subwords from more text.
+    monkeypatch.setattr(run_length, "_BYTES_PER_MINUTE", 2000)
     assert "The run is finished" in succeed("main.py", *flags)
 
 

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from script_runs import metrics_of
+from script_runs import results_of
 
 from txl_keras.data import load_corpus
 from txl_keras.evaluation.backup import Backup
@@ -23,15 +24,16 @@ def test_learning_curves_are_those_of_the_metrics(run, succeed, tmp_path):
     results = [
         {"nll": nll, "num_tokens": size, "step": at, "corpus": corpus}
         for nll, size, at, corpus in (
-            (1.25, 70, step, None),
-            (1.5, 90, step, None),
-            (1.75, 90, step, None),
+            (1.25, 70_000, step, None),
+            (1.5, 90_000, step, None),
+            (1.75, 90_000, step, None),
             (1.0, 20, step, None),
-            (2.5, 95, step - 1, None),
-            (2.75, 99, step, "other.txt"),
+            (2.5, 95_000, step - 1, None),
+            (2.75, 99_000, step, "other.txt"),
         )
     ]
-    (workdir / "evaluation_test.json").write_text(json.dumps(results))
+    evaluations = workdir / "evaluation_test.json"
+    evaluations.write_text(json.dumps(results))
     output = tmp_path / "curves.png"
     flags = ("--picture=learning_curves", f"--output={output}")
     succeed("plot.py", *flags, f"--workdirs={workdir}", "--labels=one")
@@ -41,13 +43,18 @@ def test_learning_curves_are_those_of_the_metrics(run, succeed, tmp_path):
     assert (model["label"], model["tokens_per_step"]) == ("one", 4 * 8)
     # The test score is the latest of most tokens, of the best weights and the
     # text of the run.
-    assert model["test"] == {"nll": 1.75, "num_tokens": 90}
+    assert model["test"] == {"nll": 1.75, "num_tokens": 90_000}
     metrics = metrics_of(workdir)
     train = {m["step"]: m["loss"] for m in metrics if "loss" in m}
     valid = {m["step"]: m["valid"]["nll"] for m in metrics if "valid" in m}
     for name, losses in (("train", train), ("valid", valid)):
         curve = {"steps": [*losses], "nll": [*losses.values()]}
         assert model[name] == curve
+    # Training scored more than this.
+    evaluations.write_text(json.dumps(results[3:4]))
+    succeed("plot.py", *flags, f"--workdirs={workdir}")
+    (model,) = picture_numbers(output)["models"]
+    assert model["test"]["nll"] == results_of(workdir)["test"]["nll"]
 
 
 def test_runs_of_one_label_are_seeds(succeed, fail, tmp_path):
@@ -198,6 +205,8 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
     positions = tmp_path / "numbers.json"
     positions.write_text('{"picture": "positions"}')
     numbers = f"--numbers={positions}"
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text('{"picture": "positions", "unit": "byte"}')
     for picture, cases in {
         "attention": (
             ([one, text, "--layers=1"], ["`layers`", "--layers=1"]),
@@ -217,6 +226,8 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
         "positions": (
             ([], ["Either `workdirs`, one or more runs, or `numbers`"]),
             ([numbers, one], ["Either `workdirs`"]),
+            ([numbers], ["`unit` must be a string"]),
+            ([f"--numbers={damaged}"], ["`models` must be a list"]),
             ([two], ["`corpus` must be given"]),
             ([one, "--corpus="], ["`corpus` must not be empty"]),
             ([f"{one},{other}", text], ["one tokenizer", str(other)]),

@@ -172,6 +172,11 @@ def test_best_weights_that_were_removed_give_way_to_the_next(begin, tmp_path):
     assert third.go() == (12, True)
     assert third.steps("valid") == [4, 8, 12, 16, 20]
     assert third.workdir.best_step() == 20
+    # At the last step there is no next score.
+    shutil.rmtree(third.workdir.model)
+    fourth = begin(tmp_path, [3.3], max_steps=20)
+    assert fourth.go() == (20, True)
+    assert fourth.workdir.best_step() == 20
 
 
 def test_best_weights_are_written_before_the_line_of_a_repeated_score(

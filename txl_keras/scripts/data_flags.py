@@ -185,6 +185,10 @@ def check_outside_text(name, folder):
 
 def check_writable(name, path):
     """Makes the folder of the file of flag `name` and checks it is writable."""
+    options.refuse(
+        tf.io.gfile.isdir(path),
+        f"`{name}` must be a file, and {path} is a folder.",
+    )
     folder = os.path.dirname(path) or "."
     files.check_can_write(name, folder)
     tf.io.gfile.makedirs(folder)

@@ -32,6 +32,8 @@ class _Output:
     """Forwards to a text stream until writing to it fails."""
 
     def __init__(self, stream, is_result=False):
+        if hasattr(stream, "reconfigure"):  # for what it cannot encode
+            stream.reconfigure(errors="backslashreplace")
         self._stream = stream
         self._is_result = is_result
 

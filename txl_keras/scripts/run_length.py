@@ -77,6 +77,14 @@ def sample_bytes(strategy):
     return min(size, building.SAMPLE_BYTES)
 
 
+def kept_tokenizer(workdir):
+    """Returns the tokenizer of a run of `--minutes`, `None` if it is new."""
+    # How much text a new one would be learned from depends on the devices.
+    if FLAGS.minutes is None or FLAGS.vocabulary or not workdir.is_claimed():
+        return None
+    return workdir.load_tokenizer()
+
+
 def choose_model(strategy, num_tokens):
     """Chooses Muon, and for a long text a wider model if bfloat16 is fast."""
     if num_tokens >= _MUON_TOKENS:
@@ -99,9 +107,6 @@ def choose(strategy, build, segments):
     # `build` builds a `Trainer`; the run later builds its own.
     if not FLAGS["precision"].present and _has_bfloat16(strategy):
         FLAGS.precision = "bfloat16"
-    if FLAGS.max_eval_tokens is None:
-        tokens = FLAGS.eval_every * FLAGS.batch_size * FLAGS.segment_length
-        FLAGS.max_eval_tokens = max(2, int(_SCORED_SHARE * tokens))
     seconds, epochs, dropout = _time_training(build, segments)
     if not dropout and FLAGS.dropout is None and (rate := _dropout_for(epochs)):
         FLAGS.dropout = rate
@@ -111,6 +116,10 @@ def choose(strategy, build, segments):
     is_given, given = FLAGS["max_steps"].present, FLAGS.max_steps
     instead = f" instead of --max_steps={given}" if is_given else ""
     FLAGS.max_steps = max(1, int(epochs * segments.steps_per_epoch))
+    if FLAGS.max_eval_tokens is None:
+        steps = min(FLAGS.eval_every, FLAGS.max_steps)
+        tokens = steps * FLAGS.batch_size * FLAGS.segment_length
+        FLAGS.max_eval_tokens = max(2, int(_SCORED_SHARE * tokens))
     is_short = epochs == _MOST_EPOCHS
     limit = ", which is enough for such a short text" if is_short else ""
     if is_chief(strategy):
@@ -118,7 +127,8 @@ def choose(strategy, build, segments):
             f"--minutes={FLAGS.minutes:g}: {FLAGS.max_steps:,} steps"
             f"{instead} of {1e3 * seconds:.0f} ms in {FLAGS.precision}, "
             f"{epochs:.2g} epochs of {len(segments.tokens):,} tokens{limit}; "
-            f"dropout {dropout:g}; {FLAGS.batch_size} rows, {FLAGS.optimizer}."
+            f"dropout {dropout:g}; {FLAGS.batch_size} rows, {FLAGS.optimizer}"
+            + (f", hidden_dim {FLAGS.hidden_dim}." if FLAGS.hidden_dim else ".")
         )
 
 

@@ -45,11 +45,12 @@ class Training(
     clip_norm: Global norm to which gradients are clipped; 0 for no clipping.
     schedule: Decay of the learning rate after its warm-up.
     learning_rate: Peak learning rate. Models with 40 million weights or more
-        need about 2.5e-4. Default with --initialize_from: as usual for a model
-        that comes with the package, half the rate of a run, else {rate}.
+        need about 2.5e-4. Default of `txl train` with --initialize_from: as
+        usual for a model that comes with the package, half the rate of a run,
+        else {rate}.
     min_learning_rate: Learning rate after the last step.
-    warmup_steps: Steps of linear warm-up of the learning rate. Default: a tenth
-        of max_steps.
+    warmup_steps: Steps of linear warm-up of the learning rate. Default of `txl
+        train`: a tenth of max_steps.
     accumulate_steps: Parts into which each replica divides its rows to
         accumulate gradients: the same step in less memory.
 
@@ -71,7 +72,7 @@ class Training(
     order: options.one_of(ORDERS) = "sequential"
     reset_documents: bool = False
     precision: options.one_of(["float32", "bfloat16", "float16"]) = "float32"
-    seed: int = 0
+    seed: options.integer(0, 2**32 - 1) = 0
     optimizer: options.one_of(OPTIMIZERS) = "adam"
     weight_decay: options.number(0) = 0.0
     clip_norm: float = 0.25
@@ -130,8 +131,8 @@ class LanguageTraining(
         then chooses max_steps (fewer for a short text); and dropout, precision
         and max_eval_tokens unless they are given. With 400,000 tokens it also
         chooses Muon and 16 rows, and with 2 million and bfloat16 a wider model,
-        unless one of them or the learning rate is given. Default: max_steps
-        counts.
+        unless one of them, precision, learning_rate, initialize_from or another
+        flag of the model except dropout is given. Default: max_steps counts.
     half_loss: Compute the training loss on the second half of each segment
         only. With --order=roll every token is a target in some epoch.
     cold_starts: Share of segments, drawn at random, before which memory is

@@ -84,7 +84,7 @@ class TrainingLoop:
         lines = self.workdir.read_metrics()
         losses = (x["loss"] for x in lines if x.get("loss") is not None)
         self._first_loss = next(losses, None)
-        # A run may have lost its best weights.
+        # A run may have lost its best weights: see `run`.
         kept = self._scores().get(self.workdir.best_step())
         self._best = kept["nll"] if kept else math.inf
         return step
@@ -101,7 +101,8 @@ class TrainingLoop:
             self._write(lambda: self.progress.update(step))
             # A run may have been stopped before this score.
             is_due = step > 0 and self._is_due(step, self.eval_every)
-            if is_due and step not in self._scores():
+            is_scored = self.workdir.best() and step in self._scores()
+            if is_due and not is_scored:
                 if not self._score(step, is_restored=True):
                     return False
                 self._show(step)

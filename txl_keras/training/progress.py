@@ -101,11 +101,11 @@ class Progress(ProgressBar):
 
     def _write(self, text):
         """Prints lines, above the bar if there is one."""
-        self._bar.write(_printable(text), file=sys.stdout)
+        self._bar.write(printable(text), file=sys.stdout)
         sys.stdout.flush()
 
 
-def _printable(text):
+def printable(text):
     """Replaces what the terminal would execute or cannot encode."""
     text = "".join(
         "\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c

@@ -106,13 +106,11 @@ class Progress(ProgressBar):
 
 
 def printable(text):
-    """Replaces what the terminal would execute or cannot encode."""
-    text = "".join(
+    """Replaces what the terminal would execute."""
+    return "".join(
         "\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c
         for c in text
     )
-    encoding = sys.stdout.encoding or "utf-8"
-    return text.encode(encoding, "replace").decode(encoding)
 
 
 class TensorBoard:

@@ -313,7 +313,8 @@ def test_minutes_choose_muon_and_a_wider_model_where_bfloat16_is_fast(
     monkeypatch.setitem(run_length._MUON, "num_layers", 1)  # compiles sooner
     flags = f"--corpus={corpus}", f"--workdir={tmp_path}", "--minutes=0.01"
     flags = *flags, "--max_sample_tokens=0"
-    assert "16 rows, muon.\n" in succeed("main.py", *flags)
+    wider = f", hidden_dim {hidden_dim}" if is_fast else ""
+    assert f"16 rows, muon{wider}.\n" in succeed("main.py", *flags)
     config = Workdir(str(tmp_path)).read_config()["model"]["backbone"]["config"]
     assert config["hidden_dim"] == hidden_dim
     assert config["vocabulary_size"] < 500  # which all of the text has

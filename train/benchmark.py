@@ -42,13 +42,13 @@ from absl import flags
 from txl_keras.compilation import compile_layers
 from txl_keras.data import Segments
 from txl_keras.models import SegmentReader
+from txl_keras.optimizers import build_optimizer
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.options import FLAGS
 from txl_keras.training import utilization
-from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
 
 

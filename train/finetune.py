@@ -40,6 +40,7 @@ from txl_keras.data.preparation import token_folder
 from txl_keras.evaluation.classification import classification_scores
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models.transformer_xl_text_classifier import POOLINGS
+from txl_keras.optimizers import build_optimizer
 from txl_keras.output_folders import check_new
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
@@ -49,7 +50,6 @@ from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.options import FLAGS
 from txl_keras.serving import export_classifier
-from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.schedules import build_schedule
 from txl_keras.workdir import Workdir
 

@@ -29,6 +29,7 @@ PARTS = [
     "tensor_files",
     "weights",
     "metrics",
+    "optimizers",
     "data",
     "output_folders",
     "layers",

@@ -16,7 +16,7 @@ from txl_keras.data import load_corpus
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.training.optimizers import build_optimizer
+from txl_keras.optimizers import build_optimizer
 from txl_keras.training.schedules import build_schedule
 from txl_keras.training.trainer import Trainer
 

@@ -28,8 +28,8 @@ from txl_keras.data import Segments
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.extending import registered
+from txl_keras.optimizers import build_optimizer
 from txl_keras.training.checkpointing import Checkpoints
-from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.schedules import build_schedule
 from txl_keras.training.strategy import create_strategy
 from txl_keras.training.strategy import wait_for_all

@@ -214,6 +214,7 @@ def test_ids_of_many_sections_are_those_of_the_whole_text(
     whole = prepare(corpus, tokenizer, str(tmp_path / "b"))["train"]
     np.testing.assert_array_equal(train.tokens[:], whole.tokens)
     np.testing.assert_array_equal(train.documents[:], whole.documents)
+    assert train.fingerprint() == whole.fingerprint()
 
 
 def test_sections_that_are_finished_are_kept(text_of_sections, tmp_path):

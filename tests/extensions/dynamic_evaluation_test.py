@@ -24,6 +24,7 @@ from txl_keras.extensions.dynamic_evaluation import DynamicEvaluator
 from txl_keras.extensions.dynamic_evaluation import collect_mean_square
 from txl_keras.extensions.dynamic_evaluation import load_tf1_mean_square
 from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLBackbone
 from txl_keras.training.stopping import StopRequest
 from txl_keras.weights import weights_by_name
 
@@ -299,8 +300,12 @@ def test_only_trainable_weights_change(segments):
     assert {name for name, value in change.items() if value.any()} == expected
 
 
-def test_other_backbones_adapt(segments):
-    model = small_model(num_layers=1, make=LSTMBackbone)
+@pytest.mark.parametrize(
+    "dtype, make",
+    [("float32", LSTMBackbone), ("bfloat16", TransformerXLBackbone)],
+)
+def test_other_models_adapt(segments, dtype, make):
+    model = small_model(dtype, make, num_layers=1)
     evaluator = DynamicEvaluator(model, 0.0, segment_length=5)
     static = evaluator.evaluate(segments)
     evaluator.learning_rate = 0.1
@@ -377,6 +382,13 @@ def test_wrong_segments_and_statistics_are_refused(
     with pytest.raises(ValueError, match="`num_segments`"):
         collect_mean_square(model, segments, len(segments) + 1)
     name, array = next(iter(mean_square.items()))
-    wrong = {**mean_square, name: np.zeros((*array.shape, 2), np.float32)}
-    with pytest.raises(tf.errors.InvalidArgumentError, match="not compatible"):
-        DynamicEvaluator(model, 0.1, wrong, segment_length=5)
+    others = {k: v for k, v in mean_square.items() if k != name}
+    for wrong in (
+        others,
+        [*mean_square.values()],
+        {**others, name: np.zeros((*array.shape, 2), np.float32)},
+        {**others, name: np.full_like(array, np.nan)},
+        {**others, name: -1 - array},
+    ):
+        with pytest.raises(ValueError, match=f"`mean_square` .* {name}"):
+            DynamicEvaluator(model, 0.1, wrong, segment_length=5)

@@ -11,7 +11,7 @@ from factories import feature_backbone
 from txl_keras.extensions.gtrxl import GATES
 from txl_keras.extensions.gtrxl import Gate
 from txl_keras.extensions.gtrxl import GTrXLBackbone
-from txl_keras.training.optimizers import Muon
+from txl_keras.optimizers import Muon
 from txl_keras.weights import weights_by_name
 
 D = 8

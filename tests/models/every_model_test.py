@@ -15,6 +15,7 @@ from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
+from txl_keras.optimizers import Muon
 
 pytestmark = pytest.mark.every_backend
 
@@ -182,3 +183,17 @@ def test_a_functional_model_hands_memory_on(config, tmp_path):
     ):
         copy.set_weights(model.get_weights())
         np.testing.assert_allclose(read(copy), expected, atol=1e-5)
+
+
+def test_muon_trains_and_is_loaded(tmp_path):
+    model = small_model(num_layers=1)
+    model.compile(Muon(0.03))
+    ids = random_ids(B, 2 * T + 1)
+    data = {"x": ids[:, :-1], "y": ids[:, 1:], "batch_size": B, "verbose": 0}
+    first, *_, last = model.fit(**data, epochs=9).history["loss"]
+    assert last < 0.8 * first
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded.optimizer, Muon)
+    expected = model.evaluate(**data)
+    np.testing.assert_allclose(loaded.evaluate(**data), expected, rtol=1e-5)

@@ -16,8 +16,8 @@ from txl_keras.evaluation.evaluator import check_slides
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import SegmentReader
+from txl_keras.optimizers import build_optimizer
 from txl_keras.serving import export
-from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
 
 B, T, L = 3, 7, 2

@@ -337,5 +337,7 @@ def test_a_sampler_is_restored_from_its_config(sampler):
 def test_samplers_of_a_model_are_of_numbers():
     with pytest.raises(ValueError, match="`top_p` must be a number"):
         Sampler(top_p=ops.array(0.5)).get_config()
+    with pytest.raises(ValueError, match="`seen` must be given"):
+        Sampler(repetition_penalty=2.0)(np.zeros((1, 3)), np.uint32([1]))
     with pytest.raises(ValueError, match="`num_beams`.*num_beams=0"):
         BeamSampler(num_beams=0)

@@ -537,6 +537,9 @@ def test_an_older_savedmodel_is_replaced_in_any_file_system(
         patch.setattr(gfile, "copy", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             export(model, path, num_slots=0, assets={"a": __file__})
+    for name in ("../a", "settings.json"):
+        with pytest.raises(ValueError, match="`assets` must have file names"):
+            export(model, path, num_slots=0, assets={name: __file__})
     assert read("saved_model.pb") == "of another program"
     (tmp_path / "tokens").write_text("abc")
     assets = {"tokens.json": str(tmp_path / "tokens")}

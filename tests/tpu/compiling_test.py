@@ -22,6 +22,7 @@ from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import use
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.optimizers import build_optimizer
 from txl_keras.tpu import compiling
 from txl_keras.tpu.compiling import OneOfManyReplicas
 from txl_keras.tpu.compiling import check_packages
@@ -31,7 +32,6 @@ from txl_keras.tpu.report import bytes_moved
 from txl_keras.tpu.report import describe
 from txl_keras.tpu.report import report
 from txl_keras.tpu.slices import TYPES
-from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import training_bytes
 

@@ -12,11 +12,11 @@ from factories import small_model
 from factories import trainer_rewinder
 
 from txl_keras.data import Segments
+from txl_keras.optimizers import build_optimizer
 from txl_keras.training import checkpointing
 from txl_keras.training import loop as loops
 from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.loop import TrainingLoop
-from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.trainer import Trainer
 from txl_keras.workdir import Workdir

@@ -11,8 +11,8 @@ from txl_keras.data import Segments
 from txl_keras.evaluation import PermutationEvaluator
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
+from txl_keras.optimizers import build_optimizer
 from txl_keras.training.checkpointing import Checkpoints
-from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
 
 STRATEGY = tf.distribute.get_strategy()

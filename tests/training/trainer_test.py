@@ -13,8 +13,8 @@ from txl_keras.layers import DecoderBlock
 from txl_keras.layers.compute import target
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.optimizers import build_optimizer
 from txl_keras.training.checkpointing import Checkpoints
-from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
 
 STRATEGY = tf.distribute.get_strategy()

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import hashlib
 import itertools
 import json
 import os
@@ -143,11 +142,10 @@ def write_tokens(corpus, split, tokenizer, folder, section_map=None):
         encode = functools.partial(_encode_section, saved, source)
         shards = section_map(encode, [*zip(sections, paths, strict=True)])
     totals = collections.Counter()
-    lengths, digests, starts = [], [], []
+    lengths, starts = [], []
     for shard in shards:
         documents = np.array(shard.pop("documents"), np.int64)
         starts.append(totals["num_tokens"] + documents)
-        digests.append(shard.pop("sha256"))
         lengths.append(shard["num_tokens"])
         totals.update(shard)
     starts = np.unique(np.concatenate(starts))
@@ -163,10 +161,8 @@ def write_tokens(corpus, split, tokenizer, folder, section_map=None):
         "num_documents": len(starts),
         "vocabulary_size": tokenizer.vocabulary_size,
         "lengths": lengths,
-        "sha256": digests[0]
-        if len(digests) == 1
-        else hashlib.sha256("".join(digests).encode()).hexdigest(),
-        "documents_sha256": file_digest(documents_path, "sha256"),
+        "sha256": file_digest(*paths),
+        "documents_sha256": file_digest(documents_path),
     }
 
 
@@ -177,19 +173,15 @@ def token_dtype(tokenizer):
 
 def write_shard(encoded_blocks, dtype, path):
     """Writes the ids of encoded blocks to a file; describes its content."""
-    digest = hashlib.sha256()
     totals = dict.fromkeys(("num_tokens", "num_bytes", "num_unknown"), 0)
     documents = [np.zeros(0, np.int64)]
     with gfile.GFile(path, "wb") as file:
         for block in encoded_blocks:
-            ids = block["ids"].astype(dtype, copy=False).tobytes()
-            digest.update(ids)
-            file.write(ids)
+            file.write(block["ids"].astype(dtype, copy=False).tobytes())
             documents.append(totals["num_tokens"] + block["documents"])
             for name in totals:
                 totals[name] += block[name]
-    documents = np.concatenate(documents)
-    return {**totals, "sha256": digest.hexdigest(), "documents": documents}
+    return {**totals, "documents": np.concatenate(documents)}
 
 
 _load_tokenizer = functools.lru_cache(1)(load_tokenizer)

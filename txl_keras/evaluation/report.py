@@ -30,7 +30,7 @@ def bytes_per_token(tokenizer, tokens):
 def complete(scores, tokenizer, tokens, all_tokens):
     """Adds values that depend on the text, of which `tokens` were scored."""
     # `bits_per_byte` and `compressors` if every byte was scored; `of_tokens`,
-    # the number of tokens that can be scored, if only some were.
+    # those of the split after the first, if only some were scored.
     left_out = {}
     if len(tokens) != len(all_tokens):
         left_out = {"of_tokens": len(all_tokens) - 1}

@@ -17,6 +17,7 @@ import tensorflow as tf
 from txl_keras.checkpoints.tf1 import load_slot
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
+from txl_keras.checks import shown
 from txl_keras.compilation import compile_layers
 from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.data.segments import Segments
@@ -149,7 +150,7 @@ class DynamicEvaluator(Evaluator):
         if self._mean_square is not None:
             # Not arrays, which would become constants of the graph.
             self._mean_square = {
-                k: tf.ensure_shape(tf.constant(self._mean_square[k]), v.shape)
+                k: tf.constant(_checked_mean_square(self._mean_square, k, v))
                 for k, v in self._weights.items()
             }
         # A variable, because a new number would need a new trace.
@@ -196,15 +197,16 @@ class DynamicEvaluator(Evaluator):
     def _update(self, gradients, rates):
         learning_rate, decay = tf.unstack(rates)
         for name, variable in self._weights.items():
-            change = -learning_rate * gradients[name]
+            change = -learning_rate * tf.cast(gradients[name], tf.float32)
             if self._mean_square is not None:
                 root = tf.sqrt(self._mean_square[name])
                 change /= root + self._epsilon
                 pull = decay * root
                 if self._clip_decay:
                     pull = tf.minimum(pull, 1.0)
-                change += pull * (self._start[name] - variable)
-            variable.assign_add(change)
+                pulled = self._start[name] - variable
+                change += pull * tf.cast(pulled, tf.float32)
+            variable.assign_add(tf.cast(change, variable.dtype))
 
     def evaluate(
         self,
@@ -275,6 +277,20 @@ class DynamicEvaluator(Evaluator):
         token_nll[:] = saved["nll"]
         assign_variables(self._state, {k: saved[k] for k in self._state})
         return int(saved["done"])
+
+
+def _checked_mean_square(mean_square, name, variable):
+    """Returns the statistics of a weight; raises `ValueError` without any."""
+    value = mean_square.get(name) if isinstance(mean_square, dict) else None
+    found = np.asarray(np.nan if value is None else value, np.float32)
+    if found.shape != tuple(variable.shape) or not (found >= 0).all():
+        raise ValueError(
+            "`mean_square` must have an array of numbers of at least 0 for "
+            "each trainable weight, as `collect_mean_square` returns of this "
+            f"model, after `enable_lora`. Received for {name} of shape "
+            f"{tuple(variable.shape)}: {shown(value)}"
+        )
+    return found
 
 
 def collect_mean_square(

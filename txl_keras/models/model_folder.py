@@ -112,7 +112,7 @@ class ModelFolder:
         """Loads the weights into a model."""
         weights = weights_by_name(model)
         self._check_weights(weights)
-        received = file_digest(self._weights_path, "sha256")
+        received = file_digest(self._weights_path)
         if received != self._content["weights"]:
             raise ValueError(
                 f"{self._weights_path} is damaged, or is not the file that was "
@@ -331,7 +331,7 @@ def write_model(
                     write_tokenizer(files.enter_context(rename(tokenizer_path)))
                 new = files.enter_context(rename(weights_path))
                 write_safetensors(weights, new, dtype=dtype)
-                content = {**content, "weights": file_digest(new, "sha256")}
+                content = {**content, "weights": file_digest(new)}
                 write_text(json.dumps(content, indent=1) + "\n", new_config)
             if not write_tokenizer and gfile.exists(tokenizer_path):
                 gfile.remove(tokenizer_path)

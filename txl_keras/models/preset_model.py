@@ -7,6 +7,7 @@ from typing import Self
 import keras
 from keras import ops
 
+import txl_keras.optimizers  # noqa: F401, registers them for `load_model`
 from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_model_name
 from txl_keras.checks import check_one_of

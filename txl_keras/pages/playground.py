@@ -109,6 +109,12 @@ class Playground:
         num_new = check_integer(
             "max_tokens", question["max_tokens"], 1, MAX_NEW_TOKENS
         )
+        received = len(self._reader.tokenizer.encode(question["prompt"]))
+        if received > MAX_PROMPT_TOKENS:
+            raise ValueError(
+                f"`prompt` must have at most {MAX_PROMPT_TOKENS:,} tokens. "
+                f"Received: a prompt of {received:,} tokens"
+            )
         numbers = {name: question.get(name) for name in self._settings}
         Sampler(**numbers)  # raises an error that names a wrong number
         lengths = [self._memory_length] + [other] * (other is not None)
@@ -127,12 +133,6 @@ class Playground:
             ]
         for note in dict.fromkeys(str(warning.message) for warning in caught):
             yield {"note": note}
-        received = len(self._reader.tokenizer.encode(question["prompt"]))
-        if received > MAX_PROMPT_TOKENS:
-            raise ValueError(
-                f"`prompt` must have at most {MAX_PROMPT_TOKENS:,} tokens. "
-                f"Received: a prompt of {received:,} tokens"
-            )
         for name, variable in self._settings.items():
             value = numbers[name]
             variable.assign(NO_EFFECT[name] if value is None else value)

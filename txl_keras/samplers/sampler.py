@@ -220,6 +220,11 @@ class Sampler:
         penalty = self._value("repetition_penalty")
         if penalty is None:
             return log_probs
+        if seen is None:
+            raise ValueError(
+                "`seen` must be given to a sampler with `repetition_penalty`. "
+                "Received: seen=None"
+            )
         return ops.where(seen, log_probs * penalty, log_probs)
 
 

@@ -3,11 +3,11 @@
 from txl_keras.data import Segments
 from txl_keras.data.segments import ORDERS
 from txl_keras.models.presets import TRAINED
+from txl_keras.optimizers import OPTIMIZERS
+from txl_keras.optimizers import build_optimizer
 from txl_keras.scripts import options
 from txl_keras.scripts.data_flags import Corpus
 from txl_keras.scripts.options import FLAGS
-from txl_keras.training.optimizers import OPTIMIZERS
-from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.schedules import SCHEDULES
 from txl_keras.training.schedules import build_schedule
 from txl_keras.training.strategy import check_alike
@@ -134,7 +134,7 @@ class LanguageTraining(
         unless one of them, precision, learning_rate, initialize_from or another
         flag of the model except dropout is given. Default: max_steps counts.
     half_loss: Compute the training loss on the second half of each segment
-        only. With --order=roll every token is a target in some epoch.
+        only. With --order=roll most other tokens are targets in other epochs.
     cold_starts: Share of segments, drawn at random, before which memory is
         reset, such as 0.1, so that the model also learns to read short prompts.
 

@@ -54,6 +54,12 @@ def write_saved_model(
 @contextlib.contextmanager
 def export_folder(path, settings, more_settings, assets):
     """Yields a folder to write to; adds assets and renames it to `path`."""
+    for name in assets or {}:
+        if name != os.path.basename(name) or name == "settings.json":
+            raise ValueError(
+                "`assets` must have file names as keys, without folders, and "
+                f"not settings.json. Received: {name!r}"
+            )
     description = json.dumps({**(more_settings or {}), **settings}, indent=1)
     # Servers look for `saved_model.pb`.
     with replaced_when_complete(path, last=("saved_model.pb",)) as unfinished:

@@ -42,7 +42,7 @@ class ServedModel:
         max_generate_length=MAX_GENERATE_LENGTH,
     ):
         self.model = model
-        self.backbone = backbone = model.backbone
+        self.backbone = backbone = getattr(model, "backbone", None)
         is_causal = isinstance(model, TransformerXLCausalLM)
         if not is_causal or not backbone.has_attention:
             raise ValueError(

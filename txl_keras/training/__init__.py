@@ -2,11 +2,11 @@
 
 import txl_keras.needs_tensorflow  # noqa: F401
 
+from txl_keras.optimizers import Lamb
+from txl_keras.optimizers import Muon
+from txl_keras.optimizers import build_optimizer
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.host_memory import keep_freed_memory
-from txl_keras.training.optimizers import Lamb
-from txl_keras.training.optimizers import Muon
-from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.schedules import build_schedule
 from txl_keras.training.strategy import create_strategy
 from txl_keras.training.trainer import Trainer

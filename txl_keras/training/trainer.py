@@ -20,7 +20,7 @@ from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.extending import registered
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.models.fit_data import check_trainable
-from txl_keras.training.optimizers import Muon
+from txl_keras.optimizers import Muon
 from txl_keras.training.strategy import host_loop
 from txl_keras.training.updates import LossScale
 from txl_keras.training.updates import accumulate

@@ -145,10 +145,15 @@ def json_digest(content):
     return digest_of([json.dumps(content).encode()])
 
 
-def file_digest(path, algorithm="sha256"):
-    """Returns the hexadecimal digest of a file, without decompressing it."""
-    with open_checked(path, math.inf) as file:
-        return digest_of(_chunks_of(file), algorithm)
+def file_digest(*paths):
+    """Returns the SHA-256 of files together, without decompressing them."""
+
+    def chunks():
+        for path in paths:
+            with open_checked(path, math.inf) as file:
+                yield from _chunks_of(file)
+
+    return digest_of(chunks())
 
 
 def digest_of(chunks, algorithm="sha256"):

@@ -103,7 +103,7 @@ def read_prompts(model, prompts, begins_line):
         rows = encode_texts(
             model, "prompts", prompts, [begins_line] * len(prompts)
         )
-        _warn_of_unknown_words(model.tokenizer, prompts)
+        _warn_of_unknown_words(model.tokenizer, prompts, rows)
         return prompts, rows, is_single
     first = prompts[0]
     is_single = not getattr(first, "ndim", hasattr(first, "__len__"))
@@ -211,19 +211,19 @@ def _check_prompt(name, prompt, vocabulary_size):
     return ids.astype("int32")
 
 
-def _warn_of_unknown_words(tokenizer, prompts):
+def _warn_of_unknown_words(tokenizer, prompts, rows):
     unknown = tokenizer.unknown_id
-    if unknown is None:
+    if unknown is None or not any(unknown in ids for ids in rows):
         return
     mark = tokenizer.decode([unknown]).strip()
-    words = dict.fromkeys(
+    words = [
         word
-        for word in " ".join(prompts).split()
+        for word in dict.fromkeys(" ".join(prompts).split())
         if word != mark and unknown in tokenizer.encode(word)
-    )
+    ]
     if words:
         warnings.warn(
             "Words of `prompts` that are not in the vocabulary, read as "
-            f"{mark}: {shown(list(words))}",
+            f"{mark}: {shown(words)}",
             stacklevel=4,
         )

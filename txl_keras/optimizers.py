@@ -11,8 +11,8 @@ from txl_keras.checks import check_dropout
 from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 from txl_keras.keras_internals import MatrixMuon
-from txl_keras.training.updates import takes_weight_decay
 from txl_keras.types import Tensor
+from txl_keras.weights import takes_weight_decay
 
 _MAX_WEIGHT_NORM = 10.0
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 from factories import assert_same
 from factories import small_model
 
-from txl_keras.training import optimizers
+from txl_keras import optimizers
 from txl_keras.training import schedules
 from txl_keras.training.updates import LossScale
 from txl_keras.training.updates import apply_gradients

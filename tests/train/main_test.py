@@ -265,7 +265,8 @@ def test_minutes_choose_steps_and_dropout(corpus, succeed, fail, tmp_path):
     line = (
         rf"^--minutes=0.05: {steps:,} steps instead of --max_steps=60 of "
         rf"\d+ ms in {precision}, "
-        rf"[\d.]+ epochs of [\d,]+ tokens; dropout {dropout:g}; 4 rows, adam\.$"
+        rf"[\d.]+ epochs of [\d,]+ tokens; dropout {dropout:g}; 4 rows, adam, "
+        r"hidden_dim \d+\.$"
     )
     assert re.search(line, printed, re.MULTILINE)
     last = metrics_of(timed)[-1]["step"]

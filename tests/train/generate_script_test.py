@@ -53,6 +53,20 @@ def test_unknown_words_of_a_prompt_are_named(here, tmp_path, recwarn):
         assert words in told if words else "vocabulary" not in told
 
 
+def test_known_words_of_a_prompt_are_not_encoded_one_by_one(monkeypatch):
+    tokenizer = WordTokenizer(["<eos>", "<unk>", "the", "cat"])
+    model = TransformerXLCausalLM(
+        LSTMBackbone(vocabulary_size=4, num_layers=1, hidden_dim=8),
+        tokenizer=tokenizer,
+    )
+    encoded, encode = [], tokenizer.encode
+    monkeypatch.setattr(
+        tokenizer, "encode", lambda x, **_: encoded.append(x) or encode(x)
+    )
+    model.generate("the cat " * 9, max_new_tokens=1)
+    assert "the" not in encoded and 0 < len(encoded) < 5
+
+
 def test_a_model_without_newlines_begins_with_a_space(here, tmp_path):
     tokenizer = CharacterTokenizer(" ab", drop_newlines=True)
     model = TransformerXLCausalLM(

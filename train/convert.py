@@ -26,9 +26,9 @@ from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
 from txl_keras.data import load_tokenizer
 from txl_keras.data.corpora.files import absolute_path
+from txl_keras.json_files import read_json
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.loading import find_folder
-from txl_keras.models.model_folder import ModelFolder
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.output_folders import check_new
@@ -134,9 +134,11 @@ def _load_model():
     elif FLAGS.input_format == "preset":
         expected = "`input` must be a preset with weights."
         options.refuse(FLAGS.input in PRESETS, expected)
-        model = TransformerXLCausalLM.from_preset(FLAGS.input, **overrides)
-        folder = find_folder(FLAGS.input, TransformerXLCausalLM)
-        known |= ModelFolder(folder).training
+        workdir = Workdir(find_folder(FLAGS.input, TransformerXLCausalLM))
+        model = TransformerXLCausalLM.from_preset(workdir.path, **overrides)
+        if "class_name" in read_json(workdir.file("config.json")):  # ours
+            step = workdir.best_step() or 0
+            known |= {**workdir.training(), "step": step}
     else:
         load = getattr(checkpoints, f"load_{FLAGS.input_format}")
         has_config = FLAGS.input_format != "hugging_face"

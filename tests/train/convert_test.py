@@ -180,3 +180,7 @@ def test_a_tokenizer_goes_to_hugging_face_and_back(here, tmp_path):
     assert here("convert.py", *flags)[1] is None
     returned = Workdir(str(back)).load_tokenizer()
     assert returned.get_config() == tokenizer.get_config()
+    # A preset, too, of which it is not known how it was trained.
+    copied = f"--input={folder}", f"--output={tmp_path / 'copied'}"
+    assert here("convert.py", "--input_format=preset", *copied)[1] is None
+    assert Workdir(str(tmp_path / "copied")).training()["step"] == 0

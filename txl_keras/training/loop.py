@@ -101,8 +101,7 @@ class TrainingLoop:
             self._write(lambda: self.progress.update(step))
             # A run may have been stopped before this score.
             is_due = step > 0 and self._is_due(step, self.eval_every)
-            is_scored = self.workdir.best() and step in self._scores()
-            if is_due and not is_scored:
+            if is_due and not (self.workdir.best() and step in self._scores()):
                 if not self._score(step, is_restored=True):
                     return False
                 self._show(step)

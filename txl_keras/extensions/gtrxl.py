@@ -3,13 +3,10 @@
 Section 3 of Parisotto et al., 2019.
 """
 
-import math
-
 import keras
 import tensorflow as tf
 from keras import ops
 
-from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 from txl_keras.extending import register
 from txl_keras.layers.config import ConfiguredLayer
@@ -51,9 +48,8 @@ class Gate(ConfiguredLayer):
                                                   h = tanh(y W_h + (r * x) U_h)
 
     Args:
-        gate: String, one of the five kinds above.
-        bias: Optional float, the initial value of b; by default the paper's:
-            2 for `"gru"` and 1 for the others. `"input"` has no bias.
+        gate: String, one of the five kinds above. At first b is 2 for `"gru"`,
+            and 1 for the others; `"input"` has none.
         kernel_initializer: Initializer of the kernels.
 
     Call arguments:
@@ -80,15 +76,11 @@ class Gate(ConfiguredLayer):
     def __init__(
         self,
         gate: str,
-        bias: float | None = None,
         kernel_initializer: str | keras.Initializer = "glorot_uniform",
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.gate = check_one_of("gate", gate, GATES)
-        if bias is not None:
-            check_number("bias", bias, -math.inf)
-        self.bias = bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
 
     def build(self, inputs_shape, update_shape=None):
@@ -102,9 +94,7 @@ class Gate(ConfiguredLayer):
         for layer in self._matmul.values():
             layer.build(inputs_shape)
         if self.gate != "input":
-            bias = self.bias
-            if bias is None:
-                bias = 2.0 if self.gate == "gru" else 1.0
+            bias = 2.0 if self.gate == "gru" else 1.0  # as in the paper
             self._gate_bias = self.add_weight(
                 shape=(size,),
                 initializer=keras.initializers.Constant(bias),
@@ -167,11 +157,6 @@ class GatedBlock(DecoderBlock):
         self, gate: str = "gru", normalize_first: bool = True, **kwargs
     ):
         super().__init__(normalize_first=normalize_first, **kwargs)
-        if not normalize_first:
-            raise ValueError(
-                "`normalize_first` must be True for the gates of GTrXL. "
-                f"Received: normalize_first={normalize_first}"
-            )
         self.gate = gate
         self._gates = {
             name: sublayer(self, Gate, gate, name=f"{name}_gate")

@@ -6,13 +6,11 @@ In a ring buffer a new entry replaces the oldest: slots are not in text order.
 import collections
 import functools
 from collections.abc import Callable
-from typing import Any
 from typing import Self
 
 from keras import ops
 from keras import tree
 
-from txl_keras.layers.memory import choose_rows
 from txl_keras.types import Tensor
 
 
@@ -114,18 +112,6 @@ class ProjectedMemory(
     def largest(shapes: dict) -> dict:
         """Returns the maximum of each count, for a server's checks."""
         return {"valid_length": shapes["memory"][3]}
-
-    def reset_rows(self, reset: Tensor, empty: Any) -> Self:
-        """Clears the memory of rows in which a new document or text begins.
-
-        Args:
-            reset: Boolean tensor `(B,)`.
-            empty: `ProjectedMemory` at a cold start, with B rows or one.
-
-        Returns:
-            `ProjectedMemory` of the same shapes.
-        """
-        return choose_rows(reset, empty, self)
 
     def append(
         self,

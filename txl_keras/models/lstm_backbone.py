@@ -10,7 +10,6 @@ from txl_keras.checks import check_integer
 from txl_keras.extending import register
 from txl_keras.keras_internals import build_and_stay_open
 from txl_keras.layers.memory import Memory
-from txl_keras.layers.memory import choose_rows
 from txl_keras.layers.memory import take_steps
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.types import Tensor
@@ -172,9 +171,6 @@ class _States(collections.namedtuple("_States", ["states"])):
     """Holds 2 L states `(B, 1, D)` behind the `ProjectedMemory` interface."""
 
     __slots__ = ()
-
-    def reset_rows(self, reset, empty):
-        return choose_rows(reset, empty, self)
 
     def append(self, states, lengths=None):
         """Keeps the states at each row's last real token, of `(B, T, D)`."""

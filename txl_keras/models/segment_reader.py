@@ -21,6 +21,7 @@ from txl_keras.compilation import specs_of
 from txl_keras.layers.memory import Memory
 from txl_keras.layers.memory import assign_variables
 from txl_keras.layers.memory import check_memory_length
+from txl_keras.layers.memory import choose_rows
 from txl_keras.layers.memory import read_variables
 from txl_keras.layers.memory import replica_variable
 from txl_keras.types import Tensor
@@ -146,7 +147,7 @@ class SegmentReader:
         """
 
         def forget():
-            memory = self.memory().reset_rows(reset, self._empty_row())
+            memory = choose_rows(reset, self._empty_row(), self.memory())
             assign_variables(self._holder.memory, memory)
 
         # Conditional, since resets are rare and rewrite the whole memory.

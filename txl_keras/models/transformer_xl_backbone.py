@@ -25,7 +25,6 @@ from txl_keras.layers.kv_cache import ProjectedMemory
 from txl_keras.layers.memory import COLD_STARTS
 from txl_keras.layers.memory import Memory
 from txl_keras.layers.memory import Padding
-from txl_keras.layers.memory import check_memory_length
 from txl_keras.layers.position_encoding import RelativePositionEncoding
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
@@ -254,7 +253,8 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     def check_remembers(self, memory_length: int) -> None:
         """Raises `ValueError` if the model cannot have this memory length."""
-        received = f"memory_length={check_memory_length(memory_length)}"
+        super().check_remembers(memory_length)
+        received = f"memory_length={memory_length}"
         check_remembers(self.attention_type, memory_length, received)
 
     @property
@@ -463,8 +463,7 @@ class TransformerXLBackbone(RecurrentBackbone):
     ) -> Any:
         """Returns the cache of a memory and its L keys and L values.
 
-        Like a `ProjectedMemory`, it has `append`, `pasts`, `in_order` and
-        `reset_rows`.
+        Like a `ProjectedMemory`, it has `append`, `pasts` and `in_order`.
         """
         oldest = ops.zeros_like(memory.valid_length)
         return ProjectedMemory(keys, values, oldest, memory.valid_length)

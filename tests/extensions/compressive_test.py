@@ -25,6 +25,7 @@ from txl_keras.layers import DecoderBlock
 from txl_keras.layers.memory import initial_memory
 from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.samplers import Sampler
 from txl_keras.training import Trainer
 
@@ -277,6 +278,29 @@ def test_slots_may_be_more_in_inference(tmp_path):
         # 20 tokens fill the memory of 6, 4 slots, and are pending; 25 do not.
         assert np.allclose(old, new, atol=1e-6) == (i < 5)
     assert many.states[0].shape == (2, 9 + 6, 8)
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_a_classifier_trains_the_compression(pooling):
+    model = TransformerXLTextClassifier(
+        small_backbone(**CONV), 2, segment_length=5, pooling=pooling
+    )
+    before = [w.numpy() for w in model.backbone.auxiliary_variables]
+    model.compile(keras.optimizers.Adam(0.01))
+    model.fit(random_ids(6, 23), np.arange(6) % 2, verbose=0)
+    after = model.backbone.auxiliary_variables
+    for old, new in zip(before, after, strict=True):
+        assert np.abs(old - new.numpy()).max() > 1e-3
+
+
+def test_what_is_pending_is_not_compressed_yet():
+    backbone = small_backbone(**CONV, compression="most_used")
+    _, memory = read(backbone, [7, 4])
+    assert memory.pending_length[0] == 2
+    (states,), (pending,) = memory.states, memory.pending
+    slot = states[:, C - 1, None]
+    assert np.abs(slot).min() > 0
+    assert not np.all(slot == np.array(pending), axis=-1).any()
 
 
 def test_a_reset_forgets_both_tiers_and_what_is_pending():

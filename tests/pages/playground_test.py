@@ -7,6 +7,7 @@ import pytest
 from factories import byte_model
 
 from txl_keras.data import ByteTokenizer
+from txl_keras.extensions.compressive import CompressiveBackbone
 from txl_keras.models import LSTMBackbone
 from txl_keras.pages.playground import Playground
 from txl_keras.samplers import Sampler
@@ -130,3 +131,6 @@ def test_models_without_attention_or_memory_have_a_demo():
     assert "<html" in page["page"]
     playground = Playground(byte_model(memory_length=0), memory_length=17)
     assert playground.describe()["other_memory_lengths"] == [0, 4, 16]
+    compressive = byte_model(make=CompressiveBackbone)
+    playground = Playground(compressive, memory_length=17)
+    assert playground.describe()["other_memory_lengths"] == [4, 16]

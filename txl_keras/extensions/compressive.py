@@ -207,7 +207,9 @@ def evict(memory, tokens, hidden_states, compressions, num_slots, lengths):
         if compressions[0].compression == "most_used":
             used = (_take(x, first, places + length) for x in usage(num_new))
         parts = zip(compressions, states, used, strict=False)
-        return [layer(x, num_evicted, used) for layer, x, used in parts]
+        # States that stay pending are no choice of `most_used`.
+        real = num_groups * rate if places else num_evicted
+        return [layer(x, real, used) for layer, x, used in parts]
 
     fields = {
         "valid_length": tf.minimum(num_tokens + num_new, size)
@@ -300,7 +302,6 @@ class CompressiveCache(
     __slots__ = ()
     length = ProjectedMemory.length
     mask = Memory.mask
-    reset_rows = ProjectedMemory.reset_rows
 
     def pasts(self):
         """Returns a list of L `Past`, one for each attention layer."""
@@ -390,6 +391,7 @@ class CompressiveBackbone(TransformerXLBackbone):
     memory_class = CompressiveMemory
     # Which tokens are compressed together depends on where reading began.
     has_finite_reach = shows_attention = False
+    shortest_memory = 1
     evaluation_arguments = (
         *TransformerXLBackbone.evaluation_arguments,
         "compressed_length",
@@ -425,10 +427,6 @@ class CompressiveBackbone(TransformerXLBackbone):
             for i in range(self.num_layers)
         ]
         super().build(token_ids_shape)
-
-    def check_remembers(self, memory_length):
-        super().check_remembers(memory_length)
-        check_integer("memory_length", memory_length, 1)
 
     def past_length(self, memory_length=None):
         return super().past_length(memory_length) + self.compressed_length

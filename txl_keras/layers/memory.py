@@ -373,9 +373,9 @@ class MemoryStack(ConfiguredLayer):
         return memory, keras.KerasTensor(shape, dtype="bool")
 
 
-def check_memory_length(memory_length):
-    """Checks that a memory length is at least 0 and fits into int32."""
-    return check_integer("memory_length", memory_length, 0, 2**31 - 1)
+def check_memory_length(memory_length, shortest=0):
+    """Checks that a memory length is at least `shortest` and fits in int32."""
+    return check_integer("memory_length", memory_length, shortest, 2**31 - 1)
 
 
 def replica_variable(shape, dtype):

@@ -55,7 +55,7 @@ class RecurrentBackbone(PresetModel):
     # begins with `_begin` or its two parts, and, for the softmax,
     # `projection_initializer`. It provides `layer_flops` unless it calls
     # `_set_heads`. `SegmentReader` needs `project_positions`, `call_projected`
-    # and `project_memory`, whose result has `append` and `reset_rows`.
+    # and `project_memory`, whose result has `append`.
 
     cold_start = "masked"
     # Callers check these capabilities instead of the class.
@@ -75,6 +75,8 @@ class RecurrentBackbone(PresetModel):
     evaluation_arguments = ()
     # The number of later tokens that a block attends to.
     look_ahead = 0
+    # The shortest memory that the model can have.
+    shortest_memory = 0
     # False with absolute positions: then no segment continues from another's
     # memory, and padding changes the hidden states of a text.
     remembers = True
@@ -231,7 +233,7 @@ class RecurrentBackbone(PresetModel):
 
     def check_remembers(self, memory_length: int) -> None:
         """Raises `ValueError` if the model cannot have this memory length."""
-        check_memory_length(memory_length)
+        check_memory_length(memory_length, self.shortest_memory)
 
     def check_positions(self, segment_length: int) -> None:
         """Raises `ValueError` if a segment is longer than `max_positions`."""

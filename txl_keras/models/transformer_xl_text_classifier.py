@@ -159,25 +159,28 @@ class TransformerXLTextClassifier(BackboneModel):
         seed = draw_seeds(self._seed_generator) if training else None
         batch_size = ops.shape(token_ids)[0]
 
-        def read(number, memory, pooled):
+        def read(number, memory, pooled, loss):
             masked = {"mask": masks[number]} if looks_ahead else {}
-            hidden, memory = self.backbone(
-                segments[number],
-                memory=memory,
-                training=training,
-                dropout_seed=fold_in(seed, number),
-                **masked,
-            )
+            # Losses of layers must leave the loop as values.
+            with keras.StatelessScope(collect_losses=True) as scope:
+                hidden, memory = self.backbone(
+                    segments[number],
+                    memory=memory,
+                    training=training,
+                    dropout_seed=fold_in(seed, number),
+                    **masked,
+                )
             hidden = ops.cast(hidden, "float32")
             segment = ops.einsum("bt,btd->bd", weights[number], hidden)
-            return number + 1, memory, pooled + segment
+            return number + 1, memory, pooled + segment, sum(scope.losses, loss)
 
         memory = self.backbone.initial_memory(batch_size)
         pooled = ops.zeros((batch_size, self.backbone.hidden_dim))
+        state = memory, pooled, ops.zeros(())
         if not ON_TENSORFLOW:  # JAX has no gradient of `while_loop`
-            (_, pooled), _ = ops.scan(
+            (_, pooled, _), _ = ops.scan(
                 lambda state, number: (read(number, *state)[1:], None),
-                (memory, pooled),
+                state,
                 ops.arange(segments.shape[0]),
             )
             return pooled
@@ -185,7 +188,7 @@ class TransformerXLTextClassifier(BackboneModel):
         def read_until(stop, state):
             return tf.while_loop(lambda number, *_: number < stop, read, state)
 
-        state = tf.constant(0), memory, pooled
+        state = tf.constant(0), *state
         if training and self.pooling == "last":
             # No gradient flows into segments before the first in which a text
             # ends. Without a backward pass they cost a third.
@@ -193,7 +196,9 @@ class TransformerXLTextClassifier(BackboneModel):
             first = tf.argmax(is_pooled, output_type=tf.int32)
             state = read_until(first, state)
             state = tf.nest.map_structure(tf.stop_gradient, state)
-        *_, pooled = read_until(tf.shape(segments)[0], state)
+        number, _, pooled, loss = read_until(tf.shape(segments)[0], state)
+        if training and self.backbone.auxiliary_variables:
+            self.add_loss(loss / tf.cast(number, loss.dtype))
         return pooled
 
     def _segments(self, x):

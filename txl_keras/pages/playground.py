@@ -52,7 +52,10 @@ class Playground:
             model.backbone, memory_length
         )
         lengths = _SHORTER_MEMORIES if model.backbone.has_attention else ()
-        self._others = [x for x in lengths if x < self._memory_length]
+        shortest = model.backbone.shortest_memory
+        self._others = [
+            x for x in lengths if shortest <= x < self._memory_length
+        ]
         # Variables, because other numbers would need another compilation.
         self._settings = {
             name: tf.Variable(value) for name, value in NO_EFFECT.items()

@@ -173,6 +173,8 @@ def _evaluate(workdir, chosen, stop):
     ]
     write_json([*others, {**settings, **scores}], f"{path}.json")
     print(f"Written to {path}.json")
+    if scorer.backup is not None:
+        scorer.backup.remove()
     if FLAGS.position_curve:
         curve = scores["position_curve"]
         starts = [bucket["start"] for bucket in curve]

@@ -20,6 +20,7 @@ from txl_keras.checkpoints import load_tf1
 from txl_keras.data import Segments
 from txl_keras.evaluation import Evaluator
 from txl_keras.evaluation.backup import Backup
+from txl_keras.extensions import dynamic_evaluation
 from txl_keras.extensions.dynamic_evaluation import DynamicEvaluator
 from txl_keras.extensions.dynamic_evaluation import collect_mean_square
 from txl_keras.extensions.dynamic_evaluation import load_tf1_mean_square
@@ -310,10 +311,12 @@ def test_other_models_adapt(segments, dtype, make):
     static = evaluator.evaluate(segments)
     evaluator.learning_rate = 0.1
     assert evaluator.evaluate(segments)["nll"] < static["nll"]
+    statistics = collect_mean_square(model, segments, 2)
+    assert {x.dtype.name for x in statistics.values()} == {"float32"}
 
 
 def test_a_stopped_evaluation_goes_on_bit_for_bit(
-    evaluator, stop, model, segments, tmp_path
+    evaluator, stop, model, segments, tmp_path, monkeypatch
 ):
     rms, path = evaluator("rms", 0.01, decay=0.5), tmp_path / "state"
     before = values_of(model)
@@ -334,11 +337,16 @@ def test_a_stopped_evaluation_goes_on_bit_for_bit(
     )
     assert first[0] > 4
     np.testing.assert_array_equal(resumed, expected)
-    assert not path.exists()
+    # The caller removes it when the scores are written.
+    assert path.exists()
+    rms.backup.remove()
     # A stop after the last segment is too late.
+    monkeypatch.setattr(dynamic_evaluation, "_SECONDS_BETWEEN_BACKUPS", -1)
+    saved = []
+    monkeypatch.setattr(rms.backup, "save", lambda state: saved.append(state))
     scores = rms.evaluate(segments, 1, stop.after(len(segments)))
     assert scores["num_tokens"] == segments.num_predictions
-    assert not path.exists()
+    assert [int(x["done"]) for x in saved] == [*range(1, len(segments))]
 
 
 def test_ruined_weights_are_warned_of(evaluator, segments):

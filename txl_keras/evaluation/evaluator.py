@@ -45,6 +45,10 @@ class Evaluator:
             requested.
     """
 
+    # A `Backup` with which a subclass resumes. The caller removes it when the
+    # scores are written.
+    backup = None
+
     def __init__(
         self,
         model: keras.Model,

@@ -130,7 +130,6 @@ class DynamicEvaluator(Evaluator):
             raise ValueError("Dynamic evaluation must run on one replica.")
         self.learning_rate = learning_rate
         self.decay = decay
-        self.backup = None  # a `Backup` from which it can resume
         self._epsilon = epsilon
         self._clip_decay = clip_decay
         self._mean_square = mean_square
@@ -227,7 +226,8 @@ class DynamicEvaluator(Evaluator):
             done = count
             if on_progress:
                 on_progress(done, total)
-            if time.monotonic() - saved > _SECONDS_BETWEEN_BACKUPS:
+            is_due = time.monotonic() - saved > _SECONDS_BETWEEN_BACKUPS
+            if done < total and is_due:
                 self._save(done, token_nll)
                 saved = time.monotonic()
 
@@ -245,8 +245,6 @@ class DynamicEvaluator(Evaluator):
             ) from error
         finally:
             assign_variables(self._weights, self._start)
-        if self.backup:
-            self.backup.remove()
         # Includes the segments that an earlier process scored.
         is_scored = ~np.isnan(token_nll)
         total = np.sum(token_nll, where=is_scored, dtype=np.float64)
@@ -333,7 +331,9 @@ def collect_mean_square(
             _, gradients = reader._read(segments.batch(before))
         next_step = step + 1
         for name, gradient in gradients.items():
-            sums[name] = sums.get(name, 0.0) + tf.square(gradient)
+            sums[name] = sums.get(name, 0.0) + tf.square(
+                tf.cast(gradient, tf.float32)
+            )
     return {name: total.numpy() / num_segments for name, total in sums.items()}
 
 

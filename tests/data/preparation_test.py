@@ -11,6 +11,7 @@ from txl_keras.data import SentencePieceTokenizer
 from txl_keras.data import WordTokenizer
 from txl_keras.data import load_corpus
 from txl_keras.data import preparation
+from txl_keras.data import token_files
 from txl_keras.data.corpora import corpus as corpus_module
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
@@ -237,6 +238,36 @@ def test_sections_that_are_finished_are_kept(text_of_sections, tmp_path):
     train = prepare(corpus, tokenizer, folder, ["train"], map)["train"]
     assert len(train.tokens) == train.metadata["num_tokens"]
     assert not list(tmp_path.rglob("*.bin.json"))
+
+
+def test_sections_are_kept_until_all_is_written(
+    text_of_sections, tmp_path, monkeypatch
+):
+    corpus, tokenizer = text_of_sections
+
+    def interrupt(*paths):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(token_files, "file_digest", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(corpus, tokenizer, str(tmp_path), ["train"], map)
+    for section in corpus.text("train").sections():
+        for part in section.parts:  # is not read again
+            os.rename(part.path, f"{part.path}.gone")
+    prepare(corpus, tokenizer, str(tmp_path), ["train"], map)
+    assert not list(tmp_path.rglob("*.bin.json"))
+
+
+def test_ids_that_are_not_in_the_vocabulary_are_refused(tmp_path):
+    class Larger(CharacterTokenizer):
+        def encode(self, text, begins_line=True):
+            return super().encode(text, begins_line) + 254
+
+    for folder in (tmp_path, ""):
+        message = "`encode` must .*The train" if folder else "`folder`"
+        with pytest.raises(ValueError, match=message):
+            prepare(corpus_of({}, train=b"ab"), Larger("ab\n"), folder)
 
 
 def test_other_documents_are_another_text():

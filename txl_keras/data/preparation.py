@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from txl_keras import gfile
+from txl_keras.checks import check_path
 from txl_keras.data import token_files
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora.corpus import SPLITS
@@ -221,6 +222,8 @@ def _write_split(corpus, split, tokenizer, path, section_map):
             )
         text = json.dumps(metadata, indent=1) + "\n"
         files.write_text(text, os.path.join(path, METADATA_FILE))
+        if section_map is not None:
+            token_files.remove_results(path, len(metadata["lengths"]))
     except BaseException as error:
         # Finished sections are kept, unless the text is refused.
         if section_map is None or isinstance(error, ValueError):
@@ -249,4 +252,5 @@ def _lock(path):
 def _folder(folder, name, key):
     name = os.path.basename(name.rstrip("/"))
     slug = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[-40:]
+    folder = check_path("folder", folder)
     return os.path.join(folder, f"{slug}-{files.json_digest(key)[:16]}")

@@ -9,6 +9,7 @@ import os
 import numpy as np
 
 from txl_keras import gfile
+from txl_keras.checks import check_token_ids
 from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import renamed_when_complete
@@ -154,8 +155,6 @@ def write_tokens(corpus, split, tokenizer, folder, section_map=None):
     documents_path = os.path.join(folder, DOCUMENTS_FILE)
     with gfile.GFile(documents_path, "wb") as file:
         file.write(starts.astype("<i8").tobytes())
-    for path in paths if section_map else ():
-        gfile.remove(_result_path(path))
     return {
         **totals,
         "num_documents": len(starts),
@@ -207,6 +206,13 @@ def _result_path(path):
     return f"{path}.json"
 
 
+def remove_results(folder, num_files):
+    """Removes the results of sections, which the metadata replace."""
+    paths = map(_result_path, shard_paths(folder, num_files))
+    for path in filter(gfile.exists, paths):
+        gfile.remove(path)
+
+
 def encode_block(tokenizer, source, block):
     """Returns the ids of a `Block`, where its documents begin, and sizes."""
     try:
@@ -219,6 +225,9 @@ def encode_block(tokenizer, source, block):
             "Use a vocabulary built from this text, or one with an entry for "
             "unknown words; for ids use a larger --vocabulary_size."
         ) from error
+    # They would be stored modulo 256 or 65,536.
+    remedy = f"{source} was encoded by {type(tokenizer).__name__}."
+    check_token_ids("encode", ids, tokenizer.vocabulary_size, remedy=remedy)
     num_bytes, num_unknown = block.num_bytes, 0
     if getattr(tokenizer, "drop_newlines", False):
         # Scores are of the other bytes.

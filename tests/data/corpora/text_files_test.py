@@ -149,16 +149,28 @@ def test_what_is_no_text_in_utf8_is_named(text, reason, tmp_path):
         load_corpus(tmp_path).read("train")
 
 
+def test_the_size_of_packed_text_is_estimated(tmp_path):
+    text = b"".join(b"line %d, " % i for i in range(9000))
+    for name in ("train", "train_2", "valid", "test"):
+        packed = gzip.compress(text + name.encode())
+        (tmp_path / f"{name}.txt.gz").write_bytes(packed)
+    train = load_corpus(tmp_path).text("train")
+    assert train.num_bytes < len(text) / 2
+    assert train.num_text_bytes == pytest.approx(2 * len(text), rel=0.01)
+
+
 def test_a_damaged_gz_is_named(tmp_path):
     packed = gzip.compress(os.urandom(3000).hex().encode())
     for name in ("valid.txt.gz", "test.txt.gz"):
         (tmp_path / name).write_bytes(packed)
     for damaged in (packed[:-20], b"not gzip", packed[:30] + b"?" * 999):
         (tmp_path / "train.txt.gz").write_bytes(damaged)
+        corpus = load_corpus(tmp_path)
+        assert corpus.text("train").num_text_bytes > 0
         with pytest.raises(
             ValueError, match="train.txt.gz is truncated or dam"
         ):
-            load_corpus(tmp_path).read("train")
+            corpus.read("train")
 
 
 def test_a_link_to_a_folder_above_is_named(tmp_path):

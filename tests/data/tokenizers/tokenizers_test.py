@@ -16,6 +16,7 @@ from txl_keras.data import prepare
 from txl_keras.data import save_tokenizer
 from txl_keras.data.corpora import corpus as corpus_module
 from txl_keras.data.tokenizers import building
+from txl_keras.data.tokenizers import saving
 
 
 def corpus_of(train, valid="a", test="a", encoding="utf-8"):
@@ -222,6 +223,19 @@ def test_two_methods_make_a_tokenizer(tmp_path):
     assert tokenizer.decode([2, 1]) == "--\n-\n"
     with pytest.raises(ValueError, match="cannot be saved.*LineTokenizer"):
         save_tokenizer(tokenizer, tmp_path / "tokenizer.json")
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "_MAX_BYTES", 200)
+    words = [f"word {i}" for i in range(20)]
+    with pytest.raises(ValueError, match="at most 200 bytes .*--min_count=2"):
+        save_tokenizer(
+            WordTokenizer(words, None, line_end=None), tmp_path / "a.json"
+        )
+    save_tokenizer(
+        WordTokenizer(words[:5], None, line_end=None), tmp_path / "b.json"
+    )
+    assert not (tmp_path / "a.json").exists()
 
 
 def test_ids_stay_as_they_are_and_are_written_as_numbers():

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from txl_keras.data.corpora.splitting import listed
 def load(path, document_separator=None, text_key="text", whole=False):
     """Finds and splits the files of a text, reading as little as possible."""
     # docs/data.md has the rules. Files are in the order of their paths.
-    separator = document_separator and document_separator.encode("utf-8")
+    separator = document_separator and document_separator.encode() or None
     parts, description = _split(path, separator, whole)
     paths = {part.path for found in parts.values() for part in found}
     ids = {path for path in paths if id_files.is_id_file(path)}
@@ -75,6 +76,14 @@ class TextFiles(corpus.Text):
     @property
     def num_bytes(self):
         return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def num_text_bytes(self):
+        """Returns about how many bytes the text has when it is unpacked."""
+        packed = [p for p in self.parts if p.path.lower().endswith(".gz")]
+        growth = sum(map(_growth, packed[:10])) / (len(packed[:10]) or 1)
+        more = (growth - 1) * sum(part.num_bytes for part in packed)
+        return self.num_bytes + round(max(0, more))
 
     def identity(self):
         """Returns the files with sizes and times, and the options, for JSON."""
@@ -274,6 +283,18 @@ def _files_below(folder, above=()):
             yield from _files_below(path, (*above, place))
         else:
             yield path
+
+
+def _growth(part):
+    """Returns how many bytes one byte at the start of a `.gz` file becomes."""
+    with gfile.GFile(part.path, "rb") as file:
+        packed = file.read(1 << 16)
+    unpacking = zlib.decompressobj(31)
+    try:
+        text = unpacking.decompress(packed)
+    except zlib.error:
+        return 1  # reading the text will name the damage
+    return len(text) / max(1, len(packed) - len(unpacking.unused_data))
 
 
 def _is_json_lines(path):

@@ -156,7 +156,8 @@ def _build_sentence_piece(
     if vocabulary is not None:
         return SentencePieceTokenizer.from_file(vocabulary)
     _check_train(corpus)
-    size = corpus.text("train").num_bytes or sum(
+    text = corpus.text("train")
+    size = getattr(text, "num_text_bytes", text.num_bytes) or sum(
         block.num_bytes for block in corpus.blocks("train")
     )
     draw = functools.partial(_sample, (sample_bytes or SAMPLE_BYTES) / size)

@@ -12,7 +12,7 @@ from txl_keras.json_files import check_fields
 from txl_keras.json_files import read_json
 from txl_keras.types import PathLike
 
-# Largest tokenizer file: about five million words.
+# Largest tokenizer file: about four million English words.
 _MAX_BYTES = 64 << 20
 _SAVED = (
     "ByteTokenizer",
@@ -33,6 +33,12 @@ def save_tokenizer(tokenizer: Tokenizer, path: PathLike) -> None:
     """
     content = serialize_tokenizer(tokenizer)
     text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+    if (size := len(text.encode())) > _MAX_BYTES:
+        raise ValueError(
+            f"`tokenizer` must have at most {_MAX_BYTES:,} bytes in JSON, or "
+            "it could not be loaded. Leave out rare words: --min_count=2 or "
+            f"--vocabulary_size. Received: {size:,} bytes"
+        )
     write_text(text, os.fspath(path))
 
 

@@ -253,6 +253,12 @@ def test_the_best_weights_are_those_saved_as_such(model, tmp_path):
     with pytest.raises(FloatingPointError, match=f"{name} is not finite"):
         workdir.save_best(weights, 4)
     assert workdir.load_model()[1] == 3
+    (tmp_path / "new/model").rename(tmp_path / "elsewhere")
+    (tmp_path / "new/model").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="new/model, a link to"):
+        workdir.load_model()
+    (tmp_path / "new/model").unlink()
+    (tmp_path / "elsewhere").rename(tmp_path / "new/model")
     (tmp_path / "new/model/model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match="new/model.*damaged"):
         workdir.load_model()

@@ -158,10 +158,15 @@ def _read_tokenizer():
         return CharacterTokenizer(symbols, "latin-1", drop_newlines=True)
     if FLAGS.symbols == "characters":
         return CharacterTokenizer([x.replace("_", " ") for x in symbols])
-    is_wrong = FLAGS["unknown"].present and FLAGS.unknown not in symbols
+    # An empty string stands for none.
+    marks = {name: FLAGS[name].value or None for name in _WORD_FLAGS}
+    is_wrong = FLAGS["unknown"].present and marks["unknown"] not in (
+        None,
+        *symbols,
+    )
     expected = "`unknown` must be a word of the vocabulary."
     options.refuse(is_wrong, expected)
-    return WordTokenizer(symbols, **{x: FLAGS[x].value for x in _WORD_FLAGS})
+    return WordTokenizer(symbols, **marks)
 
 
 def _byte(symbol):

@@ -150,6 +150,25 @@ def test_missing_keys_take_the_defaults_of_the_library(stored, folder):
     assert backbone.memory_length == 1600
 
 
+def test_without_weights_other_sizes_are_made(stored, folder):
+    sizes = {"num_layers": stored.backbone.num_layers + 1, "hidden_dim": 12}
+    model = type(stored).from_preset(folder, load_weights=False, **sizes)
+    assert {name: getattr(model.backbone, name) for name in sizes} == sizes
+    with pytest.raises(ValueError, match="does not fit its configuration"):
+        type(stored).from_preset(folder, **sizes)
+
+
+def test_a_home_folder_is_found_and_a_bucket_refused(
+    stored, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_hugging_face(stored, "~/written")
+    assert_same_model(type(stored).from_preset("~/written"), stored)
+    save_hugging_face(stored, "ram://written")
+    with pytest.raises(ValueError, match="must be local.*ram://written"):
+        type(stored).from_preset("ram://written")
+
+
 TRANSFO_XL = load_hugging_face, NAME
 XLNET = load_hugging_face_xlnet, "hf_xlnet_bi"
 
@@ -164,6 +183,7 @@ XLNET = load_hugging_face_xlnet, "hf_xlnet_bi"
         (TRANSFO_XL, {"cutoffs": {"5": 1}}, "cutoffs"),
         (TRANSFO_XL, {"div_val": "2"}, "div_val"),
         (TRANSFO_XL, {"dropout": 1}, "dropout"),
+        (TRANSFO_XL, {"tie_projs": True}, "tie_projs=True"),
         (TRANSFO_XL, {"layer_norm_epsilon": -1}, "layer_norm_epsilon"),
         (TRANSFO_XL, {"vocab_size": ..., "n_head": ...}, "'n_token', 'n_he"),
         (XLNET, {"model_type": "bert"}, "model_type 'xlnet'.*'bert'"),

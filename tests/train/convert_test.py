@@ -97,6 +97,11 @@ def test_what_cannot_be_converted_leaves_nothing(published, refuse, tmp_path):
             ["`config` can only", "input_format=tf1 or pytorch"],
         ),
         (["--line_end=none"], ["`line_end`", "'none'"]),
+        (
+            ["--line_end=", f"--vocabulary={short}"],
+            ["60 symbols", "59 symbols"],
+        ),
+        (["--unknown=", f"--vocabulary={short}"], ["60 symbols", "59 symbols"]),
         ([f"--output={full}"], ["`output`", "full"]),
         (["--input="], ["`prefix`"]),
         (["--unknown=none"], ["`unknown`", "none"]),

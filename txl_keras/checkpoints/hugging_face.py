@@ -18,6 +18,7 @@ from txl_keras.checkpoints.transformer_xl import HUGGING_FACE
 from txl_keras.checkpoints.transformer_xl import load_model
 from txl_keras.checkpoints.transformer_xl import make_layout
 from txl_keras.checkpoints.vocabularies import load_vocabulary
+from txl_keras.checks import check_path
 from txl_keras.checks import shown
 from txl_keras.data import WordTokenizer
 from txl_keras.data.corpora.files import write_text
@@ -116,6 +117,7 @@ def save_hugging_face(model: keras.Model, folder: PathLike) -> None:
     Example: see `load_hugging_face`.
     """
     _check_exportable(model)
+    folder = check_path("folder", folder)
     check_new("folder", folder)
     size = model.backbone.hidden_dim
     exponents = np.arange(0, size, 2, np.float32) / size

@@ -121,7 +121,8 @@ def _read_config(folder, overrides):
     problems = {
         "bi_data=True: rows cannot be read backwards": config["bi_data"],
         "same_length=True: must be False with attn_type='uni'": (
-            config["same_length"] and kind == "uni"
+            config["same_length"]
+            and "uni" in (kind, overrides.get("attention_type"))
         ),
         f"attn_type={shown(kind)}: must be 'bi' or 'uni'": (
             kind not in ("bi", "uni")

@@ -9,6 +9,7 @@ from txl_keras.checkpoints import configuration
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import feed_forward_and_norms
 from txl_keras.checkpoints.layout import read
+from txl_keras.checks import shown
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 
@@ -125,6 +126,11 @@ def load_model(config, overrides, dtype, tensors, file, source):
     )
     clusters = len(config["cutoffs"]) + 1
     ties = config["tie_projs"]
+    if ties is not None and not isinstance(ties, (list, tuple)):
+        raise ValueError(
+            "`tie_projs` must be a list of booleans, one per cluster. "
+            f"Received: tie_projs={shown(ties)}"
+        )
     if ties is None:
         ties = [False] + [config["proj_share_all_but_first"]] * clusters
     # Clusters beyond `tie_projs` are not tied.

@@ -1,7 +1,7 @@
 """Imports the vocabularies of published models."""
 
 import math
-import pathlib
+import os
 import re
 
 from txl_keras.checkpoints.safe_pickle import ZIP_MAGIC
@@ -62,7 +62,7 @@ def load_vocabulary(path: PathLike) -> list[str]:
     ['<eos>', 'the', '<unk>']
     """
     try:
-        symbols = _find_symbols(_read(pathlib.Path(path)))
+        symbols = _find_symbols(_read(os.fspath(path)))
         return list(Vocabulary(symbols))
     except ValueError as error:
         raise ValueError(
@@ -82,7 +82,7 @@ def _read(path):
         text = b"".join(checked_text([data], path)).decode()
     except ValueError as error:
         raise ValueError(f"{error} {_FORMATS}") from error
-    if path.suffix != ".txt" and _JSON_START.match(text):
+    if not path.endswith(".txt") and _JSON_START.match(text):
         return parse_json(text, "it", (dict, list))
     if text.count("\n") > _MAX_SYMBOLS:
         raise ValueError(f"it must have at most {_MAX_SYMBOLS:,} symbols.")

@@ -177,11 +177,19 @@ def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
             "arguments of the backbone can be replaced. "
             f"Received: {sorted(own)}"
         )
+    if is_remote(folder):
+        raise ValueError(
+            "A folder of Hugging Face must be local: copy it, or save it as a "
+            f"preset. Received: {folder}"
+        )
     load = registered("hugging_face")[backbone_class.hugging_face_type]
     is_backbone = model_class is backbone_class
-    model, load_tokenizer = load(folder, dtype, is_backbone, **sizes)
+    replaced = sizes if load_weights else {}
+    model, load_tokenizer = load(folder, dtype, is_backbone, **replaced)
     backbone = getattr(model, "backbone", model)
     _check_gives(model_class, type(model), type(backbone), folder)
     if not load_weights:
-        model = type(model).from_config(model.get_config())
+        config = model.get_config()
+        backbone_config(config).update(sizes)
+        model = type(model).from_config(config)
     return _as_class(model_class, model, own, load_tokenizer)

@@ -20,7 +20,7 @@ loss has not fallen for --patience epochs; the best weights are kept.
 Writes to the workdir: metrics.jsonl (one line per epoch), model (the best
 weights, for `TransformerXLTextClassifier.from_preset`), results.json (accuracy,
 F1 and confusion matrix, also of the texts that are longer than a segment) and
-export/STEP, a SavedModel that takes raw text.
+export/STEP, a SavedModel that takes raw text, if it can contain the tokenizer.
 """
 
 import os
@@ -50,6 +50,7 @@ from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.options import FLAGS
 from txl_keras.serving import export_classifier
+from txl_keras.serving.graph_tokenizers import can_be_in_graph
 from txl_keras.training.schedules import build_schedule
 from txl_keras.workdir import Workdir
 
@@ -119,6 +120,11 @@ training_flags.Training.define("precision")
 def main(_):
     workdir = Workdir(FLAGS.workdir)
     check_new("workdir", workdir.path)  # the training cannot resume
+    options.refuse(
+        FLAGS.from_scratch and not FLAGS.initialize_from,
+        "`from_scratch` must be left out without --initialize_from, whose "
+        "sizes and tokenizer it takes.",
+    )
     keras.utils.set_random_seed(FLAGS.seed)
 
     # Texts, labels, tokens.
@@ -204,15 +210,20 @@ def main(_):
     ).history
     # If the last step diverges, only val_loss shows it.
     losses = np.array([history["loss"], history["val_loss"]])
-    bad = losses[~np.isfinite(losses)]
-    if len(bad):
-        raise FloatingPointError(
-            f"The loss is {bad[0]} in epoch {losses.shape[1]}. Try a lower "
-            f"learning rate. Received: --learning_rate={FLAGS.learning_rate}"
+    is_finite = np.isfinite(losses).all(axis=0)
+    epoch = stopping.best_epoch + 1
+    if not is_finite.all():
+        bad = int(is_finite.argmin())
+        problem = (
+            f"The loss is not finite in epoch {bad + 1}: train "
+            f"{losses[0, bad]}, valid {losses[1, bad]}. Try a lower learning "
+            f"rate. Received: --learning_rate={FLAGS.learning_rate}"
         )
+        if not is_finite[epoch - 1]:
+            raise FloatingPointError(problem)
+        print(f"{problem}\nThe weights are those of epoch {epoch}.")
 
     # Score and export the best weights.
-    epoch = stopping.best_epoch + 1
     results = {"step": epoch * steps, "epoch": epoch}
     training = {
         **{flag.name: flag.value for flag in options.defined_flags()},
@@ -232,20 +243,23 @@ def main(_):
                 f"{split}: accuracy {found['accuracy']:.4f}, F1 "
                 f"{found['f1']:.4f}, loss {found['loss']:.4f} nats"
             )
+    workdir.write_results(results)
+    print(f"Written to {workdir.path}: model, metrics.jsonl, results.json")
+    if not can_be_in_graph(tokenizer):
+        name = type(tokenizer).__name__
+        print(f"No export: no SavedModel can contain a {name}.")
+        return
+    path = workdir.file(f"export/{results['step']}")
     export_classifier(
         model,
         tokenizer,
         names,
-        workdir.file(f"export/{results['step']}"),
+        path,
         FLAGS.max_text_tokens,
         {"step": results["step"]},
         {"config.json": os.path.join(workdir.model, "config.json")},
     )
-    workdir.write_results(results)
-    print(
-        f"Written to {workdir.path}: model, metrics.jsonl, results.json, "
-        f"export/{results['step']} (SavedModel of the best epoch)"
-    )
+    print(f"Written to {path} (SavedModel of the best epoch)")
 
 
 def _read_texts():

@@ -130,14 +130,25 @@ def test_labels_are_numbered_as_in_train():
 
 def test_a_text_is_always_on_the_same_side_of_a_split():
     words = [f"text {i % 150}" for i in range(200)]  # 50 of them twice
-    texts = LabelledTexts(words, [str(i) for i in range(200)], "all")
+    labels = [str(i % 150 % 30) for i in range(200)]
+    texts = LabelledTexts(words, labels, "all")
     first, second = texts.split(0.2)
     assert len(first) + len(second) == 200
     assert 20 < len(second) < 60
     assert not set(first.texts) & set(second.texts)
     for part in (first, second):
         for text, label in zip(part.texts, part.labels, strict=True):
-            assert words[int(label)] == text
+            assert int(text.split()[1]) % 30 == int(label)
+    # The first part has texts of every label.
+    labels = [f"only of {word}" for word in second.texts[:3]]
+    rare = LabelledTexts(
+        [*first.texts, *second.texts],
+        [*first.labels, *labels, *second.labels[3:]],
+        "some labels are rare",
+    )
+    train, valid = rare.split(0.2)
+    assert {*labels} <= {*train.labels}
+    assert valid.texts == [x for x in second.texts if x not in train.texts]
 
 
 def test_too_little_cannot_be_split():

@@ -2,6 +2,7 @@
 
 import re
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,6 +14,7 @@ from script_runs import results_of
 from script_runs import write_mails
 
 from txl_keras.data import ByteTokenizer
+from txl_keras.data import SentencePieceTokenizer
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLTextClassifier
 
@@ -113,7 +115,7 @@ def test_bad_input_is_one_message_before_any_work(files, refuse, tmp_path):
         ),
         ([f"--test_file={paths['empty']}"], ["' ' at", "empty.tsv, line 2"]),
         (["--text_column=body"], ["'label', 'n', 'text'", "'body'"]),
-        (["--label_column=text"], ["training labels, ['WIN ", "..."]),
+        (["--label_column=text"], ["too few texts of each label", "160 texts"]),
         (
             [f"--train_file={one}", f"--valid_file={one}"],
             ["at least two labels", "['ham']"],
@@ -135,6 +137,7 @@ def test_bad_input_is_one_message_before_any_work(files, refuse, tmp_path):
         ),
         (["--attention_type=vaswani", "--memory_length=0"], ["'vaswani'"]),
         (["--initializer_stddev=nan"], ["`initializer_stddev`", "nan"]),
+        (["--from_scratch"], ["`from_scratch`", "without --initialize_from"]),
     )
     run = tmp_path / "run"
     refuse("finetune.py", cases, f"--workdir={run}", train, *CLASSIFIER_SIZES)
@@ -149,5 +152,29 @@ def test_weights_that_a_last_step_spoils_are_not_exported(
         "finetune.py", *flags_of(run, files, *CLASSIFIER_SIZES), "--epochs=1",
         "--batch_size=200", "--learning_rate=1e38",
     )  # fmt: skip
-    assert "The loss is nan in epoch 1" in error
+    assert "not finite in epoch 1" in error
     assert not (run / "export").exists()
+
+
+def test_the_best_weights_before_a_loss_of_nan_are_kept(
+    files, succeed, tmp_path, monkeypatch
+):
+    def spoil(callback, epoch, logs=None):
+        if epoch == 1:
+            kernel = callback.model.logits.kernel
+            kernel.assign(kernel * float("nan"))
+
+    monkeypatch.setattr(keras.callbacks.EarlyStopping, "on_epoch_begin", spoil)
+    # Its tokenizer has no operations of TensorFlow, so there is no export.
+    monkeypatch.setattr(SentencePieceTokenizer, "encode_in_graph", None)
+    run = tmp_path / "run"
+    printed = succeed(
+        "finetune.py", *flags_of(run, files, *CLASSIFIER_SIZES), "--epochs=3"
+    )
+    assert "not finite in epoch 2" in printed
+    assert "weights are those of epoch 1" in printed
+    assert "No export" in printed
+    assert not (run / "export").exists()
+    assert results_of(run)["epoch"] == 1
+    model = TransformerXLTextClassifier.from_preset(run / "model")
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())

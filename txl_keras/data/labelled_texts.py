@@ -86,7 +86,8 @@ class LabelledTexts:
         """Splits the texts in two parts, always in the same way.
 
         The part of a text depends only on a hash of the text. So duplicates are
-        always in the same part, and the order of the file does not matter.
+        always in the same part, and the order of the file does not matter. But
+        all texts of a label that the first part would lack are in it.
 
         Args:
             share: Float in (0, 1), the approximate share of the second part.
@@ -97,11 +98,19 @@ class LabelledTexts:
             digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
             number = int.from_bytes(digest.digest()[:8], "big")
             parts[number < share * 2**64].append(i)
+        # A label without texts in the first part could not be learned.
+        known = {self.labels[i] for i in parts[0]}
+        rare = {self.texts[i] for i in parts[1] if self.labels[i] not in known}
+        moved = [i for i in parts[1] if self.texts[i] in rare]
+        parts[0].extend(moved)
+        parts[0].sort()
+        parts[1][:] = [i for i in parts[1] if self.texts[i] not in rare]
         if not all(parts):
             raise ValueError(
-                f"{self.name} has too few texts to split off a share of "
-                f"{share}: give another share, or a separate file of texts to "
-                f"hold out. Received: {len(self)} texts"
+                f"{self.name} has too few texts of each label to split off a "
+                f"share of {share}: give another share, or a separate file of "
+                f"texts to hold out. Received: {len(self)} texts of "
+                f"{len({*self.labels})} labels"
             )
         return tuple(
             dataclasses.replace(
@@ -156,7 +165,6 @@ def read_labelled_texts(
             "The name of a file with labelled texts must end in .tsv, .csv or "
             f".jsonl, optionally followed by .gz. Received: {path}"
         )
-    has_header = not (text_column.isdecimal() and label_column.isdecimal())
     open_checked(path, math.inf).close()
     size = gfile.stat(path).length
     lines = files.read_between(path, b"\n", max_bytes=_MAX_TEXT_BYTES)
@@ -168,7 +176,7 @@ def read_labelled_texts(
             if line.strip()
         )
     else:
-        records = _csv_records(lines, path, kind, has_header)
+        records = _csv_records(lines, path, kind, (text_column, label_column))
     texts, labels, numbers, taken = [], [], [], 0
     for number, record in records:
         place = f"{path}, line {number}"
@@ -195,7 +203,7 @@ def _value(record, flag, column, place):
     return record[column]
 
 
-def _csv_records(lines, path, kind, has_header):
+def _csv_records(lines, path, kind, columns):
     """Yields the line number of each row and its values by column name."""
     options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     csv.field_size_limit(_MAX_TEXT_BYTES)  # 128 KiB by default
@@ -204,11 +212,17 @@ def _csv_records(lines, path, kind, has_header):
         strict=True,
         **options if kind == "tsv" else {},
     )
-    names = None
+    names, has_header = None, not all(map(str.isdecimal, columns))
     try:
         for row in filter(None, reader):
             if names is None:
                 names = row if has_header else list(map(str, range(len(row))))
+                if any(names.count(column) > 1 for column in columns):
+                    raise ValueError(
+                        "The columns of texts and of labels must have names "
+                        f"that no other column of {path} has. Received: "
+                        f"{shown(names)}"
+                    )
                 if has_header:
                     continue
             if len(row) != len(names):

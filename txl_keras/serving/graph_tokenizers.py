@@ -22,13 +22,18 @@ from txl_keras.models.generation.prompts import line_end_id
 _CPU = "CPU:0"
 
 
+def can_be_in_graph(tokenizer):
+    """Returns whether a SavedModel can contain a tokenizer."""
+    in_graph = getattr(type(tokenizer), "encode_in_graph", None)
+    return in_graph not in (None, Tokenizer.encode_in_graph)
+
+
 class GraphTokenizer(tf.Module):
     """Encodes and decodes text in a graph, like a `Tokenizer` in Python."""
 
     def __init__(self, tokenizer):
         super().__init__()
-        in_graph = getattr(type(tokenizer), "encode_in_graph", None)
-        if in_graph in (None, Tokenizer.encode_in_graph):
+        if not can_be_in_graph(tokenizer):
             raise ValueError(
                 "`tokenizer` must define `encode_in_graph` to be part of a "
                 "SavedModel that takes text, as tokenizers of bytes, "
@@ -85,13 +90,13 @@ class GraphTokenizer(tf.Module):
         """Puts a line end before prompts, as the function of this name does."""
         if self._line_end is None:
             return ids, lengths
-        is_after = tf.gather(self._begins_line, ids[:, 0])
         with_line_end = tf.pad(
             ids, [[0, 0], [1, 0]], constant_values=self._line_end
         )
-        ids = tf.where(
-            is_after[:, None], tf.pad(ids, [[0, 0], [0, 1]]), with_line_end
-        )
+        # An empty batch has no first id, either.
+        ids = tf.pad(ids, [[0, 0], [0, 1]])
+        is_after = tf.gather(self._begins_line, ids[:, 0])
+        ids = tf.where(is_after[:, None], ids, with_line_end)
         return ids, lengths + tf.cast(~is_after, tf.int32)
 
     def take_back(self, ids, lengths):

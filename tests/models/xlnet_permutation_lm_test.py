@@ -115,6 +115,15 @@ def test_evaluate_gives_the_mean_score_without_memory():
     np.testing.assert_allclose(loss, np.mean(expected), rtol=1e-5)
 
 
+def test_a_batch_of_any_kind_gives_the_same():
+    model, batch = small_lm(), batch_of()
+    expected = model(batch)  # `targets` have no part in logits
+    batch["target_mapping"] = batch["target_mapping"] != 0
+    np.testing.assert_array_equal(model(batch), expected)
+    del batch["targets"]
+    np.testing.assert_array_equal(model(batch), expected)
+
+
 @pytest.mark.tensorflow
 def test_bad_arguments_are_refused():
     model = small_lm()

@@ -105,8 +105,8 @@ class PermutedSegments(StepBatches):
             ),
             "`segments` must be at least `context_factor` tokens long to have "
             "a target": segments.segment_length < context_factor,
-            "`with_next` needs consecutive segments: order='sequential', "
-            "without `reset_documents`, at least 2 per row": (
+            "`with_next` (--reuse_half) needs consecutive segments: "
+            "order='sequential', no `reset_documents`, at least 2 per row": (
                 with_next and not (is_plain and len(segments) > 1)
             ),
         }

@@ -227,7 +227,7 @@ def targets_mask(content_mask, target_mapping):
     """Returns a mask `(B, P)` of the query stream, or `None`."""
     if target_mapping is None:
         return content_mask
-    return ops.any(target_mapping != 0, axis=-1)
+    return ops.any(ops.cast(target_mapping, "bool"), axis=-1)
 
 
 def _masks(of_keys, length, permutation_mask):

@@ -124,6 +124,9 @@ class XLNetPermutationLM(BackboneModel):
                 "`batch` must be a dict with the key 'inputs', and optionally "
                 "other arguments of `score`. Received: " + shown(batch)
             )
+        # A batch of `PermutedSegments` also has what the loss needs.
+        labels = "targets", "weights", "num_targets"
+        batch = {k: x for k, x in batch.items() if k not in labels}
         query, _ = self._query_stream(**batch, training=training)
         return self.softmax.logits(query)
 

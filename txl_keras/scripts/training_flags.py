@@ -95,8 +95,8 @@ class Loop(
     """Holds the options of a `TrainingLoop`, named like its arguments.
 
     checkpoint_every: Training steps between checkpoints.
-    max_to_keep: Number of latest checkpoints to keep; `txl convert --average`
-        averages them.
+    max_to_keep: Number of latest checkpoints to keep. Those of `txl train` can
+        be averaged: `txl convert --average`.
 
     Optimization options:
     max_steps: Training steps in total. Give a larger number to train a finished

@@ -9,12 +9,14 @@ from factories import H
 from factories import N
 from factories import assert_same
 from factories import random_ids
+from factories import small_backbone
 from factories import small_model
 from model_checks import check_every_way
 from model_checks import scored
 
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 
@@ -102,6 +104,23 @@ def test_kernels_are_the_sum_that_the_paper_defines(make, how, tmp_path):
             weights[f"{name}/kernel"] + 2 / RANK * a @ b,
             atol=1e-6,
         )
+
+
+def test_merging_does_not_round_kernels_to_the_compute_dtype(tmp_path):
+    model = small_model("mixed_bfloat16", num_layers=1)
+    before = model.get_weights()
+    model.backbone.enable_lora(RANK)  # of zeros
+    model.save_to_preset(tmp_path / "merged")
+    merged = type(model).from_preset(tmp_path / "merged")
+    assert_same(merged.get_weights(), before)
+
+
+def test_a_head_that_is_made_later_is_frozen():
+    backbone = small_backbone(num_layers=1)
+    backbone.enable_lora(RANK)
+    model = TransformerXLCausalLM(backbone)
+    trained = {w.path for w in model.trainable_variables}
+    assert trained == {w.path for w in lora_weights(model)}
 
 
 @pytest.mark.parametrize("quantize", [False, True])
@@ -283,6 +302,9 @@ def test_bad_arguments_are_errors(tmp_path):
     for wrong in (tmp_path / "mine.h5", None, 5, b"mine.lora.safetensors"):
         with pytest.raises(ValueError, match="`filepath` must be a path that "):
             backbone.save_lora_weights(wrong)
+    model.quantize("int8")
+    with pytest.raises(ValueError, match="LoRA cannot be .* `model.save`"):
+        model.save_to_preset(tmp_path / "quantized")
     lstm = small_model(make=LSTMBackbone, num_layers=1)
     with pytest.raises(ValueError, match="`target_layer_names` must be names"):
         lstm.backbone.enable_lora(2)

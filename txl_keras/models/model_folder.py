@@ -362,13 +362,23 @@ def _merged_weights(model):
     """Returns the weights by name, with LoRA merged into the kernels."""
     weights = weights_by_name(model)
     for layer in layers_of(model):
-        # Rounding the sum to int8 again would change the model.
-        is_quantized = getattr(layer, "quantization_mode", None) is not None
-        if hasattr(layer, "lora_kernel_a") and not is_quantized:
-            name = layer._kernel.path.split("/", 1)[1]
-            weights[name] = layer.kernel
-            for part in (layer.lora_kernel_a, layer.lora_kernel_b):
-                del weights[part.path.split("/", 1)[1]]
+        if not hasattr(layer, "lora_kernel_a"):
+            continue
+        if getattr(layer, "quantization_mode", None) is not None:
+            raise ValueError(
+                "A quantized model with LoRA cannot be saved as a preset, "
+                "because its kernels would have to be rounded again. Use "
+                "`model.save`, or `save_lora_weights` of the backbone. "
+                f"Received: LoRA of {layer.path}"
+            )
+        a, b = layer.lora_kernel_a, layer.lora_kernel_b
+        # `layer.kernel` would be rounded to the compute dtype.
+        update = ops.matmul(a.value, b.value)
+        weights[layer._kernel.path.split("/", 1)[1]] = (
+            layer._kernel.value + layer.lora_alpha / layer.lora_rank * update
+        )
+        for part in (a, b):
+            del weights[part.path.split("/", 1)[1]]
     return weights
 
 

@@ -13,6 +13,7 @@ from attention_loops import everything
 from attention_loops import random
 from attention_loops import sinusoid
 from attention_loops import with_random_weights
+from keras import ops
 from layer_checks import check_layer
 
 from txl_keras.layers import CausalMultiHeadAttention
@@ -237,6 +238,21 @@ def test_attention_scores_have_a_symbolic_shape_and_dtype():
         keras.Input((None, D)), memory=memory, return_attention_scores=True
     )
     assert scores.shape == (None, N, None, None)
+
+
+@pytest.mark.parametrize(
+    "make", [attention, lambda: DecoderBlock(N, H, D)], ids=("layer", "block")
+)
+def test_masks_may_be_passed_by_position(make):
+    layer, arrays = make(), [random(2, T, D), random(2, M, D)]
+    arrays += np.arange(2 * T).reshape(2, T) % 3 > 0, np.ones((2, M), "bool")
+    inputs = [keras.Input(x.shape[1:], dtype=x.dtype.name) for x in arrays]
+    model = keras.Model(inputs, layer(*inputs))
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(model(arrays)),
+        ops.convert_to_numpy(layer(*arrays)),
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize(

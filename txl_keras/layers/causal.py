@@ -403,11 +403,8 @@ class CausalMultiHeadAttention(HeadsAttention):
     def compute_output_shape(self, query_shape):
         return query_shape
 
-    def compute_output_spec(
-        self, query, memory=None, return_attention_scores=False, **kwargs
-    ):
-        if not return_attention_scores:
+    def compute_output_spec(self, query, *args, **kwargs):
+        if not kwargs.get("return_attention_scores"):
             return keras.KerasTensor(query.shape, dtype=self.compute_dtype)
         # Traces `call`, because Keras takes the shape above for all outputs.
-        kwargs = {"memory": memory, "return_attention_scores": True, **kwargs}
-        return keras.Operation.compute_output_spec(self, query, **kwargs)
+        return keras.Operation.compute_output_spec(self, query, *args, **kwargs)

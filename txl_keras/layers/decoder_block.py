@@ -271,15 +271,10 @@ class DecoderBlock(Block):
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
 
-    def compute_output_spec(
-        self, inputs, memory=None, return_attention_scores=False, **kwargs
-    ):
-        return self.attention.compute_output_spec(
-            inputs,
-            memory,
-            return_attention_scores,
-            attention_biases=kwargs.get("attention_biases"),
-        )
+    def compute_output_spec(self, inputs, memory=None, *args, **kwargs):
+        names = "return_attention_scores", "attention_biases"
+        kwargs = {name: kwargs.get(name) for name in names}
+        return self.attention.compute_output_spec(inputs, memory, **kwargs)
 
 
 def check_remembers(attention_type, memory_length, received):

@@ -123,9 +123,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             check_integer("save_freq", save_freq, 1)
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
-        self._epoch = self._saved = 0
+        self._epoch = self._unsaved = self._first = 0
         self._checkpoints = self._restored = None
         self._to_skip = self._to_drop = 0
+        self._is_skipping = False
 
     def _begin(self, model, others, initial_epoch, epochs, steps_per_epoch):
         """Restores a backup, if there is one; returns the epoch to begin."""
@@ -135,6 +136,14 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "After an interruption these callbacks begin again: %s.",
                 ", ".join(type(callback).__name__ for callback in counting),
             )
+        swaps = any(getattr(c, "swap_on_epoch", False) for c in others)
+        if swaps and self.save_freq == "epoch":
+            raise ValueError(
+                "`save_freq` must be an integer with `SwapEMAWeights("
+                "swap_on_epoch=True)`, which exchanges the weights for their "
+                "averages at the end of an epoch. Received: save_freq='epoch'"
+            )
+        self._to_skip = self._to_drop = self._unsaved = 0
         self.set_model(model)
         steps, trainer = model.fit_steps, model.fit_steps.trainer
         gfile.makedirs(self.backup_dir)  # fails before any work
@@ -149,7 +158,6 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "`backup_dir` must be empty, or hold a backup of this model. "
                 f"Received: backup_dir={self.backup_dir!r}. {error}"
             ) from error
-        self._saved = int(trainer.step.numpy())
         if not state:
             return initial_epoch
         epoch, batches, seed, is_last = map(int, state["position"])
@@ -175,6 +183,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 variable.assign(self._restored[name])
 
     def on_train_batch_begin(self, batch, logs=None):
+        self._first = batch
         if self._to_skip or self._to_drop:
             self._train_function = self.model.train_function
             self.model.train_function = self._skip
@@ -191,11 +200,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         for _ in itertools.islice(iterator, size):
             pass
         self._to_skip = max(0, self._to_skip - size)
+        self._is_skipping = True
         return self.model.get_metrics_result()
 
     def on_train_batch_end(self, batch, logs=None):
-        step = int(self.model.fit_steps.trainer.step.numpy())
-        if self.save_freq != "epoch" and step >= self._saved + self.save_freq:
+        # Not the steps of the trainer, which a model's own step may not count.
+        if not self._is_skipping:
+            self._unsaved += batch + 1 - self._first
+        self._is_skipping = False
+        if self.save_freq != "epoch" and self._unsaved >= self.save_freq:
             self._save(self._epoch, batch + 1)
 
     def on_epoch_end(self, epoch, logs=None):
@@ -213,7 +226,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         from txl_keras.training.checkpointing import copies
 
         trainer = self.model.fit_steps.trainer
-        self._saved = int(trainer.step.numpy())
+        self._unsaved = 0
         position = epoch, batches, trainer.seed, self.model.stop_training
         self._checkpoints.save(
             {

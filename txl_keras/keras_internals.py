@@ -140,9 +140,10 @@ def num_batches(optimizer):
     return optimizer._iterations
 
 
-def gradient_sums(optimizer):
-    """Returns the variables for `gradient_accumulation_steps`."""
-    return optimizer._accumulated_gradients
+def gradient_sums(optimizer, variables):
+    """Returns the sums for `gradient_accumulation_steps` of some weights."""
+    sums = optimizer._accumulated_gradients
+    return [sums[optimizer._get_variable_index(v)] for v in variables]
 
 
 class ModelAsLayer:
@@ -159,29 +160,27 @@ class IntegerBatches:
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy Keras would trace `call` to build the optimizer and
         # the metrics, which exist before the first step of `FitSteps`.
-        if getattr(self, "fit_steps", None) is None:
-            super()._maybe_symbolic_build(iterator, data_batch)
+        if getattr(self, "fit_steps", None) is not None:
+            return
+        if iterator is not None and self._distribute_strategy is not None:
+            # Keras would take the mean over replicas: floats, or an error.
+            _, _, batches = next(iter(iterator))
+            values_of = self.distribute_strategy.experimental_local_results
+            data_batch = keras.tree.map_structure(
+                lambda x: values_of(x)[0], next(batches)
+            )
+        super()._maybe_symbolic_build(data_batch=data_batch)
 
     def _symbolic_build(self, iterator=None, data_batch=None):
-        # Under a strategy Keras builds loss and metrics with the mean of the
-        # replicas' batches, and a mean of integers would be a float.
         if not ON_TENSORFLOW:
             note_weights(self)
             # On PyTorch, Keras looks only after this.
             self._assert_compile_called("evaluate")
-            if getattr(self, "fit_steps", None) is None:
-                super()._symbolic_build(iterator, data_batch)
-            elif self.optimizer is not None and not self.optimizer.built:
-                self.optimizer.build(self.trainable_variables)
-            return
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(data_batch)
-        x = _as_integers(x)
-        y = _as_integers(y) if self.has_integer_targets() else y
-        super()._symbolic_build(data_batch=(x, y, weights))
-
-
-def _as_integers(batch):
-    return tf.nest.map_structure(lambda part: tf.cast(part, tf.int32), batch)
+            if getattr(self, "fit_steps", None) is not None:
+                if self.optimizer is not None and not self.optimizer.built:
+                    self.optimizer.build(self.trainable_variables)
+                return
+        super()._symbolic_build(iterator, data_batch)
 
 
 class MatrixMuon(keras.optimizers.Muon):

@@ -20,6 +20,7 @@ from small_fits import compiled
 from small_fits import nll_of
 from small_fits import small_model
 
+from txl_keras.backend import ON_TENSORFLOW
 from txl_keras.data import Segments
 from txl_keras.metrics import Perplexity
 from txl_keras.models import LSTMBackbone
@@ -187,13 +188,37 @@ def test_a_loss_of_the_user_takes_the_place_of_the_default(tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.loss.ignore_class == 3
+    model.compile(None)  # to be evaluated only
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.evaluate(SEGMENTS, verbose=0)
 
 
 def test_a_step_of_keras_reads_the_same():
     sgd = keras.optimizers.SGD(0.0)
     model = compiled(optimizer=sgd, metrics=["accuracy"])
-    loss = model.fit(**ARRAYS).history["loss"][0]
-    assert loss == pytest.approx(nll_of(model).mean(), rel=1e-5)
+    expected = pytest.approx(nll_of(model).mean(), rel=1e-5)
+    # In every epoch memory is reset where the arrays begin again.
+    for steps in (None, -(-len(X) // B)):
+        fitted = model.fit(**ARRAYS, epochs=2, steps_per_epoch=steps)
+        assert fitted.history["loss"] == [expected] * 2
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_biases_and_what_the_user_excludes_are_not_decayed(policy):
+    model = small_model(policy, num_layers=1)
+    optimizer = keras.optimizers.AdamW(0.0, weight_decay=0.3)
+    optimizer.exclude_from_weight_decay(var_names=["embeddings"])
+    for _ in range(2):  # also with an optimizer that has been built
+        model.compile(optimizer)
+        model.fit(SEGMENTS, verbose=0)
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    found = {
+        w.name for w in model.weights if not optimizer._use_weight_decay(w)
+    }
+    assert {"embeddings_0"} <= found
+    if not ON_TENSORFLOW:
+        assert {"gamma", "beta", "bias"} <= found
 
 
 def test_evaluate_and_predict_name_bad_arguments(model):

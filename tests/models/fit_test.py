@@ -87,12 +87,6 @@ def rewind_other():
     return function_to_rewind(model)
 
 
-@pytest.fixture
-def model(rewind):
-    """Compiled model that tests share, with the weights it had at first."""
-    return rewind()
-
-
 @pytest.fixture(scope="module")
 def begin():
     """Function that returns a `Trainer` of such a model at its first step."""
@@ -199,6 +193,7 @@ def test_evaluate_weights_every_target_of_segments_once(model):
         {"clipnorm": 0.1},
         {"clipvalue": 0.02, "use_ema": True, "ema_momentum": 0.6},
         {"gradient_accumulation_steps": 2, "global_clipnorm": 0.3},
+        {"gradient_accumulation_steps": 3, "use_ema": True},
     ],
 )
 def test_settings_of_the_optimizer_are_heeded(settings):
@@ -216,6 +211,26 @@ def test_settings_of_the_optimizer_are_heeded(settings):
         weights.append(model.get_weights())
     np.testing.assert_allclose(*losses, rtol=1e-5)
     assert_same(*weights, atol=1e-5)
+
+
+def test_other_weights_may_be_frozen_but_not_unfrozen():
+    model = small_model(num_layers=1)
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    segments = segments_of("plain")
+    embedding = model.backbone.token_embedding
+    for is_trained in (True, False):
+        embedding.trainable = is_trained
+        model.compile(optimizer, run_eagerly=True)
+        before = [w.numpy() for w in embedding.weights]
+        model.fit(segments, verbose=0)
+        changes = np.abs(before[0] - embedding.weights[0].numpy()).max()
+        assert (changes > 0) == is_trained
+    model.compile("sgd", run_eagerly=True)
+    model.fit(segments, verbose=0)
+    embedding.trainable = True
+    model.compile(model.optimizer, run_eagerly=True)
+    with pytest.raises(ValueError, match="recreate a new optimizer"):
+        model.fit(segments, verbose=0)
 
 
 def test_settings_that_have_no_meaning_here_are_errors():
@@ -294,6 +309,14 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
     for name, values in history.items():
         np.testing.assert_allclose(values, expected[name][-len(values) :])
     assert not tmp_path.joinpath("backup").exists()
+
+
+def test_averages_at_the_end_of_an_epoch_need_backups_within_it(tmp_path):
+    model = small_model(num_layers=1)
+    model.compile(keras.optimizers.SGD(0.1, use_ema=True), run_eagerly=True)
+    swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    with pytest.raises(ValueError, match="`save_freq` must be an integer"):
+        model.fit(segments_of(), callbacks=[swap, BackupAndRestore(tmp_path)])
 
 
 def test_data_of_unknown_length_begins_again_in_later_epochs(
@@ -457,11 +480,15 @@ def test_a_generator_is_read_once(model):
         model.fit(_batches(x, y), epochs=2, verbose=0)
 
 
-def test_a_train_step_of_the_user_may_do_all_by_itself():
+def test_a_train_step_of_the_user_may_do_all_by_itself(tmp_path):
     model = WithoutSuper(small_model(num_layers=1).backbone)
     model.compile(keras.optimizers.SGD(0.1))
     segments = segments_of()
-    history = model.fit(segments, epochs=4, verbose=0).history
+    backup = BackupAndRestore(tmp_path, save_freq=2, delete_checkpoint=False)
+    history = model.fit(
+        segments, epochs=4, callbacks=[backup], verbose=0
+    ).history
+    assert list(tmp_path.iterdir())
     assert history.keys() == {"nll"}
     assert 0 < history["nll"][-1] < history["nll"][0] - 0.1
     batch = segments.batch(4 * len(segments) - 1)
@@ -535,6 +562,9 @@ def test_text_may_come_in_many_kinds():
     # By default 32 rows, or as many as there are segments.
     for length, batch_size in ((300, 32), (50, 5), (15, 1)):
         segments = text_segments([np.arange(length)], None, 9, True)
+        assert segments.batch_size == batch_size
+    for length, batch_size in ((300, 30), (50, 3), (15, 3)):
+        segments = text_segments([np.arange(length)], None, 9, False, 3)
         assert segments.batch_size == batch_size
     # No segment holds parts of two texts.
     segments = text_segments([np.arange(5)] * 10, None, 4, True)

@@ -309,13 +309,14 @@ def check_segment_length(segment_length, *data):
         )
 
 
-def text_segments(ids, batch_size, segment_length, is_training):
+def text_segments(ids, batch_size, segment_length, is_training, replicas=1):
     """Returns `Segments` of texts' ids; each text has a cold start."""
     if batch_size is None:  # Keras's default, or fewer for a short text
         num_segments = (len(ids[0]) - 1) // segment_length
         if len(ids) > 1:  # no segment holds parts of two texts
             num_segments = sum(-(-(len(x) - 1) // segment_length) for x in ids)
-        batch_size = min(_BATCH_SIZE, max(1, num_segments))
+        batch_size = min(_BATCH_SIZE, num_segments)
+        batch_size = replicas * max(1, batch_size // replicas)
     options = {}
     if len(ids) > 1:
         starts = np.cumsum([0, *map(len, ids[:-1])])

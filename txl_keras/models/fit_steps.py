@@ -6,6 +6,7 @@ import keras
 
 from txl_keras.backend import tf
 from txl_keras.compilation import compile_layers
+from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.models.fit_data import check_trainable
 
 
@@ -57,6 +58,11 @@ class FitSteps:
         if self._shapes.get(function) != shape:
             setattr(self.model, function, None)
             self._shapes[function] = shape
+        # Otherwise TensorFlow would give several workers the same rows.
+        workers = tf.distribute.MultiWorkerMirroredStrategy
+        is_short = shape[0] < self._strategy.num_replicas_in_sync
+        if is_short or isinstance(self._strategy, workers):
+            replica_batch_size(shape[0], self._strategy)
         return shape[0]
 
     def train_step(self, batch):

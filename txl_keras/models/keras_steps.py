@@ -18,11 +18,17 @@ class KerasSteps:
         self.loss = keras.metrics.Mean(name="loss")
         self.metrics = metrics
         model.train_function = model.test_function = None
-        optimizer = model.optimizer
+        # In float16 Keras wraps the optimizer.
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         if optimizer is not None and optimizer.weight_decay:
-            optimizer.exclude_from_weight_decay(
-                [w for w in model.weights if not takes_weight_decay(w)]
-            )
+            excluded = [
+                weight
+                for weight in model.trainable_variables
+                if not takes_weight_decay(weight)
+                or not optimizer._use_weight_decay(weight)
+            ]
+            if any(map(optimizer._use_weight_decay, excluded)):
+                optimizer.exclude_from_weight_decay(excluded)
 
     def prepare_training(self, batches):
         """Sizes the memory for the data, so that a step compiles only once."""

@@ -292,7 +292,8 @@ class BackboneModel(IntegerBatches, PresetModel):
         """Compiles a loaded model as it was compiled when it was saved."""
         # Keras requires this of every model that overrides `compile`.
         self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trainable_variables)
+        if self.optimizer is not None:
+            self.optimizer.build(self.trainable_variables)
 
     def get_compile_config(self):
         """Returns the arguments of `compile`, for saving."""

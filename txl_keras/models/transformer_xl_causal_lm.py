@@ -51,8 +51,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
       have separate memories; `reset_memory` resets all of them. `fit` resets
       training memory where its data begins again. `evaluate` and `predict`
       reset inference memory when they start. `test_on_batch` and direct calls
-      continue from inference memory. `train_on_batch` continues from `fit`,
-      unless the batch has another size. Calls with `training=True` have a
+      continue from inference memory. `train_on_batch` continues from `fit`.
+      Calls with `training=True` have a
       separate memory.
     - *Functional*: `score` and `log_probs` take memory as a value and return
       the new memory.
@@ -121,6 +121,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         )
         self._training_memory, self._inference_memory = backbone.memory_stacks()
         build_and_stay_open(self)
+        backbone.freeze_for_lora()
 
     def build(self, token_ids_shape):
         self.softmax.build()
@@ -415,7 +416,12 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         x, y, weights, batch_size = self._data(
             parts, batch_size, segment_length, steps, starts
         )
-        steps = None if starts.num_steps else steps
+        if starts.num_steps or (
+            # Keras would not tell `ResetMemory` that arrays begin again.
+            isinstance(x, np.ndarray)
+            and steps == -(-len(x) // (batch_size or 32))
+        ):
+            steps = None
         callbacks = keras.tree.flatten(kwargs.pop("callbacks", None) or [])
         backups = [c for c in callbacks if isinstance(c, BackupAndRestore)]
         callbacks = [c for c in callbacks if c not in backups]
@@ -479,8 +485,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
     ) -> Any:
         """Trains like `keras.Model.train_on_batch`, with the memory so far.
 
-        If the batch size differs from the last batch, there is a cold start.
-        `class_weight` must be `None`: see `fit`.
+        On TensorFlow, with the default loss, there is a cold start if the batch
+        size differs from that of the last batch. Otherwise a smaller batch
+        continues the first rows. `class_weight` must be `None`: see `fit`.
         """
         check_class_weight(class_weight)
         if self.fit_steps is None:
@@ -577,7 +584,10 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         if is_text(x):
             length = segment_length or self._default_segment_length()
             ids = encode_texts(self, "x", [x] if isinstance(x, str) else x)
-            x = text_segments(ids, batch_size, length, is_training)
+            replicas = 1
+            if ON_TENSORFLOW:
+                replicas = self.distribute_strategy.num_replicas_in_sync
+            x = text_segments(ids, batch_size, length, is_training, replicas)
         targets = y if self.has_integer_targets() else None
         check_arrays(x, targets, batch_size, self.backbone.vocabulary_size)
         return x, y

@@ -160,6 +160,8 @@ class Trainer:
             self._seed = tf.Variable(seed, dtype=tf.int64, trainable=False)
             self.memory = model.backbone.memory_stack(self._rows)
             optimizer.build(model.trainable_variables)
+            # Some may have been frozen when another model was trained.
+            optimizer._check_variables_are_known(model.trainable_variables)
             self.loss_scale = None
             if model.compute_dtype == "float16":
                 self.loss_scale = LossScale()
@@ -274,7 +276,8 @@ class Trainer:
         if self.loss_scale:
             factor = 1.0 / self.loss_scale.value
             gradients = [gradient * factor for gradient in gradients]
-        gradients, finish = accumulate(self.optimizer, gradients)
+        variables = self.model.trainable_variables
+        gradients, finish = accumulate(self.optimizer, gradients, variables)
         norms = [self._norm([gradients[i] for i in p]) for p in self._parts]
         # The norm of auxiliary variables only if nothing else is trained.
         results["gradient_norm"] = norms[0]
@@ -296,15 +299,17 @@ class Trainer:
                     )
                     for i, value in zip(part, values, strict=True):
                         clipped[i] = value
-            apply_gradients(
-                self.optimizer, clipped, self.model.trainable_variables
-            )
+            apply_gradients(self.optimizer, clipped, variables)
 
-        is_applied = finish(is_finite)
-        if is_applied is True:
-            apply()
-        else:
-            tf.cond(is_applied, apply, lambda: None)
+        def move():
+            # After each batch, as in Keras, and not only after each update.
+            self.optimizer._update_model_variables_moving_average(variables)
+
+        for is_due, update in ((finish(is_finite), apply), (is_finite, move)):
+            if is_due is True:
+                update()
+            else:
+                tf.cond(is_due, update, lambda: None)
         return results, is_finite
 
     @tf.autograph.experimental.do_not_convert

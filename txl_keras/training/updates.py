@@ -32,10 +32,9 @@ def apply_gradients(optimizer, gradients, variables):
             decay = variable * optimizer.weight_decay * rate
             optimizer.assign_sub(variable, decay)
         optimizer.update_step(gradient, variable, learning_rate)
-    optimizer._update_model_variables_moving_average(variables)
 
 
-def accumulate(optimizer, gradients):
+def accumulate(optimizer, gradients, variables):
     """Returns the mean gradient over `gradient_accumulation_steps` batches."""
     # Also returns `finish(is_finite)`. If the gradients are finite, this
     # function keeps the sum for the next batch. It returns whether to apply the
@@ -43,7 +42,7 @@ def accumulate(optimizer, gradients):
     steps = optimizer.gradient_accumulation_steps
     if not steps:
         return gradients, lambda is_finite: is_finite
-    sums = keras_internals.gradient_sums(optimizer)
+    sums = keras_internals.gradient_sums(optimizer, variables)
     totals = [
         gradient + tf.cast(total, gradient.dtype)
         for gradient, total in zip(gradients, sums, strict=True)

@@ -38,7 +38,9 @@ class TokenReader:
         if not backbone.has_attention or (
             backbone.cold_start == "masked" and backbone.has_finite_reach
         ):
-            self._longest_short = min(_SHORT_PROMPT, memory_length)
+            # An LSTM remembers one state, which any number of tokens reach.
+            limit = memory_length if backbone.has_attention else _SHORT_PROMPT
+            self._longest_short = min(_SHORT_PROMPT, limit)
         self.then = functools.lru_cache(maxsize=4)(self._then)
         self._cache = SegmentReader(
             model.backbone, num_rows, PROMPT_SEGMENT, memory_length

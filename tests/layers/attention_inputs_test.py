@@ -133,7 +133,9 @@ def test_a_memory_of_another_shape_or_none_for_its_mask_is_an_error(name):
             LAYERS[name](QUERY, memory=np.ones(shape, "float32"))
 
 
-@pytest.mark.parametrize("name,rows", [("relative", S), ("two_stream", S + T)])
+@pytest.mark.parametrize(
+    "name,rows", [("relative", S), ("two_stream", S + T - 1)]
+)
 def test_positions_must_be_one_per_distance(name, rows):
     for shape in ((rows - 1, D), (rows + 1, D), (rows, D + 2), (1, rows, D)):
         with pytest.raises(ValueError, match="`position_encoding` must have"):

@@ -21,13 +21,9 @@ class RelativePositionEncoding(ConfiguredLayer):
         w_i  = 10000 ** (-2 i / D)
 
     With `look_ahead=k`, rows for the distances -1 to -k of keys after the query
-    follow (no more than T - 1 rows).
-
-    With `bidirectional=True` a query may attend to all keys after it
-    (section 2.4 of Yang et al., 2019, and its code). There are S + T rows, and
-    row `j` encodes `S - j`. The first row, `S`, is the distance of no key, but
-    the shift needs it (see `shift_to_keys`). The last row, `1 - T`, is the
-    distance from the first query to the last key.
+    follow, at most to `1 - T`, the distance from the first query to the last
+    key. With `look_ahead=None` they follow to `1 - T` (section 2.4 of Yang et
+    al., 2019).
 
     Distances and sinusoids are float32 under any dtype policy, because
     bfloat16 represents integers exactly only up to 256. The layer has no
@@ -38,10 +34,8 @@ class RelativePositionEncoding(ConfiguredLayer):
             `[-clamp_length, clamp_length]`, so that a longer memory than in
             training has no distances that training did not have. `None` does
             not clip.
-        bidirectional: Boolean, also encodes the negative distances of all keys
-            after a query.
         look_ahead: Integer, the number of keys after a query whose distances
-            are also encoded.
+            are also encoded; `None` for all.
 
     Call arguments:
         inputs: Tensor of shape `(B, T, D)`, the segment. Only its shape is
@@ -50,8 +44,7 @@ class RelativePositionEncoding(ConfiguredLayer):
 
     Returns:
         Float32 tensor of shape `(S, D)`. With `look_ahead` it has
-        `S + min(look_ahead, T - 1)` rows, and with `bidirectional=True` it has
-        `S + T`.
+        `S + min(look_ahead, T - 1)` rows, and with `None` it has `S + T - 1`.
 
     Example:
 
@@ -72,8 +65,7 @@ class RelativePositionEncoding(ConfiguredLayer):
     def __init__(
         self,
         clamp_length: int | None = None,
-        bidirectional: bool = False,
-        look_ahead: int = 0,
+        look_ahead: int | None = 0,
         **kwargs,
     ):
         # Only shapes are read, so a cast of the inputs would be wasted.
@@ -81,14 +73,9 @@ class RelativePositionEncoding(ConfiguredLayer):
         if clamp_length is not None:
             check_integer("clamp_length", clamp_length, 1)
         self.clamp_length = clamp_length
-        self.bidirectional = bidirectional
-        self.look_ahead = check_integer("look_ahead", look_ahead, 0)
-        if bidirectional and look_ahead:
-            raise ValueError(
-                "`look_ahead` must be 0 with `bidirectional=True`, which "
-                "encodes all distances. Received: look_ahead="
-                f"{look_ahead}"
-            )
+        if look_ahead is not None:
+            check_integer("look_ahead", look_ahead, 0)
+        self.look_ahead = look_ahead
         self.built = True
 
     def call(self, inputs, memory=None):
@@ -101,12 +88,8 @@ class RelativePositionEncoding(ConfiguredLayer):
             )
         length = ops.shape(inputs)[1]
         num_keys = length + (0 if memory is None else ops.shape(memory)[1])
-        if self.bidirectional:
-            farthest, num_rows = num_keys, num_keys + length
-        else:
-            farthest = num_keys - 1
-            num_rows = num_keys - Visible(0, length, self.look_ahead).nearest
-        distance = ops.cast(farthest - ops.arange(num_rows), "float32")
+        num_rows = num_keys - Visible(0, length, self.look_ahead).nearest
+        distance = ops.cast(num_keys - 1 - ops.arange(num_rows), "float32")
         if self.clamp_length is not None:
             limit = float(self.clamp_length)
             distance = ops.clip(distance, -limit, limit)

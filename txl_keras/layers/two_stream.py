@@ -66,8 +66,8 @@ class TwoStreamRelativeAttention(HeadsAttention):
             `perm_mask` is the opposite: 1 where it may not.)
         token_type_ids: Optional integers `(B, T)`, the segment of each token;
             tokens of memory have 0. Without them there is no segment term.
-        position_encoding: Optional tensor `(S + T, D)`, the output of
-            `RelativePositionEncoding(bidirectional=True)`.
+        position_encoding: Optional tensor `(S + T - 1, D)`, the output of
+            `RelativePositionEncoding(look_ahead=None)`.
 
     Returns:
         Tensor of shape `(B, T, D)`; with a `query`, a pair of this tensor and
@@ -100,7 +100,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
         **kwargs,
     ):
         super().__init__(num_heads, key_dim, **kwargs)
-        self._add_positions(clamp_length, bidirectional=True)
+        self._add_positions(clamp_length, look_ahead=None)
 
     def build(self, content_shape):
         super().build(content_shape)
@@ -142,7 +142,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
             "query": (batch_size, num_targets, hidden_dim),
             "target_mapping": (batch_size, num_targets, length),
             "token_type_ids": (batch_size, length),
-            "position_encoding": (num_memory + 2 * length, hidden_dim),
+            "position_encoding": (num_memory + 2 * length - 1, hidden_dim),
         }
         tensors = query, target_mapping, token_type_ids, position_encoding
         for name, tensor in zip(shapes, tensors, strict=True):

@@ -1,6 +1,5 @@
 """Base classes of models that presets and folders describe."""
 
-import tempfile
 from typing import Any
 from typing import Self
 
@@ -161,21 +160,6 @@ class PresetModel(ModelAsLayer, keras.Model):
         from txl_keras.models.model_folder import save_preset
 
         save_preset(self, folder, training, dtype)
-
-    def push_to_hub(
-        self, repo_id: str, training: dict | None = None, dtype: str = "float32"
-    ) -> None:
-        """Uploads the model to the Hugging Face Hub, as a preset.
-
-        Args:
-            repo_id: String, `"owner/name"`; see `upload_preset`.
-            training, dtype: See `save_to_preset`.
-        """
-        from txl_keras.models.hub import upload_preset
-
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_to_preset(folder, training, dtype)
-            upload_preset(f"hf://{repo_id}", folder)
 
     def quantize(
         self, mode: str | None = None, config: Any = None, **kwargs

@@ -127,7 +127,7 @@ class XLNetBackbone(RecurrentBackbone):
         self.layer_norm_epsilon = layer_norm_epsilon
         self.token_embedding = self._embedding()
         self._position_encoding = RelativePositionEncoding(
-            clamp_length, bidirectional=True, name="position_encoding"
+            clamp_length, look_ahead=None, name="position_encoding"
         )
         self.blocks = [self.make_block(i) for i in range(num_layers)]
         build_and_stay_open(self)

@@ -15,8 +15,8 @@ probabilities; layers that need them call `definition` directly.
 
 Each aligns the scores by distance with the keys (the shift of appendix B) in
 its fastest form: `definition` by `relative_shift`, as printed in the paper;
-`tiles` by a reshape (`_tiles_by_key`) or `shift_to_keys`; and `blocks` by a
-shear of padding that it needs anyway.
+`tiles` by a reshape (`_tiles_by_key`) or, like `blocks`, by a shear
+(`rows_to_shear`).
 """
 
 from keras import ops

@@ -20,6 +20,7 @@ from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import dot_product
 from txl_keras.layers.compute.target import fused
 from txl_keras.layers.compute.tiles import exponentials_of_parts
+from txl_keras.layers.compute.tiles import rows_to_shear
 from txl_keras.layers.compute.tiles import softmax_delta
 from txl_keras.layers.compute.tiles import zero_depending_on
 
@@ -162,8 +163,7 @@ def _attend(problem, blocks, extra_masks):
     seeds = problem.seeds
     positions = ()
     if problem.positions is not None:
-        num_distances = problem.visible.num_keys - problem.visible.nearest
-        rows = _pad_rows(problem.positions.rows, num_distances)
+        rows = rows_to_shear(problem.positions.rows, problem.visible)
         positions = problem.position_query(), rows
 
     @tf.custom_gradient
@@ -201,13 +201,6 @@ def _attend(problem, blocks, extra_masks):
         return tf.concat(outputs, axis=2), gradient
 
     return attended(values, keys, problem.content_query(), *positions)
-
-
-def _pad_rows(rows, num_distances):
-    """Pads or slices `(N, R, H)` to all distances, plus one for `shear`."""
-    rows = rows[:, -num_distances:]
-    missing = num_distances + 1 - rows.shape[1]
-    return tf.concat([tf.tile(rows[:, :1], [1, missing, 1]), rows], axis=1)
 
 
 def _zero_depending_on_all(tensors):

@@ -80,8 +80,9 @@ def _position_scores(problem, lengths):
     num_keys = problem.visible.num_keys
     if _are_tiles(problem, lengths) and rows.shape[1] == num_keys:
         return _tiles_by_key(query, rows, lengths)
-    by_distance = dot_product(query, rows)
-    shifted = shift_to_keys(by_distance, num_keys, problem.visible.nearest)
+    by_distance = dot_product(query, rows_to_shear(rows, problem.visible))
+    # With negative distances, the last columns are keys after the segment.
+    shifted = shear(by_distance)[..., :num_keys]
     return _by_part(problem, shifted, lengths)
 
 
@@ -325,28 +326,24 @@ def _drop(parts, dropout_masks):
     ]
 
 
-def shift_to_keys(scores, num_keys, nearest):
-    """Shifts `(N, B, T, R)` by distance to `(N, B, T, S)` by key.
+def rows_to_shear(rows, visible):
+    """Returns a row for `shear`'s padding, and one per distance, `(N, R, H)`.
 
-    Unlike in `relative_shift`, there may be more or fewer distances than keys.
-    Keys beyond the first distance get its score. If keys after the query are
-    visible, the last distance `nearest` is negative. For T = 3, S = 5 and
-    `nearest=-2` (column 0 is padding and belongs to no key):
+    Keys beyond the first distance get its row. If keys after the query are
+    visible, the last distance, `visible.nearest`, is negative. For T = 3, S = 5
+    and `nearest=-2` the scores by distance are sheared to scores by key (column
+    0 is padding and belongs to no key):
 
         5 4 3 2 1 0 -1 -2        2 1 0 -1 -2
         5 4 3 2 1 0 -1 -2   ->   3 2 1  0 -1
         5 4 3 2 1 0 -1 -2        4 3 2  1  0
     """
-    *batch, num_distances = ops.shape(scores)
-    # Includes the padding column, so that no separate pad is needed.
-    missing = num_keys - nearest + 1 - num_distances
+    # The rows are padded, because scores would take longer to copy.
+    missing = visible.num_keys - visible.nearest + 1 - ops.shape(rows)[1]
     # Python's `max` of integers keeps shapes static.
     at_least = max if isinstance(missing, int) else tf.maximum
-    # Not `ops.broadcast_to`, which does not accept a tensor as a size.
-    repeated = tf.broadcast_to(scores[..., :1], (*batch, at_least(missing, 0)))
-    scores = scores[..., at_least(-missing, 0) :]
-    # With negative distances, the last columns are keys after the segment.
-    return shear(ops.concatenate([repeated, scores], axis=-1))[..., :num_keys]
+    repeated = tf.tile(rows[:, :1], [1, at_least(missing, 0), 1])
+    return tf.concat([repeated, rows[:, at_least(-missing, 0) :]], axis=1)
 
 
 def exponentials_of_parts(scores):

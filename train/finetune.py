@@ -14,8 +14,9 @@ the workdir of a run, and takes its weights, sizes and tokenizer. With
 the gain from the pretrained weights.
 
 Files are .tsv, .csv or .jsonl (or .gz of these). Without --valid_file, a tenth
-of train is split off by a hash of each text. Training ends when the validation
-loss has not fallen for --patience epochs; the best weights are kept.
+of train is split off by a hash of each text, but no label leaves train.
+Training ends when the validation loss has not fallen for --patience epochs; the
+best weights are kept.
 
 Writes to the workdir: metrics.jsonl (one line per epoch), model (the best
 weights, for `TransformerXLTextClassifier.from_preset`), results.json (accuracy,

@@ -88,7 +88,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         backup_dir: String or path, local or in a bucket. Use another folder for
             each run.
         save_freq: `"epoch"`, or an integer: the number of batches after which
-            the state is saved.
+            the state is saved. An integer with `SwapEMAWeights(
+            swap_on_epoch=True)`.
         delete_checkpoint: Boolean, whether the backup is removed when `fit`
             ends. The folder is then removed, too, if it holds no other files.
 

@@ -36,7 +36,8 @@ from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 from txl_keras.json_files import read_json
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models.loading import load_folder
+from txl_keras.models.loading import check_links
+from txl_keras.models.loading import load_stored
 from txl_keras.models.model_folder import MAX_LENGTH
 from txl_keras.models.model_folder import ModelFolder
 from txl_keras.models.model_folder import check_limit
@@ -160,12 +161,17 @@ class Workdir:
 
     def load_model(self, tokenizer=None, **overrides):
         """Returns the language model with the best weights, and their step."""
+        folder = self.best()
+        if folder is None:
+            raise FileNotFoundError(
+                f"`workdir` {self.path} has no best weights: train until the "
+                "first validation score."
+            )
+        check_links(self.path)
         if tokenizer is not None:
             overrides["tokenizer"] = tokenizer
-        model = load_folder(
-            TransformerXLCausalLM, self.path, overrides=overrides
-        )
-        return model, self.best_step() or 0
+        model = load_stored(TransformerXLCausalLM, folder, overrides=overrides)
+        return model, folder.training.get("step") or 0
 
     def load_tokenizer(self):
         """Loads the tokenizer of the run, unless it has changed since."""

@@ -154,8 +154,14 @@ def test_without_weights_other_sizes_are_made(stored, folder):
     sizes = {"num_layers": stored.backbone.num_layers + 1, "hidden_dim": 12}
     model = type(stored).from_preset(folder, load_weights=False, **sizes)
     assert {name: getattr(model.backbone, name) for name in sizes} == sizes
+    # What no weight depends on may be what the folder's config lacks.
+    change_json(folder / "config.json", {"mem_len": 0, "same_length": True})
+    model = type(stored).from_preset(
+        folder, load_weights=False, memory_length=7, num_layers=1
+    )
+    assert model.backbone.memory_length == 7
     with pytest.raises(ValueError, match="does not fit its configuration"):
-        type(stored).from_preset(folder, **sizes)
+        type(stored).from_preset(folder, memory_length=7, **sizes)
 
 
 def test_a_home_folder_is_found_and_a_bucket_refused(
@@ -164,9 +170,9 @@ def test_a_home_folder_is_found_and_a_bucket_refused(
     monkeypatch.setenv("HOME", str(tmp_path))
     save_hugging_face(stored, "~/written")
     assert_same_model(type(stored).from_preset("~/written"), stored)
-    save_hugging_face(stored, "ram://written")
-    with pytest.raises(ValueError, match="must be local.*ram://written"):
-        type(stored).from_preset("ram://written")
+    save_hugging_face(stored, "ram://a/written")
+    with pytest.raises(ValueError, match="must be local.*ram://a/written"):
+        type(stored).from_preset("ram://a/written")
 
 
 TRANSFO_XL = load_hugging_face, NAME

@@ -269,6 +269,13 @@ def test_ids_that_are_not_in_the_vocabulary_are_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             prepare(corpus_of({}, train=b"ab"), Larger("ab\n"), folder)
 
+    class Skips(Larger):
+        def encode(self, text, begins_line=True):
+            return np.array([])
+
+    with pytest.raises(ValueError, match="must have at least one token"):
+        prepare(corpus_of({}, train=b"ab"), Skips("ab\n"), tmp_path)
+
 
 def test_other_documents_are_another_text():
     one = corpus_of({}, train=[b"the cat\n", b"cat\n"])

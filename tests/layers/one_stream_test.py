@@ -253,6 +253,8 @@ def test_masks_may_be_passed_by_position(make):
         ops.convert_to_numpy(layer(*arrays)),
         atol=1e-6,
     )
+    _, scores = layer(*inputs, return_attention_scores=True)
+    assert scores.shape == (None, N, T, M + T)
 
 
 @pytest.mark.parametrize(

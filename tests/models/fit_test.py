@@ -231,6 +231,12 @@ def test_other_weights_may_be_frozen_but_not_unfrozen():
     model.compile(model.optimizer, run_eagerly=True)
     with pytest.raises(ValueError, match="recreate a new optimizer"):
         model.fit(segments, verbose=0)
+    model.compile(keras.optimizers.SGD(0.1, use_ema=True), run_eagerly=True)
+    model.fit(segments, verbose=0)
+    embedding.trainable = False
+    model.compile(model.optimizer, run_eagerly=True)
+    with pytest.raises(ValueError, match="`optimizer` must be a new one"):
+        model.fit(segments, verbose=0)
 
 
 def test_settings_that_have_no_meaning_here_are_errors():

@@ -19,6 +19,7 @@ from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
+from txl_keras.models import XLNetPermutationLM
 
 B, T, RANK = 3, 5, 4
 # Keras warns of each kind of layer that stays float.
@@ -115,10 +116,17 @@ def test_merging_does_not_round_kernels_to_the_compute_dtype(tmp_path):
     assert_same(merged.get_weights(), before)
 
 
-def test_a_head_that_is_made_later_is_frozen():
-    backbone = small_backbone(num_layers=1)
+@pytest.mark.parametrize(
+    ("make", "head"),
+    [
+        (TransformerXLBackbone, TransformerXLCausalLM),
+        (XLNetBackbone, XLNetPermutationLM),
+    ],
+)
+def test_a_head_that_is_made_later_is_frozen(make, head):
+    backbone = small_backbone(make=make, num_layers=1)
     backbone.enable_lora(RANK)
-    model = TransformerXLCausalLM(backbone)
+    model = head(backbone)
     trained = {w.path for w in model.trainable_variables}
     assert trained == {w.path for w in lora_weights(model)}
 

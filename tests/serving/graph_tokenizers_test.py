@@ -124,6 +124,8 @@ def test_batches_may_be_empty(name):
     ids, lengths = graph.encode(tf.constant([], tf.string))
     assert ids.shape == (0, 0) and lengths.shape == (0,)
     assert graph.encode(["", ""])[0].shape == (2, 0)
+    ids, lengths = graph.after_line_end(*graph.encode(["", ""]))
+    assert ids.shape[0] == 2 and lengths.shape == (2,)
     for rows in (0, 2):
         decoded = graph.decode(np.zeros((rows, 0), int))
         assert decoded.numpy().tolist() == [b""] * rows

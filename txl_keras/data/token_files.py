@@ -225,9 +225,12 @@ def encode_block(tokenizer, source, block):
             "Use a vocabulary built from this text, or one with an entry for "
             "unknown words; for ids use a larger --vocabulary_size."
         ) from error
-    # They would be stored modulo 256 or 65,536.
-    remedy = f"{source} was encoded by {type(tokenizer).__name__}."
-    check_token_ids("encode", ids, tokenizer.vocabulary_size, remedy=remedy)
+    if len(ids):  # they would be stored modulo 256 or 65,536
+        remedy = (
+            f"{source} was encoded by {type(tokenizer).__name__}, whose "
+            "`vocabulary_size` must be larger than every id."
+        )
+        check_token_ids("encode", ids, tokenizer.vocabulary_size, remedy=remedy)
     num_bytes, num_unknown = block.num_bytes, 0
     if getattr(tokenizer, "drop_newlines", False):
         # Scores are of the other bytes.

@@ -1,5 +1,6 @@
 """One Transformer-XL block, section 3.3 of the paper."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -271,10 +272,12 @@ class DecoderBlock(Block):
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
 
-    def compute_output_spec(self, inputs, memory=None, *args, **kwargs):
-        names = "return_attention_scores", "attention_biases"
-        kwargs = {name: kwargs.get(name) for name in names}
-        return self.attention.compute_output_spec(inputs, memory, **kwargs)
+    def compute_output_spec(self, *args, **kwargs):
+        call = inspect.signature(self.call).bind(*args, **kwargs).arguments
+        names = "memory", "attention_biases", "return_attention_scores"
+        options = {name: call[name] for name in names if name in call}
+        inputs = next(iter(call.values()))
+        return self.attention.compute_output_spec(inputs, **options)
 
 
 def check_remembers(attention_type, memory_length, received):

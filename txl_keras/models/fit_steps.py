@@ -58,12 +58,17 @@ class FitSteps:
         if self._shapes.get(function) != shape:
             setattr(self.model, function, None)
             self._shapes[function] = shape
-        # Otherwise TensorFlow would give several workers the same rows.
+        return self.check_rows(dataset)
+
+    def check_rows(self, dataset):
+        """Returns the batch size, unless replicas cannot share the rows."""
+        batch_size = dataset.element_spec["inputs"].shape[0]
+        # TensorFlow would give several workers the same rows.
         workers = tf.distribute.MultiWorkerMirroredStrategy
-        is_short = shape[0] < self._strategy.num_replicas_in_sync
+        is_short = batch_size < self._strategy.num_replicas_in_sync
         if is_short or isinstance(self._strategy, workers):
-            replica_batch_size(shape[0], self._strategy)
-        return shape[0]
+            replica_batch_size(batch_size, self._strategy)
+        return batch_size
 
     def train_step(self, batch):
         """Trains on the rows of one replica, for the model's `train_step`."""

@@ -23,7 +23,7 @@ class KerasSteps:
         if optimizer is not None and optimizer.weight_decay:
             excluded = [
                 weight
-                for weight in model.trainable_variables
+                for weight in model.weights
                 if not takes_weight_decay(weight)
                 or not optimizer._use_weight_decay(weight)
             ]

@@ -184,8 +184,10 @@ def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
         )
     load = registered("hugging_face")[backbone_class.hugging_face_type]
     is_backbone = model_class is backbone_class
-    replaced = sizes if load_weights else {}
-    model, load_tokenizer = load(folder, dtype, is_backbone, **replaced)
+    # The loader also reads the weights, which have the folder's sizes.
+    free = {"memory_length", *backbone_class.evaluation_arguments}
+    fitting = {k: x for k, x in sizes.items() if load_weights or k in free}
+    model, load_tokenizer = load(folder, dtype, is_backbone, **fitting)
     backbone = getattr(model, "backbone", model)
     _check_gives(model_class, type(model), type(backbone), folder)
     if not load_weights:

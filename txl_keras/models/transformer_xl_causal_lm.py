@@ -51,8 +51,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
       have separate memories; `reset_memory` resets all of them. `fit` resets
       training memory where its data begins again. `evaluate` and `predict`
       reset inference memory when they start. `test_on_batch` and direct calls
-      continue from inference memory. `train_on_batch` continues from `fit`.
-      Calls with `training=True` have a
+      continue from inference memory. `train_on_batch` continues from `fit`; see
+      there for batches of another size. Calls with `training=True` have a
       separate memory.
     - *Functional*: `score` and `log_probs` take memory as a value and return
       the new memory.
@@ -372,7 +372,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             y: Integer array like `x`, the tokens that follow, if `x` is an
                 array.
             batch_size: Integer `B`, if `x` is an array or text; for text 32
-                by default, or the number of segments if that is less.
+                by default, or the number of segments if that is less, in a
+                multiple of the replicas.
             epochs, **kwargs: See `keras.Model.fit`. `validation_data` may be
                 anything that `x` may be, or a tuple of arrays.
             segment_length: Integer `T`, if `x` is text; by default the memory
@@ -633,6 +634,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         x = complete(
             x, self.backbone.vocabulary_size, steps, begins_cold=not is_segments
         )
+        if ON_TENSORFLOW:
+            self.fit_steps.check_rows(x)
         return x, y, weights, None
 
     def _validation_data(self, data, batch_size, length, steps):

@@ -3,6 +3,8 @@
 More letters: `W` tokens of the longest text, `C` classes.
 """
 
+import contextlib
+import functools
 from typing import Any
 
 import keras
@@ -159,10 +161,17 @@ class TransformerXLTextClassifier(BackboneModel):
         seed = draw_seeds(self._seed_generator) if training else None
         batch_size = ops.shape(token_ids)[0]
 
+        collecting = contextlib.nullcontext
+        trains_auxiliary = training and bool(self.backbone.auxiliary_variables)
+        if ON_TENSORFLOW and trains_auxiliary:
+            # Losses of layers must leave the loop as values.
+            collecting = functools.partial(
+                keras.StatelessScope, collect_losses=True
+            )
+
         def read(number, memory, pooled, loss):
             masked = {"mask": masks[number]} if looks_ahead else {}
-            # Losses of layers must leave the loop as values.
-            with keras.StatelessScope(collect_losses=True) as scope:
+            with collecting() as scope:
                 hidden, memory = self.backbone(
                     segments[number],
                     memory=memory,
@@ -172,7 +181,8 @@ class TransformerXLTextClassifier(BackboneModel):
                 )
             hidden = ops.cast(hidden, "float32")
             segment = ops.einsum("bt,btd->bd", weights[number], hidden)
-            return number + 1, memory, pooled + segment, sum(scope.losses, loss)
+            loss = sum(scope.losses, loss) if scope else loss
+            return number + 1, memory, pooled + segment, loss
 
         memory = self.backbone.initial_memory(batch_size)
         pooled = ops.zeros((batch_size, self.backbone.hidden_dim))
@@ -188,7 +198,7 @@ class TransformerXLTextClassifier(BackboneModel):
         def read_until(stop, state):
             return tf.while_loop(lambda number, *_: number < stop, read, state)
 
-        state = tf.constant(0), *state
+        first, state = tf.constant(0), (tf.constant(0), *state)
         if training and self.pooling == "last":
             # No gradient flows into segments before the first in which a text
             # ends. Without a backward pass they cost a third.
@@ -196,9 +206,11 @@ class TransformerXLTextClassifier(BackboneModel):
             first = tf.argmax(is_pooled, output_type=tf.int32)
             state = read_until(first, state)
             state = tf.nest.map_structure(tf.stop_gradient, state)
+            state = *state[:-1], tf.zeros(())
         number, _, pooled, loss = read_until(tf.shape(segments)[0], state)
-        if training and self.backbone.auxiliary_variables:
-            self.add_loss(loss / tf.cast(number, loss.dtype))
+        if trains_auxiliary:
+            # The mean over the segments that are trained on.
+            self.add_loss(loss / tf.cast(number - first, loss.dtype))
         return pooled
 
     def _segments(self, x):

@@ -114,6 +114,7 @@ class XLNetPermutationLM(BackboneModel):
             name="softmax",
         )
         build_and_stay_open(self)
+        backbone.freeze_for_lora()
 
     def build(self, token_ids_shape):
         self.softmax.build()

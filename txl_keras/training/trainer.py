@@ -26,6 +26,7 @@ from txl_keras.training.updates import LossScale
 from txl_keras.training.updates import accumulate
 from txl_keras.training.updates import apply_gradients
 from txl_keras.training.updates import check_supported
+from txl_keras.training.updates import check_weights
 
 
 class Trainer:
@@ -160,8 +161,7 @@ class Trainer:
             self._seed = tf.Variable(seed, dtype=tf.int64, trainable=False)
             self.memory = model.backbone.memory_stack(self._rows)
             optimizer.build(model.trainable_variables)
-            # Some may have been frozen when another model was trained.
-            optimizer._check_variables_are_known(model.trainable_variables)
+            check_weights(optimizer, model.trainable_variables)
             self.loss_scale = None
             if model.compute_dtype == "float16":
                 self.loss_scale = LossScale()

@@ -120,3 +120,18 @@ def check_supported(optimizer):
             "`keras.callbacks.SwapEMAWeights`. Received: "
             f"ema_overwrite_frequency={optimizer.ema_overwrite_frequency}"
         )
+
+
+def check_weights(optimizer, weights):
+    """Checks that an optimizer was built for these weights, which may be fewer.
+
+    Keras pairs moving averages with weights by their order.
+    """
+    optimizer._check_variables_are_known(weights)
+    known = len(optimizer._trainable_variables)
+    if optimizer.use_ema and len(weights) < known:
+        raise ValueError(
+            "`optimizer` must be a new one, because it has `use_ema` and some "
+            "of its weights are now frozen. Received: an optimizer of "
+            f"{known} weights for {len(weights)}"
+        )

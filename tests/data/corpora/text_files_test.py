@@ -157,6 +157,8 @@ def test_the_size_of_packed_text_is_estimated(tmp_path):
     train = load_corpus(tmp_path).text("train")
     assert train.num_bytes < len(text) / 2
     assert train.num_text_bytes == pytest.approx(2 * len(text), rel=0.01)
+    cut = load_corpus(tmp_path / "train.txt.gz").text("train")
+    assert cut.num_text_bytes == pytest.approx(0.9 * len(text), rel=0.01)
 
 
 def test_a_damaged_gz_is_named(tmp_path):

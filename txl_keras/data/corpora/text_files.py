@@ -80,7 +80,9 @@ class TextFiles(corpus.Text):
     @property
     def num_text_bytes(self):
         """Returns about how many bytes the text has when it is unpacked."""
-        packed = [p for p in self.parts if p.path.lower().endswith(".gz")]
+        # The ends of a part of a file are places in the unpacked text.
+        whole = (part for part in self.parts if part.stop is None)
+        packed = [p for p in whole if p.path.lower().endswith(".gz")]
         growth = sum(map(_growth, packed[:10])) / (len(packed[:10]) or 1)
         more = (growth - 1) * sum(part.num_bytes for part in packed)
         return self.num_bytes + round(max(0, more))

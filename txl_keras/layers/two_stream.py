@@ -154,6 +154,8 @@ class TwoStreamRelativeAttention(HeadsAttention):
         permutation_mask = check_mask(
             "permutation_mask", permutation_mask, (batch_size, length, length)
         )
+        if target_mapping is not None:  # maybe of booleans or integers
+            target_mapping = ops.cast(target_mapping, self.compute_dtype)
         content = finite_masked(content, content_mask)
         memory = zero_masked(memory, memory_mask)
         context = ops.concatenate([memory, content], axis=1)  # [B, S, D]

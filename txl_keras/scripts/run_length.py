@@ -32,7 +32,7 @@ _MUON = {"optimizer": "muon", "batch_size": 16}
 # With bfloat16 it reads almost as many tokens in the same time.
 _WIDE = {"hidden_dim": 256, "intermediate_dim": 1024}
 # The fewest tokens of train for which they were better: docs/reproduction.md.
-_MUON_TOKENS, _WIDE_TOKENS = 400_000, 2_000_000
+_MUON_TOKENS, _WIDE_TOKENS = 300_000, 2_000_000
 # About the text that a CPU reads per minute. Subwords are learned from as much,
 # because more of them, as suit a longer text, make each step slower.
 _BYTES_PER_MINUTE = 1_000_000

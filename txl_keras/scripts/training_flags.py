@@ -129,7 +129,7 @@ class LanguageTraining(
     Optimization options:
     minutes: Approximate minutes that the command takes. It times some steps,
         then chooses max_steps (fewer for a short text); and dropout, precision
-        and max_eval_tokens unless they are given. With 400,000 tokens it also
+        and max_eval_tokens unless they are given. With 300,000 tokens it also
         chooses Muon and 16 rows, and with 2 million and bfloat16 a wider model,
         unless one of them, precision, learning_rate, initialize_from or another
         flag of the model except dropout is given. Default: max_steps counts.

@@ -26,7 +26,7 @@ _SCORING_SHARE = 0.05
 # Pairs of a number of epochs and the dropout rate up to it, and the most epochs
 # that still improved the model. Both were found by trials, interpolated where
 # there are none: docs/reproduction.md.
-_DROPOUTS = ((8, 0.0), (18, 0.1), (24, 0.2), (30, 0.3), (math.inf, 0.4))
+_DROPOUTS = ((8, 0.0), (22, 0.1), (28, 0.2), (34, 0.3), (math.inf, 0.4))
 _MOST_EPOCHS = 40
 _MUON = {"optimizer": "muon", "batch_size": 16}
 # With bfloat16 it reads almost as many tokens in the same time.

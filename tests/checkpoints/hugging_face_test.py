@@ -164,6 +164,7 @@ def test_without_weights_other_sizes_are_made(stored, folder):
         type(stored).from_preset(folder, memory_length=7, **sizes)
 
 
+@pytest.mark.tensorflow
 def test_a_home_folder_is_found_and_a_bucket_refused(
     stored, tmp_path, monkeypatch
 ):

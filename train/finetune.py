@@ -222,7 +222,7 @@ def main(_):
         )
         if not is_finite[epoch - 1]:
             raise FloatingPointError(problem)
-        print(f"{problem}\nThe weights are those of epoch {epoch}.")
+        print(f"{problem}\nThe weights of epoch {epoch} are kept.")
 
     # Score and export the best weights.
     results = {"step": epoch * steps, "epoch": epoch}

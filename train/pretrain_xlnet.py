@@ -11,9 +11,9 @@ The objective is permutation language modelling with spans (Yang et al., 2019).
 A score is the mean over the tokens that were drawn as targets. It is printed
 beside the score of a baseline that predicts by token frequency alone. Keep
 --eval_batch_size when a run resumes: with another, other targets are drawn. The
-text and the files in the workdir are those of `txl train`; it stops and resumes
-in the same way. `XLNetPermutationLM.from_preset` of the workdir loads the model
-with the best validation score.
+command reads text, writes a workdir, stops and resumes like `txl train`.
+`XLNetPermutationLM.from_preset` of the workdir loads the model with the best
+validation score.
 """
 
 import functools

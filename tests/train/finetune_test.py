@@ -172,7 +172,7 @@ def test_the_best_weights_before_a_loss_of_nan_are_kept(
         "finetune.py", *flags_of(run, files, *CLASSIFIER_SIZES), "--epochs=3"
     )
     assert "not finite in epoch 2" in printed
-    assert "weights are those of epoch 1" in printed
+    assert "weights of epoch 1 are kept" in printed
     assert "No export" in printed
     assert not (run / "export").exists()
     assert results_of(run)["epoch"] == 1

@@ -487,7 +487,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         """Trains like `keras.Model.train_on_batch`, with the memory so far.
 
         On TensorFlow, with the default loss, there is a cold start if the batch
-        size differs from that of the last batch. Otherwise a smaller batch
+        size differs from the last batch's. Otherwise a smaller batch
         continues the first rows. `class_weight` must be `None`: see `fit`.
         """
         check_class_weight(class_weight)

@@ -160,12 +160,9 @@ def _read_tokenizer():
         return CharacterTokenizer([x.replace("_", " ") for x in symbols])
     # An empty string stands for none.
     marks = {name: FLAGS[name].value or None for name in _WORD_FLAGS}
-    is_wrong = FLAGS["unknown"].present and marks["unknown"] not in (
-        None,
-        *symbols,
-    )
+    given = FLAGS["unknown"].present and marks["unknown"]
     expected = "`unknown` must be a word of the vocabulary."
-    options.refuse(is_wrong, expected)
+    options.refuse(given and given not in symbols, expected)
     return WordTokenizer(symbols, **marks)
 
 

@@ -105,6 +105,11 @@ class Text:
         if isinstance(documents, list) and {*map(type, documents)} <= {bytes}:
             self.num_bytes = sum(map(len, documents))
 
+    @property
+    def num_text_bytes(self):
+        """Returns the approximate size when unpacked, if it is known."""
+        return self.num_bytes
+
     def __iter__(self):
         return iter(self._documents)
 

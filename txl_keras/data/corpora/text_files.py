@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import statistics
 import zlib
 from typing import NamedTuple
 
@@ -79,11 +80,12 @@ class TextFiles(corpus.Text):
 
     @property
     def num_text_bytes(self):
-        """Returns about how many bytes the text has when it is unpacked."""
         # The ends of a part of a file are places in the unpacked text.
         whole = (part for part in self.parts if part.stop is None)
         packed = [p for p in whole if p.path.lower().endswith(".gz")]
-        growth = sum(map(_growth, packed[:10])) / (len(packed[:10]) or 1)
+        if not packed:
+            return self.num_bytes
+        growth = statistics.mean(map(_growth, packed[:10]))
         more = (growth - 1) * sum(part.num_bytes for part in packed)
         return self.num_bytes + round(max(0, more))
 

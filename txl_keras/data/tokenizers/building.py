@@ -156,8 +156,7 @@ def _build_sentence_piece(
     if vocabulary is not None:
         return SentencePieceTokenizer.from_file(vocabulary)
     _check_train(corpus)
-    text = corpus.text("train")
-    size = getattr(text, "num_text_bytes", text.num_bytes) or sum(
+    size = corpus.text("train").num_text_bytes or sum(
         block.num_bytes for block in corpus.blocks("train")
     )
     draw = functools.partial(_sample, (sample_bytes or SAMPLE_BYTES) / size)

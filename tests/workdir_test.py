@@ -78,6 +78,15 @@ def test_generation_remembers_at_least_a_segment(model, tmp_path):
     assert workdir.generation_memory_length(lstm) == 1
 
 
+def test_a_step_of_best_weights_that_names_a_folder_is_refused(tmp_path):
+    run = save_run(tmp_path / "run", small_model(num_layers=1), 3)
+    config = tmp_path / "run" / "model" / "config.json"
+    change_json(config, {"training.step": "../../mine"})
+    for read in (run.best_step, run.load_model):
+        with pytest.raises(ValueError, match="`step` must be an integer"):
+            read()
+
+
 def test_metrics_after_the_resumed_step_are_forgotten(tmp_path):
     workdir = Workdir(str(tmp_path))
     for step in (10, 20, 30):

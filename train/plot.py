@@ -129,9 +129,17 @@ def main(_):
         numbers = _read()
     else:
         is_curve = FLAGS.picture == "learning_curves"
+        path = f"{_stem()}.json"
+        if tf.io.gfile.exists(path):
+            with tf.io.gfile.GFile(path, "rb") as file:
+                is_ours = b'"picture"' in file.read(20)
+            options.refuse(
+                not is_ours,
+                f"`output` must not be {FLAGS.output}: its numbers would "
+                f"replace {path}, which is not a picture's.",
+            )
         numbers = _learning_curves() if is_curve else _measure()
         if FLAGS.picture != "attention":  # maps are too large for JSON
-            path = f"{_stem()}.json"
             write_json({"picture": FLAGS.picture, **numbers}, path)
             print(f"Written to {path}")
     _DRAW[FLAGS.picture](numbers, FLAGS.output)
@@ -150,6 +158,9 @@ def _read():
     options.refuse(
         len(FLAGS.numbers) > 1 and FLAGS.picture != "learning_curves",
         "`numbers` must be one file, or --picture=learning_curves.",
+    )
+    options.refuse(
+        FLAGS.labels, "`labels` must not be given: `numbers` has its own."
     )
     files = [
         read_json(os.path.expanduser(path), max_bytes=MAX_VOCABULARY_BYTES)

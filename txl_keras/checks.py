@@ -118,14 +118,16 @@ def check_model_name(name):
 
 
 def check_path(name, path):
-    """Returns a path as a string with `~` expanded, unless it is empty."""
-    # Joined with file names, an empty path would mean the current folder.
+    """Returns a path as a string, without `~` and `..`, unless it is empty."""
+    # Joined with file names, an empty path would mean the current folder. The
+    # system finds nothing at `new/../old`; with `new` removed or made, `old`.
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise ValueError(
             f"`{name}` must be a path that is not empty; `.` is the current "
             f"folder. Received: {name}={shown(path)}"
         )
-    return os.path.expanduser(os.fspath(path))
+    path = os.path.expanduser(os.fspath(path))
+    return path if "://" in path else os.path.normpath(path)
 
 
 def check_no_pattern(name, path):

@@ -4,6 +4,7 @@ import contextlib
 import os
 
 from txl_keras import gfile
+from txl_keras.checks import check_path
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.corpora.files import is_remote
@@ -25,6 +26,7 @@ def check_replaceable(name, path, what, is_ours):
 
 def check_new(name, path):
     """Raises an error unless a new or empty folder can be written."""
+    path = check_path(name, path)
     if gfile.isdir(path) and gfile.listdir(path):
         raise FileExistsError(
             f"`{name}` must be a new or empty folder. Received: {name}={path}"
@@ -58,7 +60,9 @@ def _move(source, target, last):
         gfile.rename(source, target)
         return
     # Buckets have no folders to rename.
-    for folder, _, names in sorted(gfile.walk(source), reverse=True):
+    # First `assets`, which tell that the folder is ours if this is killed.
+    top, *others = sorted(gfile.walk(source))
+    for folder, _, names in [*others, top]:
         new_folder = target + folder[len(source) :]
         gfile.makedirs(new_folder)
         for name in sorted(names, key=last.__contains__):

@@ -17,7 +17,7 @@ from txl_keras import gfile
 from txl_keras.checks import shown
 from txl_keras.json_files import open_checked
 
-_MIN_ITEM_BYTES = 2
+MIN_ITEM_BYTES = 2
 _SCALE = "/scale"
 _MAX_INT8 = 127
 
@@ -35,7 +35,7 @@ class Tensors(collections.abc.Mapping):
     def __getitem__(self, name):
         array = self._load(name)
         dtype = array.dtype
-        if "float" not in dtype.name or dtype.itemsize < _MIN_ITEM_BYTES:
+        if "float" not in dtype.name or dtype.itemsize < MIN_ITEM_BYTES:
             raise ValueError(
                 f"{shown(name)} must be of floats of 16 to 64 bits. "
                 f"Received: {dtype.name}"

@@ -31,6 +31,7 @@ def test_code_in_a_file_is_not_run(tmp_path):
         load_pytorch(tmp_path / "no.pt", stored_config(NAME))
 
 
+@pytest.mark.torch
 def test_a_checkpoint_of_nvidia_brings_its_configuration(tmp_path):
     torch = pytest.importorskip("torch")
     name = "nvidia_untied"
@@ -50,6 +51,7 @@ def test_a_checkpoint_of_nvidia_brings_its_configuration(tmp_path):
     assert_same_weights(model, load_arrays(arrays, stored_config(name)))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("in_archive", [True, False])
 def test_a_whole_module_is_read_as_its_tensors(
     in_archive, tmp_path, monkeypatch
@@ -81,6 +83,7 @@ def test_a_whole_module_is_read_as_its_tensors(
     assert_same_weights(loaded, load_arrays(arrays, stored_config(NAME)))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_becomes_single(tmp_path, dtype):
     torch = pytest.importorskip("torch")
@@ -99,6 +102,7 @@ def test_half_precision_becomes_single(tmp_path, dtype):
     assert_same_weights(model, load_arrays(rounded, stored_config(NAME)))
 
 
+@pytest.mark.torch
 def test_views_of_one_storage_are_read(tmp_path):
     torch = pytest.importorskip("torch")
     arrays = stored_arrays(NAME)
@@ -115,12 +119,14 @@ def test_views_of_one_storage_are_read(tmp_path):
     assert_same_weights(model, load_arrays(arrays, stored_config(NAME)))
 
 
+@pytest.mark.torch
 def test_a_file_without_configuration_needs_one(tmp_path):
     path = save_torch(stored_arrays(NAME), tmp_path / "model.pt")
     with pytest.raises(ValueError, match="`config` must be passed"):
         load_pytorch(path)
 
 
+@pytest.mark.torch
 def test_what_is_no_state_dict_is_refused(tmp_path):
     torch = pytest.importorskip("torch")
     torch.save({"model": {}, "step": 3}, tmp_path / "model.pt")

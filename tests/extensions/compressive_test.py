@@ -338,7 +338,7 @@ def test_an_episode_is_compressed_without_the_one_before():
         ({"compression_rate": 1}, "`compression_rate` must be"),
         ({"compressed_length": 0}, "`compressed_length` must be"),
         (
-            {"memory_length": 0},
+            {"memory_length": 0, "compressed_length": None},
             "`memory_length` must be an integer of at least 1",
         ),
     ],

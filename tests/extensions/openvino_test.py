@@ -182,6 +182,10 @@ def test_bad_arguments_are_refused(monkeypatch, tmp_path):
     path = str(tmp_path / "model")
     with pytest.raises(ValueError, match="`num_rows`"):
         export_openvino(model, path, num_rows=0)
+    with pytest.raises(ValueError, match="memory_length=-3"):
+        export_openvino(model, path, memory_length=-3)
+    with pytest.raises(ValueError, match="`model` .* TransformerXLCausalLM"):
+        export_openvino(model.backbone, path)
     old = types.SimpleNamespace(__version__="2026.3.1-1-x")
     for module, message in ((None, "openvino is needed"), (old, "2026.4 or n")):
         monkeypatch.setitem(sys.modules, "openvino", module)

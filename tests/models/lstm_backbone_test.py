@@ -101,8 +101,6 @@ def test_a_preset_gives_it_the_sizes_that_it_has():
     backbone = LSTMBackbone.from_preset("enwik8_base", num_layers=1)
     assert (backbone.hidden_dim, backbone.dropout) == (512, 0.1)
     assert backbone.num_layers == 1
-    with pytest.raises(ValueError, match="num_heads"):
-        LSTMBackbone.from_preset("enwik8_base", num_heads=3)
 
 
 def test_what_an_lstm_has_not_is_refused(tmp_path):

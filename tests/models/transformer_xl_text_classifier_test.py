@@ -144,9 +144,6 @@ def test_logits_are_of_full_precision():
     model = classifier(small_backbone("mixed_bfloat16"), "mean")
     logits = model(pad_texts(texts()))
     assert (model.compute_dtype, dtype_of(logits)) == ("bfloat16", "float32")
-    full = classifier(small_backbone(), "mean")
-    full.set_weights(model.get_weights())
-    np.testing.assert_allclose(logits, full(pad_texts(texts())), atol=0.1)
 
 
 def test_dropout_is_another_in_every_segment_and_call():

@@ -99,6 +99,7 @@ def test_bad_arguments_are_errors(model, tmp_path):
         ((model, TOKENIZER, LABELS[:2], path), "a list of 3 strings"),
         ((model, TOKENIZER, LABELS, path, 0), "max_tokens=0"),
         ((model, TOKENIZER, LABELS, __file__), "path="),
+        ((model.backbone, TOKENIZER, LABELS, path), "TransformerXLTextClassif"),
     ):
         with pytest.raises(ValueError, match=message):
             export_classifier(*arguments)

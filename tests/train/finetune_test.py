@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import assert_same
 from factories import save_run
 from factories import small_model
 from script_runs import CLASSIFIER_SIZES
@@ -46,10 +47,17 @@ def flags_of(workdir, files, *others):
 
 
 def test_a_run_learns_scores_and_exports(
-    files, language_model, succeed, fail, tmp_path
+    files, language_model, succeed, fail, tmp_path, monkeypatch
 ):
     path, model = language_model
-    run = tmp_path / "run"
+    run, started = tmp_path / "run", []
+    monkeypatch.setattr(
+        keras.callbacks.EarlyStopping,
+        "on_train_begin",
+        lambda callback, logs=None: started.extend(
+            callback.model.backbone.get_weights()
+        ),
+    )
     printed = succeed(
         "finetune.py",
         *flags_of(run, files, f"--initialize_from={path}"),
@@ -84,9 +92,9 @@ def test_a_run_learns_scores_and_exports(
         np.testing.assert_allclose(
             tf.nn.softmax(loaded(ids[None]))[0], row, atol=1e-5
         )
-    # It began with these weights, and they stay what they were.
-    start = model.backbone.blocks[0].weights[0].numpy()
-    assert np.abs(loaded.backbone.blocks[0].weights[0] - start).max() > 1e-4
+    assert_same(started, model.backbone.weights)
+    changed = loaded.backbone.blocks[0].weights[0] - started[1]
+    assert np.abs(changed).max() > 1e-4
 
     error = fail("finetune.py", *flags_of(run, files))
     assert "`workdir` must be a new or empty folder" in error

@@ -1,6 +1,7 @@
 """Runs train/generate.py."""
 
 from factories import save_run
+from factories import small_model
 
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
@@ -36,9 +37,7 @@ def test_a_run_and_its_preset_write_the_same_by_seed(run, here, tmp_path):
 
 def test_unknown_words_of_a_prompt_are_named(here, tmp_path, recwarn):
     tokenizer = WordTokenizer(["<eos>", "<unk>", "the", "cat"])
-    model = TransformerXLCausalLM(
-        LSTMBackbone(vocabulary_size=4, num_layers=1, hidden_dim=8)
-    )
+    model = small_model(make=LSTMBackbone, num_layers=1, vocabulary_size=4)
     save_run(tmp_path / "run", model, 3, tokenizer)
     flags = (f"--workdir={tmp_path / 'run'}", "--max_tokens=1")
     for prompt, words in (
@@ -53,25 +52,9 @@ def test_unknown_words_of_a_prompt_are_named(here, tmp_path, recwarn):
         assert words in told if words else "vocabulary" not in told
 
 
-def test_known_words_of_a_prompt_are_not_encoded_one_by_one(monkeypatch):
-    tokenizer = WordTokenizer(["<eos>", "<unk>", "the", "cat"])
-    model = TransformerXLCausalLM(
-        LSTMBackbone(vocabulary_size=4, num_layers=1, hidden_dim=8),
-        tokenizer=tokenizer,
-    )
-    encoded, encode = [], tokenizer.encode
-    monkeypatch.setattr(
-        tokenizer, "encode", lambda x, **_: encoded.append(x) or encode(x)
-    )
-    model.generate("the cat " * 9, max_new_tokens=1)
-    assert "the" not in encoded and 0 < len(encoded) < 5
-
-
 def test_a_model_without_newlines_begins_with_a_space(here, tmp_path):
     tokenizer = CharacterTokenizer(" ab", drop_newlines=True)
-    model = TransformerXLCausalLM(
-        LSTMBackbone(vocabulary_size=3, num_layers=1, hidden_dim=8)
-    )
+    model = small_model(make=LSTMBackbone, num_layers=1, vocabulary_size=3)
     save_run(tmp_path / "run", model, 3, tokenizer)
     text, error = here(
         "generate.py", f"--workdir={tmp_path / 'run'}", "--max_tokens=9"

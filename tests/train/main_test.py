@@ -9,7 +9,6 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import flags as absl_flags
 from factories import assert_same
 from factories import byte_model
 from script_runs import TINY
@@ -20,7 +19,6 @@ from txl_keras import extending
 from txl_keras.data import load_corpus
 from txl_keras.data import vocabulary
 from txl_keras.scripts import run_length
-from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
 from txl_keras.training.checkpointing import saved_steps
 from txl_keras.workdir import Workdir
@@ -140,26 +138,6 @@ def test_a_run_begins_with_the_weights_of_a_preset(
         given = *flags[:1], f"--initialize_from={origin}", *others
         other = f"--workdir={tmp_path / 'other'}"
         fail("main.py", *given, other, messages=messages)
-
-
-@pytest.mark.parametrize(
-    "name, original, rate",
-    [
-        ("python_stdlib_small", {"seed": 1}, 1.5e-3),
-        ("runs/mine", {"learning_rate": 0.5}, 0.25),
-        ("converted", {}, 5e-5),
-    ],
-)
-def test_the_learning_rate_depends_on_where_weights_come_from(
-    name, original, rate, monkeypatch
-):
-    values = absl_flags.FlagValues()
-    absl_flags.DEFINE_float("learning_rate", 1.5e-3, "", flag_values=values)
-    absl_flags.DEFINE_string("initialize_from", name, "", flag_values=values)
-    values(["main.py"])
-    monkeypatch.setattr(training_flags, "FLAGS", values)
-    training_flags.set_fine_tuning_rate(original)
-    assert values.learning_rate == rate
 
 
 def test_rows_that_replicas_cannot_share_stop_before_any_work(

@@ -205,6 +205,7 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
     positions = tmp_path / "numbers.json"
     positions.write_text('{"picture": "positions"}')
     numbers = f"--numbers={positions}"
+    run_config = memory / "config.png"
     damaged = tmp_path / "damaged.json"
     damaged.write_text('{"picture": "positions", "unit": "byte"}')
     for picture, cases in {
@@ -226,6 +227,8 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
         "positions": (
             ([], ["Either `workdirs`, one or more runs, or `numbers`"]),
             ([numbers, one], ["Either `workdirs`"]),
+            ([numbers, "--labels=a"], ["`labels` must not be given"]),
+            ([one, text, f"--output={run_config}"], ["replace", "config.json"]),
             ([numbers], ["`unit` must be a string"]),
             ([f"--numbers={damaged}"], ["`models` must be a list"]),
             ([two], ["`corpus` must be given"]),

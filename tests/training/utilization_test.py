@@ -108,11 +108,9 @@ def nbytes(variables):
 
 def test_the_peak_of_a_cpu_is_the_process_s():
     before = device_memory()["peak"]
-    held = np.ones(2**26, "int8")  # 64 MiB
     peak = device_memory()["peak"]
     # In bytes: Python and TensorFlow take some hundreds of MiB.
     assert 10 * 2**20 < before <= peak < 2**40
-    assert peak > held.nbytes
 
 
 def test_of_several_gpus_the_fullest_counts(monkeypatch):

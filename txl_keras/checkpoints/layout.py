@@ -9,14 +9,13 @@ from keras import ops
 
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checks import shown
+from txl_keras.tensor_files import MIN_ITEM_BYTES
 from txl_keras.tensor_files import shapes_of
 from txl_keras.weights import build_in_graph
 from txl_keras.weights import build_undrawn
 from txl_keras.weights import of_all_layers
 from txl_keras.weights import to_tensor
 from txl_keras.weights import weights_by_name
-
-_MIN_ITEM_BYTES = 2
 
 
 @dataclasses.dataclass
@@ -159,7 +158,7 @@ def _problems_of_shapes(layout, tensors):
     for name in sorted(set(tensors) - known):
         yield f"unexpected: {shown(name)} of shape {shapes[name]}"
     # Overlapping tensors in a small file could ask for any amount of memory.
-    if num_values * _MIN_ITEM_BYTES > tensors.num_bytes:
+    if num_values * MIN_ITEM_BYTES > tensors.num_bytes:
         yield (
             f"{num_values:,} values in {tensors.num_bytes:,} bytes: tensors "
             "overlap in the file, or are missing"

@@ -98,6 +98,7 @@ def prepare_tokenizer(
     Returns:
         A tokenizer.
     """
+    options = {k: v for k, v in options.items() if v is not None}
     # Nothing to learn or store; the file of a vocabulary may change.
     if name == "bytes" or options.get("vocabulary") is not None:
         return building.build_tokenizer(name, corpus, **options)

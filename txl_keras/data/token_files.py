@@ -176,7 +176,14 @@ def write_shard(encoded_blocks, dtype, path):
     documents = [np.zeros(0, np.int64)]
     with gfile.GFile(path, "wb") as file:
         for block in encoded_blocks:
-            file.write(block["ids"].astype(dtype, copy=False).tobytes())
+            ids = block["ids"].astype(dtype, copy=False).tobytes()
+            try:
+                file.write(ids)
+            except gfile.errors() as error:
+                raise OSError(
+                    f"Token ids could not be written to {path}: {error}. Is "
+                    "the disk full?"
+                ) from error
             documents.append(totals["num_tokens"] + block["documents"])
             for name in totals:
                 totals[name] += block[name]

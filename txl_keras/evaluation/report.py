@@ -9,6 +9,7 @@ import numpy as np
 from txl_keras.checks import check_shape
 from txl_keras.data.layouts import document_lengths
 from txl_keras.data.segments import Segments
+from txl_keras.data.vocabulary import token_counts
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 
@@ -20,11 +21,11 @@ def bytes_per_token(tokenizer, tokens):
     # An `<unk>` stands for an unknown number of bytes.
     if not tokenizer.is_lossless:
         return None
-    # `TokenFiles` become an array.
-    first, all_tokens = (
-        len(tokenizer.decode_bytes(part)) for part in (tokens[:1], tokens[:])
-    )
-    return (all_tokens - first) / (len(tokens) - 1)
+    counts = token_counts(tokens, tokenizer.vocabulary_size)
+    counts[tokens[:1]] -= 1
+    ids = np.flatnonzero(counts)
+    sizes = [len(tokenizer.decode_bytes([token_id])) for token_id in ids]
+    return counts[ids] @ sizes / (len(tokens) - 1)
 
 
 def complete(scores, tokenizer, tokens, all_tokens):
@@ -37,19 +38,19 @@ def complete(scores, tokenizer, tokens, all_tokens):
     mean = bytes_per_token(tokenizer, tokens)
     if mean is None or scores["num_tokens"] != len(tokens) - 1:
         return {**scores, **left_out}
-    text = tokenizer.decode_bytes(tokens[:])
+    compressors = {}
+    if mean * len(tokens) <= COMPRESSED_BYTES:  # decoding takes more memory
+        compressors = _compressors(tokenizer.decode_bytes(tokens[:]))
     return {
         **scores,
         "bits_per_byte": scores["bits_per_token"] / mean,
-        "compressors": _compressors(text),
+        "compressors": compressors,
         **left_out,
     }
 
 
 def _compressors(text):
-    """Returns the bits per byte of general compressors, for a short text."""
-    if len(text) > COMPRESSED_BYTES:
-        return {}
+    """Returns the bits per byte of general compressors."""
     sizes = {
         "gzip -9": len(gzip.compress(text, compresslevel=9)),
         "xz -9": len(lzma.compress(text, preset=9)),

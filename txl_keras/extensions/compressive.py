@@ -407,7 +407,7 @@ class CompressiveBackbone(TransformerXLBackbone):
         **kwargs,
     ):
         if compressed_length is None:
-            compressed_length = memory_length
+            compressed_length = memory_length or 1
         # The layers below are created from these arguments.
         self.compression = compression
         self.compression_rate = compression_rate

@@ -22,8 +22,10 @@ from txl_keras.extending import register
 from txl_keras.layers.compute.problem import MASKED_SCORE
 from txl_keras.lazy import import_extra
 from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.generation.token_reader import TokenReader
 from txl_keras.scripts import options
+from txl_keras.serving.export_folders import check_model
 from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import export_folder
 from txl_keras.types import PathLike
@@ -475,8 +477,8 @@ i-th of the keys and values |
     ```
     """
     path = check_path(path)
-    if memory_length is None:
-        memory_length = model.backbone.memory_length
+    check_model(model, TransformerXLCausalLM)
+    memory_length = model.backbone.past_length(memory_length)
     check_integer("num_rows", num_rows, 1)
     _check(model, memory_length, weights_dtype, "format")
     is_valid = model.backbone.cold_start == "zeros"

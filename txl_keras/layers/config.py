@@ -3,6 +3,7 @@
 import inspect
 
 import keras
+import numpy as np
 
 from txl_keras.keras_internals import layers_of
 
@@ -27,7 +28,9 @@ def add_arguments(config, base, layer, *others):
         owner = next((x for x in (layer, *others) if hasattr(x, name)), None)
         if owner is not None and name not in config:
             value = getattr(owner, name)
-            if isinstance(value, tuple):
+            if isinstance(value, np.generic):
+                value = value.item()
+            elif isinstance(value, tuple):
                 value = list(value)
             elif callable(value):  # initializers and layers
                 value = keras.saving.serialize_keras_object(value)

@@ -49,7 +49,10 @@ def upload_preset(uri: str, preset: PathLike) -> None:
     hub = import_extra("huggingface_hub")
     hub.create_repo(repository, exist_ok=True)
     hub.upload_folder(
-        repo_id=repository, folder_path=folder, allow_patterns=[*_UPLOADED]
+        repo_id=repository,
+        folder_path=folder,
+        allow_patterns=[*_UPLOADED],
+        delete_patterns=["tokenizer.json"],  # of an earlier upload
     )
 
 

@@ -27,7 +27,7 @@ def load_folder(
     """Loads the model of a local or remote folder."""
     # Files of the package may be links: some installers make them.
     if folder not in model_class.trained_presets.values():
-        check_links(folder)
+        _check_links(folder)
     path = os.path.join(folder, "config.json")
     content = read_json(path)
     if "training" in content and "weights" not in content:  # a run's folder
@@ -48,7 +48,7 @@ def load_folder(
             f"{shown(sorted(content))}"
         )
     stored = ModelFolder(folder)
-    return load_stored(model_class, stored, load_weights, dtype, overrides)
+    return _load_stored(model_class, stored, load_weights, dtype, overrides)
 
 
 def find_folder(preset, model_class):
@@ -71,7 +71,7 @@ def find_folder(preset, model_class):
     return folder
 
 
-def check_links(folder):
+def _check_links(folder):
     """Raises `ValueError` if a file to read is a link out of the folder."""
     if is_remote(folder):
         return
@@ -79,8 +79,11 @@ def check_links(folder):
     roots = [root]
     snapshots = os.path.dirname(root)
     if os.path.basename(snapshots) == "snapshots":
-        # The cache of huggingface_hub, whose files are links to these.
-        roots.append(os.path.join(os.path.dirname(snapshots), "blobs"))
+        # The cache of huggingface_hub, whose files are links to the blobs of
+        # the repository, and these may be links to blobs of all.
+        repository = os.path.dirname(snapshots)
+        for owner in (repository, os.path.dirname(repository)):
+            roots.append(os.path.join(owner, "blobs"))
     folders = root, os.path.join(root, "model")  # the second in a run
     for parent in filter(os.path.isdir, folders):
         for name in filter(_READ.fullmatch, os.listdir(parent)):
@@ -93,9 +96,7 @@ def check_links(folder):
                 )
 
 
-def load_stored(
-    model_class, stored, load_weights=True, dtype=None, overrides=()
-):
+def _load_stored(model_class, stored, load_weights, dtype, overrides):
     """Returns the model of a `ModelFolder`."""
     overrides = dict(overrides)
     stored_class = stored.model_class

@@ -285,7 +285,8 @@ def save_preset(model, folder, training, dtype):
         )
     try:
         training = dict(training or {})
-        is_small = len(json.dumps(training)) <= MAX_BYTES // 2
+        text = json.dumps({"training": training}, indent=1)
+        is_small = len(text) <= MAX_BYTES // 2
     except (TypeError, ValueError):
         is_small = False
     if not is_small:

@@ -130,7 +130,8 @@ def load_corpus(options, whole=False):
     """Loads the corpus of `corpus_options`, in splits or as one text."""
     separator = options["document_separator"]
     if separator is not None:
-        separator = separator.replace(r"\n", "\n").replace(r"\t", "\t")
+        for escaped, character in ((r"\n", "\n"), (r"\r", "\r"), (r"\t", "\t")):
+            separator = separator.replace(escaped, character)
     options = {**options, "document_separator": separator, "whole": whole}
     return corpora.load_corpus(options.pop("corpus"), **options)
 

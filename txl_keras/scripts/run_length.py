@@ -57,7 +57,7 @@ def keep_length(workdir):
             f"--max_steps={given} cannot shorten a run: it keeps its "
             f"{FLAGS.max_steps:,} steps."
         )
-    if kept.get("minutes") is None:
+    if kept.get("minutes") is None or "minutes" not in FLAGS:
         return
     for name in ("minutes", "precision", "max_eval_tokens"):
         if not FLAGS[name].present:

@@ -11,6 +11,10 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_vocabulary
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.models.transformer_xl_text_classifier import (
+    TransformerXLTextClassifier,
+)
+from txl_keras.serving.export_folders import check_model
 from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import write_saved_model
 from txl_keras.serving.graph_tokenizers import GraphTokenizer
@@ -70,6 +74,7 @@ def export_classifier(
     ```
     """
     path = check_path(path)
+    check_model(model, TransformerXLTextClassifier)
     check_integer("max_batch_size", max_batch_size, 1)
     check_vocabulary(tokenizer, model.backbone.vocabulary_size)
     if max_tokens is not None:

@@ -28,6 +28,15 @@ def check_path(path):
     return path
 
 
+def check_model(model, expected):
+    """Raises `ValueError` unless a model is of the expected class."""
+    if not isinstance(model, expected):
+        raise ValueError(
+            f"`model` must be a {expected.__name__}. Received: "
+            f"{type(model).__name__}"
+        )
+
+
 def write_saved_model(
     path, endpoints, resources, settings, more_settings, assets, defaults=()
 ):
@@ -60,6 +69,7 @@ def export_folder(path, settings, more_settings, assets):
                 "`assets` must have file names as keys, without folders, and "
                 f"not settings.json. Received: {name!r}"
             )
+    settings["model"].pop("tokenizer", None)  # may have megabytes
     description = json.dumps({**(more_settings or {}), **settings}, indent=1)
     # Servers look for `saved_model.pb`.
     with replaced_when_complete(path, last=("saved_model.pb",)) as unfinished:

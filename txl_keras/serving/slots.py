@@ -98,7 +98,8 @@ class Slots(tf.saved_model.experimental.TrackableResource):
                 self._write(slots, past, places, *entries)
             else:
                 past = self._served.backbone.append(past, entries)
-                self._replace(slots, past)
+                with tf.control_dependencies(tf.nest.flatten(past)):
+                    self._replace(slots, past)
         return {"log_probs": log_probs}
 
     def _checked(self, slots):

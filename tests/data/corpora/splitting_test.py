@@ -36,6 +36,15 @@ def test_each_split_gets_a_group_whatever_the_sizes(sizes):
     assert largest in [sizes[name] for name in splits["train"]]
 
 
+def test_tiny_files_are_not_all_that_is_held_out():
+    sizes = {"licence": 1_000, "notes": 2_000}
+    sizes |= {f"book{i}": 1_000_000 + i for i in range(12)}
+    splits = split_groups(sizes)
+    for split in ("valid", "test"):
+        assert sum(sizes[name] for name in splits[split]) > 1_000_000
+    assert len(splits["train"]) >= 10
+
+
 @pytest.fixture
 def split(tmp_path):
     """Splits a text by `split_file`, plain and packed."""

@@ -334,13 +334,3 @@ def test_with_many_keys_no_scores_are_kept_for_the_backward_pass(monkeypatch):
     }
     assert of_scores <= made
     assert kept and not of_scores & kept
-
-
-def test_blocks_are_shorter_where_there_are_many_keys():
-    lengths = {
-        num_memory: {
-            block.end - block.first for block in split(512, num_memory)
-        }
-        for num_memory in (0, 1536, 2000, 10**6)
-    }
-    assert lengths == {0: {256}, 1536: {256}, 2000: {170, 171}, 10**6: {128}}

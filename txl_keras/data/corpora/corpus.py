@@ -61,7 +61,8 @@ class Corpus:
         if empty:
             raise ValueError(
                 f"{self.name} must have text for each split: give more text, "
-                "as documents are not cut, or fill or remove empty files. "
+                "as documents are not cut, check `document_separator`, or fill "
+                "or remove empty files. "
                 f"Received: no text in {empty}"
             )
         check_one_of("encoding", self.encoding, ENCODINGS)

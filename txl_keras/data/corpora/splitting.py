@@ -68,12 +68,15 @@ def split_groups(sizes, fraction=HELD_OUT_FRACTION):
     # Documents that resemble each other, such as the modules of a package,
     # share a group, so that no test text is nearly the same as a training text.
     # A held-out split should be a mixture, so its groups have at most half its
-    # size; if there are none, the two smallest groups are held out.
+    # size. If these do not suffice, the two smallest others are added.
     total = sum(sizes.values())
     ordered = sorted(sizes, key=name_hash)
     candidates = [n for n in ordered if sizes[n] <= fraction * total / 2]
-    if len(candidates) < 2:
-        candidates = sorted(ordered, key=sizes.get)[:2]
+    if sum(map(sizes.get, candidates)) < fraction * total:
+        larger = [n for n in ordered if sizes[n] > fraction * total / 2]
+        larger.sort(key=sizes.get)
+        added = larger[:-1][:2]  # leaves one for train
+        candidates = sorted(candidates + added, key=name_hash)
     target = min(fraction * total, sum(map(sizes.get, candidates)) / 2)
     test = _take(candidates[:-1], sizes, target)  # leaves one for valid
     valid = _take(candidates[len(test) :], sizes, target)

@@ -81,7 +81,7 @@ position 2 is not in the vocabulary.
     ):
         self.vocabulary = Vocabulary(list(vocabulary))
         self.vocabulary_size = len(self.vocabulary)
-        self.encoding = check_one_of("encoding", encoding, ENCODINGS)
+        self.encoding = check_one_of("encoding", encoding, ENCODINGS[:2])
         self.drop_newlines = drop_newlines
         # Indexed by code point, so that one look-up converts a whole text.
         self._ids = np.full(NUM_CODE_POINTS, -1, np.int32)

@@ -149,7 +149,6 @@ class KerasHubTokenizer(Tokenizer):
     """
 
     unit = "subword"
-    releases_gil = True  # TensorFlow must not be forked
 
     def __init__(self, tokenizer: Any):
         methods = ("tokenize", "detokenize", "id_to_token", "vocabulary_size")

@@ -174,6 +174,26 @@ def test_a_frozen_backbone_is_loaded_frozen(tmp_path):
         assert names == expected
 
 
+def test_targets_that_the_loss_ignores_may_be_no_ids():
+    loss = keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, ignore_class=-1
+    )
+    model = small_model(num_layers=1)
+    model.compile(None, loss)
+    shown = np.arange(T) > 1
+    found = model.evaluate(X[:B], np.where(shown, Y[:B], -1), B, verbose=0)
+    expected = nll_of(model)[:B, shown].mean()
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_metrics_of_an_earlier_compile_are_gone():
+    model = small_model(num_layers=1)
+    for metrics in ([], ["accuracy"], None):
+        model.compile("sgd", metrics=metrics)
+        history = model.fit(**ARRAYS).history
+    assert set(history) == {"loss", "bits_per_token"}
+
+
 def test_a_loss_of_the_user_takes_the_place_of_the_default(tmp_path):
     loss = keras.losses.SparseCategoricalCrossentropy(
         from_logits=True, ignore_class=3
@@ -246,6 +266,11 @@ def test_a_batch_is_evaluated_after_a_call_of_evaluate(model):
         model.train_on_batch(X[:B] + 9, Y[:B])
     with pytest.raises(ValueError, match="`class_weight` must be None"):
         model.train_on_batch(X[:B], Y[:B], None, {0: 2.0})
+    with pytest.raises(ValueError, match="`sample_weight` must have 3 rows"):
+        model.train_on_batch(X[:3], Y[:3], np.ones(1))
+    for size in (len(X) - 1, len(X) + B):
+        with pytest.raises(ValueError, match="`sample_weight` must have"):
+            model.fit(**ARRAYS, sample_weight=np.ones(size))
 
 
 def test_a_model_without_trainable_weights_and_one_metric_are_named():
@@ -261,8 +286,11 @@ def test_a_model_without_trainable_weights_and_one_metric_are_named():
 @pytest.mark.parametrize(
     "loss",
     [
-        "sparse_categorical_crossentropy",
+        *("sparse_categorical_crossentropy", "ce", "CategoricalCrossentropy"),
+        keras.losses.sparse_categorical_crossentropy,
+        keras.losses.SparseCategoricalCrossentropy,
         keras.losses.SparseCategoricalCrossentropy(),
+        keras.losses.CategoricalCrossentropy(),
     ],
 )
 def test_a_loss_of_probabilities_is_refused(loss):

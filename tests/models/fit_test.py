@@ -540,6 +540,13 @@ def test_text_is_read_as_segments():
         assert history["bits_per_byte"] == pytest.approx(
             history["bits_per_token"]
         )
+    model.compile("sgd", metrics=["accuracy"], jit_compile=False)
+    history = model.fit(text, batch_size=B, validation_data=text, verbose=0)
+    assert 0 <= history.history["val_accuracy"][0] < 0.5
+    dicts = Segments(tokenizer.encode(text), B, 9, True).dataset(num_steps=2)
+    for call in (model.fit, model.predict):
+        with pytest.raises(ValueError, match="`x` must be token ids, or a dat"):
+            call(dicts, verbose=0)
     (logits,) = model.predict(tf.constant([text]), verbose=0)
     assert logits.shape == (len(text), 256)
     log_probs, _ = model.log_probs(tokenizer.encode(text)[None, :9])

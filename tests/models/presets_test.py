@@ -3,8 +3,10 @@
 import functools
 import math
 
+import keras
 import pytest
 from factories import assert_same
+from factories import small_backbone
 
 from txl_keras.data import CharacterTokenizer
 from txl_keras.models import LSTMBackbone
@@ -123,3 +125,14 @@ def test_unknown_arguments_are_refused_with_the_known(build):
     assert not model.trainable_variables
     assert model.name == "mine"
     assert model.backbone.name != "mine"
+    with pytest.raises(ValueError, match="`tokenizer` must be a tokenizer of"):
+        build("quickstart", num_layers=1, tokenizer="bytes")
+
+
+@pytest.mark.parametrize("make", [TransformerXLBackbone, LSTMBackbone])
+def test_a_backbone_may_be_frozen_by_its_constructor(make):
+    backbone = small_backbone(make=make, num_layers=1, trainable=False)
+    ids = keras.Input((5,), dtype="int32")
+    model = keras.Model(ids, keras.layers.Dense(3)(backbone(ids)[0]))
+    assert len(model.weights) > 5
+    assert len(model.trainable_weights) == 2

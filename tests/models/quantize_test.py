@@ -169,6 +169,19 @@ def test_a_preset_holds_the_kernels_as_they_are(mode, make, tmp_path):
     assert loaded.get_config() == model.get_config()
 
 
+@pytest.mark.tensorflow
+def test_a_model_in_float8_is_trained():
+    model = small_model(num_layers=1)
+    x = y = random_ids(4, T)
+    model.compile("sgd", jit_compile=False)
+    model.quantize("float8")
+    with pytest.raises(ValueError, match="Compile the model again"):
+        model.fit(x, y, batch_size=2, verbose=0)
+    model.compile(keras.optimizers.Adam(0.01), jit_compile=False)
+    history = model.fit(x, y, batch_size=2, epochs=3, verbose=0).history
+    assert history["loss"][2] < history["loss"][0]
+
+
 def test_a_quantized_preset_gives_other_models(tmp_path):
     model = small_model(num_layers=1)
     config = keras.quantizers.Int8QuantizationConfig(activation_quantizer=None)

@@ -70,6 +70,7 @@ def of_arrays(x, y, weights, batch_size):
     arrays = [
         part if part is None else np.asarray(part) for part in (x, y, weights)
     ]
+    _check_weights(arrays[2], len(x))
 
     def batch(index):
         rows = slice(index * batch_size, (index + 1) * batch_size)
@@ -77,6 +78,16 @@ def of_arrays(x, y, weights, batch_size):
         return keras.utils.pack_x_y_sample_weight(*parts)
 
     return Indexed(batch, -(-len(x) // batch_size))
+
+
+def _check_weights(weights, num_rows):
+    """Raises `ValueError` unless there are weights for each row, or none."""
+    received = () if weights is None else np.shape(weights)
+    if received and received[0] != num_rows:
+        raise ValueError(
+            f"`sample_weight` must have {num_rows} rows like `x`. Received: "
+            f"sample_weight.shape={received}"
+        )
 
 
 class Batches:
@@ -168,6 +179,7 @@ class Batches:
             raise ValueError(
                 "`sample_weight` must be finite. Received: NaN or infinity"
             )
+        _check_weights(weights, len(inputs))
         if weights.ndim == 1:
             weights = weights[:, None]
         weights = np.broadcast_to(weights, inputs.shape)
@@ -309,7 +321,7 @@ def check_segment_length(segment_length, *data):
         )
 
 
-def text_segments(ids, batch_size, segment_length, is_training, replicas=1):
+def text_segments(ids, batch_size, segment_length, drop_remainder, replicas=1):
     """Returns `Segments` of texts' ids; each text has a cold start."""
     if batch_size is None:  # Keras's default, or fewer for a short text
         num_segments = (len(ids[0]) - 1) // segment_length
@@ -325,7 +337,7 @@ def text_segments(ids, batch_size, segment_length, is_training, replicas=1):
         np.concatenate(ids),
         batch_size,
         segment_length,
-        drop_remainder=is_training,
+        drop_remainder=drop_remainder,
         **options,
     )
 

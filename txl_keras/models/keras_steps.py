@@ -10,7 +10,7 @@ from txl_keras.weights import takes_weight_decay
 class KerasSteps:
     """Computes loss and metrics from losses of targets instead of logits."""
 
-    trainer = jit_compile = None
+    trainer = None
 
     def __init__(self, model, metrics):
         self.model = model

@@ -9,6 +9,7 @@ from keras import ops
 from txl_keras.checks import check_integer
 from txl_keras.extending import register
 from txl_keras.keras_internals import build_and_stay_open
+from txl_keras.layers.config import inherited
 from txl_keras.layers.memory import Memory
 from txl_keras.layers.memory import take_steps
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
@@ -93,10 +94,10 @@ class LSTMBackbone(RecurrentBackbone):
         self.token_embedding = self._embedding()
         self.layers_of_cells = [
             keras.layers.RNN(
-                _Cell(hidden_dim, dtype=self.dtype_policy, name="cell"),
+                _Cell(hidden_dim, name="cell", **inherited(self)),
                 return_sequences=True,
-                dtype=self.dtype_policy,
                 name=f"lstm_{i}",
+                **inherited(self),
             )
             for i in range(num_layers)
         ]

@@ -254,12 +254,13 @@ class BackboneModel(IntegerBatches, PresetModel):
         self, optimizer: Any = "adam", loss: Any = None, **kwargs
     ) -> None:
         """Compiles like `keras.Model.compile`; the loss must take logits."""
-        crossentropy = keras.losses.SparseCategoricalCrossentropy
+        name = loss
+        if getattr(loss, "__module__", "").startswith("keras."):
+            name = getattr(loss, "__name__", None)  # a function or a class
         takes_probabilities = (
-            loss == "sparse_categorical_crossentropy"
-            or loss is keras.losses.sparse_categorical_crossentropy
-            or isinstance(loss, crossentropy)
-            and not loss.from_logits
+            str(name).lower().endswith(("crossentropy", "divergence", "dice"))
+            or loss == "ce"
+            or getattr(loss, "from_logits", True) is False
         )
         # A subclass may return probabilities.
         is_own = type(self).call.__module__.startswith("txl_keras.")
@@ -303,7 +304,12 @@ class BackboneModel(IntegerBatches, PresetModel):
 
     def has_integer_targets(self) -> bool:
         """Returns whether the loss takes integer targets."""
-        return isinstance(self.loss, keras.losses.SparseCategoricalCrossentropy)
+        crossentropy = keras.losses.SparseCategoricalCrossentropy
+        # An ignored class may be any number.
+        return (
+            isinstance(self.loss, crossentropy)
+            and self.loss.ignore_class is None
+        )
 
     def initial_memory(
         self, batch_size: int, memory_length: int | None = None

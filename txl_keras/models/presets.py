@@ -7,6 +7,7 @@ Sources: the original repository's TensorFlow scripts (`*_base_gpu.sh`,
 configurations. The comment above each preset is its number of weights.
 """
 
+import numbers
 import pathlib
 import types
 
@@ -131,8 +132,9 @@ def build_preset(model_class, name, dtype, overrides, backbone_class=None):
     config = PRESETS[name]
     backbone_class = backbone_class or default_backbone(model_class)
     own, sizes = split_overrides(model_class, overrides, backbone_class)
-    if own.get("tokenizer") is not None:
-        sizes.setdefault("vocabulary_size", own["tokenizer"].vocabulary_size)
+    size = getattr(own.get("tokenizer"), "vocabulary_size", None)
+    if isinstance(size, numbers.Integral):
+        sizes.setdefault("vocabulary_size", size)
 
     def build(part, *args, **given):
         kept = config.keys() & arguments(part)

@@ -27,6 +27,7 @@ from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import prefers_tensorflow_matmul
 from txl_keras.layers.config import add_arguments
+from txl_keras.layers.config import inherited
 from txl_keras.layers.config import part_of
 from txl_keras.layers.memory import Memory
 from txl_keras.layers.memory import MemoryStack
@@ -146,8 +147,8 @@ class RecurrentBackbone(PresetModel):
             self.vocabulary_size,
             self.hidden_dim,
             embeddings_initializer=self.kernel_initializer(),
-            dtype=self.dtype_policy,
             name="token_embedding",
+            **inherited(self),
             **self._table,
             **arguments,
         )

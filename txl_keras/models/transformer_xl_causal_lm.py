@@ -52,8 +52,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
       training memory where its data begins again. `evaluate` and `predict`
       reset inference memory when they start. `test_on_batch` and direct calls
       continue from inference memory. `train_on_batch` continues from `fit`; see
-      there for batches of another size. Calls with `training=True` have a
-      separate memory.
+      there for batches of another size. Calls with `training=True` have
+      training memory, too, except with the default loss on TensorFlow.
     - *Functional*: `score` and `log_probs` take memory as a value and return
       the new memory.
 
@@ -129,6 +129,12 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
     def call(self, token_ids, training=None):
         # A batch of `KerasSteps`, which needs losses instead of logits.
         batch = token_ids if isinstance(token_ids, dict) else {}
+        if batch and (ON_TENSORFLOW or self.fit_steps is None):
+            raise ValueError(
+                "`x` must be token ids, or a dataset of pairs (inputs, "
+                "targets), where logits are computed: see `compile`. Received: "
+                f"dicts of {sorted(batch)}"
+            )
         inputs = batch.get("inputs", token_ids)
         stack = self._training_memory if training else self._inference_memory
         memory = stack.read(ops.shape(inputs)[0])
@@ -273,7 +279,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             )
             or any(options.get(name) for name in ("metrics", "loss_weights"))
             or any(
-                variable.regularizer or variable.constraint
+                variable.regularizer
+                or variable.constraint
+                or variable.overwrite_with_gradient  # float8
                 for variable in self.trainable_variables
             )
         )
@@ -288,6 +296,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
     def metrics(self) -> list:
         """Returns the metrics of `fit` and `evaluate`, a list."""
         metrics, steps = super().metrics, self.fit_steps
+        if steps:  # Keras keeps the metrics of an earlier `compile`
+            metrics = [m for m in metrics if m.name != "compile_metrics"]
         if steps and not ON_TENSORFLOW:  # Keras's own loss is a mean of means
             metrics = [steps.loss, *(m for m in metrics if m.name != "loss")]
         return metrics + (steps.metrics if steps else [])
@@ -419,8 +429,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         )
         if starts.num_steps or (
             # Keras would not tell `ResetMemory` that arrays begin again.
-            isinstance(x, np.ndarray)
-            and steps == -(-len(x) // (batch_size or 32))
+            isinstance(x, np.ndarray) and steps == -(-len(x) // batch_size)
         ):
             steps = None
         callbacks = keras.tree.flatten(kwargs.pop("callbacks", None) or [])
@@ -506,9 +515,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         data = self.distribute_strategy.experimental_distribute_dataset(data)
         logs = self.train_function(iter(data))
         logs = {name: float(value) for name, value in logs.items()}
-        if return_dict:
-            return logs
-        return [*logs.values()] if len(logs) > 1 else [*logs.values()][0]
+        return logs if return_dict else self._flatten_metrics_in_order(logs)
 
     def test_on_batch(
         self,
@@ -560,7 +567,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         if isinstance(x, Segments):
             (x, _), batch_size = x.arrays(), x.batch_size
         self._inference_memory.reset_state(
-            min(batch_size or 32, len(x)) if isinstance(x, np.ndarray) else 0
+            min(batch_size, len(x)) if isinstance(x, np.ndarray) else 0
         )
         return super().predict(x, batch_size, **kwargs)
 
@@ -578,7 +585,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         return logits
 
     def _segments(
-        self, x, y, batch_size, segment_length=None, is_training=False
+        self, x, y, batch_size, segment_length=None, drop_remainder=False
     ):
         """Returns text as `Segments`, and arrays as NumPy's after checks."""
         x, y = as_data(x), as_data(y)
@@ -588,7 +595,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             replicas = 1
             if ON_TENSORFLOW:
                 replicas = self.distribute_strategy.num_replicas_in_sync
-            x = text_segments(ids, batch_size, length, is_training, replicas)
+            x = text_segments(ids, batch_size, length, drop_remainder, replicas)
         targets = y if self.has_integer_targets() else None
         check_arrays(x, targets, batch_size, self.backbone.vocabulary_size)
         return x, y
@@ -600,7 +607,8 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         training.
         """
         x, y, weights = data
-        x, y = self._segments(x, y, batch_size, length, starts is not None)
+        drops_remainder = starts is not None or self.fit_steps is None
+        x, y = self._segments(x, y, batch_size, length, drops_remainder)
         is_segments = isinstance(x, Segments)
         if is_segments and batch_size not in (None, x.batch_size):
             raise ValueError(

@@ -113,14 +113,16 @@ class Trainer:
         jit_compile: bool | None = True,
     ):
         check_supported(optimizer)
-        constrained = [
-            v.path for v in model.trainable_variables if v.constraint
+        refused = [
+            v.path
+            for v in model.trainable_variables
+            if v.constraint or v.overwrite_with_gradient
         ]
-        if constrained:
+        if refused:
             raise ValueError(
-                "The weights of `model` must have no `constraint`. Pass a "
-                "`loss` to `compile`, so that `fit` applies it. Received: "
-                f"constraints of {shown(constrained)}"
+                "The weights of `model` must have no `constraint` and must not "
+                "be those of float8. Compile the model again, and use `fit`. "
+                f"Received: {shown(refused)}"
             )
         if clip_norm is None:
             clip_norm = optimizer.global_clipnorm

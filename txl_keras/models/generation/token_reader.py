@@ -109,7 +109,6 @@ class WindowReader:
     """Reads the last tokens of each text again, for models without memory."""
 
     def __init__(self, model, num_rows, memory_length, answer=None):
-        self.num_rows = num_rows
         self.length = max(1, memory_length)
         self._backbone = model.backbone
         answer = answer or model.softmax.log_probs

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -234,6 +235,22 @@ class Client:
         slot[...] = (slot + 1) % self.memory_length
         valid_length[...] = np.minimum(valid_length + 1, self.memory_length)
         return log_probs
+
+
+def test_a_row_begins_another_text_while_the_others_go_on(tmp_path):
+    pytest.importorskip("openvino")
+    model, path = small_model(num_layers=1), tmp_path / "model"
+    export_openvino(model, str(path), M, B)
+    client, memory = Client(path), model.initial_memory(B, M)
+    size = model.backbone.vocabulary_size
+    ids = np.random.default_rng(3).integers(0, size, (2 * M, B), "int32")
+    for i, column in enumerate(ids):
+        if i == M + 2:
+            client.inputs["valid_length"][1] = 0
+            memory = keras.tree.map_structure(np.array, memory)
+            memory.valid_length[1] = 0
+        expected, memory = model.log_probs(column[:, None], memory)
+        np.testing.assert_allclose(client(column), expected[:, 0], atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -437,7 +437,8 @@ def export_openvino(
     |---|---|
     | `ids` | int32 `(B,)` |
     | `slot` | int32 `(1,)`, the number of tokens read before, modulo M |
-    | `valid_length` | int32 `(B, 1)`, how many of them are in memory |
+    | `valid_length` | int32 `(B, 1)`, how many of them are in memory; at 0 a \
+row begins another text |
     | `key_0`, `value_0`, `key_1` ... | `(B, N, M, H)`, zeros at first |
     | `position_0` ... | the arrays in `positions.npz`, in every call |
 

@@ -130,7 +130,7 @@ def main(_):
     else:
         is_curve = FLAGS.picture == "learning_curves"
         path = f"{_stem()}.json"
-        if tf.io.gfile.exists(path):
+        if FLAGS.picture != "attention" and tf.io.gfile.exists(path):
             with tf.io.gfile.GFile(path, "rb") as file:
                 is_ours = b'"picture"' in file.read(20)
             options.refuse(

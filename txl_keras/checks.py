@@ -4,6 +4,7 @@ import collections.abc
 import math
 import numbers
 import os
+import pathlib
 import re
 import reprlib
 
@@ -118,16 +119,18 @@ def check_model_name(name):
 
 
 def check_path(name, path):
-    """Returns a path as a string, without `~` and `..`, unless it is empty."""
-    # Joined with file names, an empty path would mean the current folder. The
-    # system finds nothing at `new/../old`; with `new` removed or made, `old`.
+    """Returns a path as a string with `~` and `..` resolved, unless empty."""
+    # Joined with file names, an empty path would mean the current folder.
+    # `new/../old` does not exist before `new` does, and then is `old`.
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise ValueError(
             f"`{name}` must be a path that is not empty; `.` is the current "
             f"folder. Received: {name}={shown(path)}"
         )
     path = os.path.expanduser(os.fspath(path))
-    return path if "://" in path else os.path.normpath(path)
+    if "://" not in path and os.pardir in pathlib.Path(path).parts:
+        path = os.path.realpath(path)
+    return path
 
 
 def check_no_pattern(name, path):

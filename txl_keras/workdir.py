@@ -36,7 +36,8 @@ from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 from txl_keras.json_files import read_json
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models.loading import load_folder
+from txl_keras.models.loading import check_links
+from txl_keras.models.loading import load_stored
 from txl_keras.models.model_folder import MAX_LENGTH
 from txl_keras.models.model_folder import ModelFolder
 from txl_keras.models.model_folder import check_limit
@@ -136,20 +137,20 @@ class Workdir:
 
     def best(self):
         """Returns the `ModelFolder` of the best weights, or `None`."""
+        path = self.model
         if "weights" in read_json(self.file("config.json")):
-            return ModelFolder(self.path)  # without a run
-        if not tf.io.gfile.exists(os.path.join(self.model, "config.json")):
+            path = self.path  # without a run
+        elif not tf.io.gfile.exists(os.path.join(path, "config.json")):
             return None
-        return ModelFolder(self.model)
+        folder = ModelFolder(path)
+        # The step becomes a part of paths.
+        check_fields(folder.training, {"step": "an integer or null"}, path)
+        return folder
 
     def best_step(self):
         """Returns the step of the best weights, or `None` without any."""
         best = self.best()
-        if best is None:
-            return None
-        # Names folders of exports.
-        check_fields(best.training, {"step": "an integer or null"}, best.path)
-        return best.training.get("step")
+        return best and best.training.get("step")
 
     def save_best(self, weights, step):
         """Writes weights by name; replaces the previous best weights."""
@@ -164,12 +165,17 @@ class Workdir:
 
     def load_model(self, tokenizer=None, **overrides):
         """Returns the language model with the best weights, and their step."""
+        folder = self.best()
+        if folder is None:
+            raise FileNotFoundError(
+                f"`workdir` {self.path} has no best weights: train until the "
+                "first validation score."
+            )
+        check_links(self.path)
         if tokenizer is not None:
             overrides["tokenizer"] = tokenizer
-        model = load_folder(
-            TransformerXLCausalLM, self.path, overrides=overrides
-        )
-        return model, self.best_step() or 0
+        model = load_stored(TransformerXLCausalLM, folder, overrides=overrides)
+        return model, folder.training.get("step") or 0
 
     def load_tokenizer(self):
         """Loads the tokenizer of the run, unless it has changed since."""

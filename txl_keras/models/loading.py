@@ -27,7 +27,7 @@ def load_folder(
     """Loads the model of a local or remote folder."""
     # Files of the package may be links: some installers make them.
     if folder not in model_class.trained_presets.values():
-        _check_links(folder)
+        check_links(folder)
     path = os.path.join(folder, "config.json")
     content = read_json(path)
     if "training" in content and "weights" not in content:  # a run's folder
@@ -48,7 +48,7 @@ def load_folder(
             f"{shown(sorted(content))}"
         )
     stored = ModelFolder(folder)
-    return _load_stored(model_class, stored, load_weights, dtype, overrides)
+    return load_stored(model_class, stored, load_weights, dtype, overrides)
 
 
 def find_folder(preset, model_class):
@@ -71,7 +71,7 @@ def find_folder(preset, model_class):
     return folder
 
 
-def _check_links(folder):
+def check_links(folder):
     """Raises `ValueError` if a file to read is a link out of the folder."""
     if is_remote(folder):
         return
@@ -96,7 +96,9 @@ def _check_links(folder):
                 )
 
 
-def _load_stored(model_class, stored, load_weights, dtype, overrides):
+def load_stored(
+    model_class, stored, load_weights=True, dtype=None, overrides=()
+):
     """Returns the model of a `ModelFolder`."""
     overrides = dict(overrides)
     stored_class = stored.model_class

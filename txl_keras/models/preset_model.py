@@ -4,6 +4,7 @@ from typing import Any
 from typing import Self
 
 import keras
+import numpy as np
 from keras import ops
 
 import txl_keras.optimizers  # noqa: F401, registers them for `load_model`
@@ -257,9 +258,10 @@ class BackboneModel(IntegerBatches, PresetModel):
         name = loss
         if getattr(loss, "__module__", "").startswith("keras."):
             name = getattr(loss, "__name__", None)  # a function or a class
+        name = str(name).lower()
         takes_probabilities = (
-            str(name).lower().endswith(("crossentropy", "divergence", "dice"))
-            or loss == "ce"
+            name.endswith(("crossentropy", "divergence", "dice"))
+            or name in ("ce", "bce", "kld")
             or getattr(loss, "from_logits", True) is False
         )
         # A subclass may return probabilities.
@@ -292,24 +294,30 @@ class BackboneModel(IntegerBatches, PresetModel):
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
         """Computes the loss; checks targets if it is the default loss."""
         # Another loss may take targets of another kind.
-        if y is None or not self.has_integer_targets():
+        ids = self.integer_targets(y)
+        if ids is None:
             return super().compute_loss(x, y, y_pred, *args, **kwargs)
         num_classes = y_pred.shape[-1]
-        y = check_token_ids("y", y, num_classes)
-        y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
+        ids = check_token_ids("y", ids, num_classes)
+        ids = check_shape_in_graph("y", ids, ops.shape(y_pred)[:-1])
+        if self.loss.ignore_class is None:
+            y = ids
         loss = super().compute_loss(x, y, y_pred, *args, **kwargs)
         # XLA drops checks, and JAX would ignore invalid targets.
-        is_known = ops.all((y >= 0) & (y < num_classes))
+        is_known = ops.all((ids >= 0) & (ids < num_classes))
         return ops.where(is_known, loss, float("nan"))
 
-    def has_integer_targets(self) -> bool:
-        """Returns whether the loss takes integer targets."""
+    def integer_targets(self, y: Any) -> Any:
+        """Returns targets that must be ids, with 0 for those to ignore."""
+        # `None` if the loss takes other targets.
         crossentropy = keras.losses.SparseCategoricalCrossentropy
-        # An ignored class may be any number.
-        return (
-            isinstance(self.loss, crossentropy)
-            and self.loss.ignore_class is None
-        )
+        if y is None or not isinstance(self.loss, crossentropy):
+            return None
+        ignored = self.loss.ignore_class
+        if ignored is None:
+            return y
+        where = np.where if isinstance(y, np.ndarray) else ops.where
+        return where(y == ignored, 0, y)
 
     def initial_memory(
         self, batch_size: int, memory_length: int | None = None

@@ -221,10 +221,10 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
 
         Keras's own steps, which compute logits and report only the metrics that
         are passed, run in these cases: another `loss`, other metrics,
-        `loss_weights`, weights with a `regularizer` or `constraint`, and a
-        subclass that overrides `call`, `compute_loss` or `compute_metrics`.
-        Then weight decay applies to all weights, except with `Muon` and `Lamb`:
-        see the optimizer's `exclude_from_weight_decay` and
+        `loss_weights`, weights with a `regularizer` or `constraint` or in
+        float8, and a subclass that overrides `call`, `compute_loss` or
+        `compute_metrics`. Then weight decay applies to all weights, except with
+        `Muon` and `Lamb`: see the optimizer's `exclude_from_weight_decay` and
         `keras.Model.compile`.
 
         `sampler` is a name or an object for `generate`, see
@@ -469,8 +469,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         """Evaluates like `keras.Model.evaluate`, from a cold start.
 
         `x`, `y`, `batch_size` and `segment_length` are as in `fit`. In text
-        every token except the first is scored; each row has a cold start.
-        `score_texts` scores a text as a whole.
+        every token except the first is scored; each row has a cold start. Where
+        logits are computed (see `compile`), the end of a text that does not
+        fill all rows is left out. `score_texts` scores a text as a whole.
         """
         # Within `fit` Keras passes its `CallbackList` and prepared data.
         callbacks = kwargs.get("callbacks")
@@ -596,7 +597,7 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             if ON_TENSORFLOW:
                 replicas = self.distribute_strategy.num_replicas_in_sync
             x = text_segments(ids, batch_size, length, drop_remainder, replicas)
-        targets = y if self.has_integer_targets() else None
+        targets = self.integer_targets(y)
         check_arrays(x, targets, batch_size, self.backbone.vocabulary_size)
         return x, y
 

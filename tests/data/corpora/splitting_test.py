@@ -45,6 +45,13 @@ def test_tiny_files_are_not_all_that_is_held_out():
     assert len(splits["train"]) >= 10
 
 
+def test_large_files_are_not_held_out_for_want_of_small_ones():
+    sizes = {f"note{i}": 20 + i % 3 for i in range(20)}
+    sizes |= {f"book{i}": 3_200 for i in range(3)}
+    train = split_groups(sizes)["train"]
+    assert {"book0", "book1", "book2"} <= {*train}
+
+
 @pytest.fixture
 def split(tmp_path):
     """Splits a text by `split_file`, plain and packed."""

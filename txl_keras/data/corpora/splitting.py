@@ -68,16 +68,18 @@ def split_groups(sizes, fraction=HELD_OUT_FRACTION):
     # Documents that resemble each other, such as the modules of a package,
     # share a group, so that no test text is nearly the same as a training text.
     # A held-out split should be a mixture, so its groups have at most half its
-    # size. If these do not suffice, the two smallest others are added.
-    total = sum(sizes.values())
+    # size. If these do not suffice, two larger ones are added; and if there are
+    # none, the two smallest groups are held out.
+    size = fraction * sum(sizes.values())
     ordered = sorted(sizes, key=name_hash)
-    candidates = [n for n in ordered if sizes[n] <= fraction * total / 2]
-    if sum(map(sizes.get, candidates)) < fraction * total:
-        larger = [n for n in ordered if sizes[n] > fraction * total / 2]
-        larger.sort(key=sizes.get)
-        added = larger[:-1][:2]  # leaves one for train
-        candidates = sorted(candidates + added, key=name_hash)
-    target = min(fraction * total, sum(map(sizes.get, candidates)) / 2)
+    candidates = [n for n in ordered if sizes[n] <= size / 2]
+    if sum(map(sizes.get, candidates)) < size:
+        larger = [n for n in ordered if size / 2 < sizes[n] <= 2 * size]
+        candidates += sorted(larger, key=sizes.get)[:2]
+        candidates.sort(key=name_hash)
+    if len(candidates) < 2:
+        candidates = sorted(ordered, key=sizes.get)[:2]
+    target = min(size, sum(map(sizes.get, candidates)) / 2)
     test = _take(candidates[:-1], sizes, target)  # leaves one for valid
     valid = _take(candidates[len(test) :], sizes, target)
     held_out = {*test, *valid}

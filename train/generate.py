@@ -16,6 +16,7 @@ A model of token ids (--tokenizer=ids) continues numbers, or the ids in an .npy
 file. --output writes ids to a file that can be used as --corpus.
 """
 
+import contextlib
 import functools
 import io
 import itertools
@@ -31,6 +32,7 @@ from absl import flags
 from txl_keras.data import IdTokenizer
 from txl_keras.data.corpora.id_files import is_id_file
 from txl_keras.data.corpora.id_files import open_ids
+from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.extending import registered
 from txl_keras.samplers import Sampler
 from txl_keras.scripts import data_flags
@@ -99,10 +101,7 @@ def main(_):
     model, memory_length, _ = trained_model.load_trained_model()
     is_text = not isinstance(model.tokenizer, IdTokenizer)
     _check_kind(is_text)
-    prompts = FLAGS.prompt
-    if not prompts:
-        # Published character models leave newlines out.
-        prompts = ["\n" if len(model.tokenizer.encode("\n")) else " "]
+    prompts = FLAGS.prompt or [_first_prompt(model.tokenizer)]
     if not is_text:
         # Numbers, or paths of files of ids.
         prompts = [
@@ -134,6 +133,17 @@ def main(_):
         print(row if is_text else model.tokenizer.decode(row))
     if FLAGS.output is not None:
         _write(rows)
+
+
+def _first_prompt(tokenizer):
+    """Returns a newline, or a space if the vocabulary has no newline."""
+    for text in ("\n", " "):
+        with contextlib.suppress(UnknownSymbolError):
+            if len(tokenizer.encode(text)):
+                return text
+    raise ValueError(
+        "`prompt` must be given: the vocabulary has neither newline nor space."
+    )
 
 
 def _check_kind(is_text):

@@ -7,6 +7,7 @@ import re
 from txl_keras.checkpoints.safe_pickle import ZIP_MAGIC
 from txl_keras.checkpoints.safe_pickle import load
 from txl_keras.data.corpora.files import checked_text
+from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.vocabulary import Vocabulary
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked
@@ -75,6 +76,8 @@ def _read(path):
     with open_checked(path, math.inf) as file:
         head = file.read(4)
     if head.startswith(_MAGICS):
+        if is_remote(path):
+            raise ValueError("a pickle must be a local file: copy it.")
         return load(path, _NAMES)[0]
     with open_checked(path, MAX_VOCABULARY_BYTES) as file:
         data = file.read()

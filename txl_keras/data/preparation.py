@@ -38,7 +38,7 @@ from txl_keras.json_files import read_json
 from txl_keras.types import PathLike
 
 # Increase this when files of older versions must not be used any more.
-FORMAT = 4
+FORMAT = 5
 METADATA_FILE = "metadata.json"
 
 

@@ -117,8 +117,9 @@ class TextMethods:
             num_return_sequences: Integer `n`, continuations per prompt. The
                 first n rows belong to the first prompt. Not for `BeamSampler`.
             return_log_probs: Boolean. If true, also returns the log-probability
-                of each generated token, before the sampler changes it. Not for
-                `BeamSampler` and `stream`.
+                of each generated token, before the sampler changes it. If the
+                last token of the prompt is drawn again (see above), it is the
+                first. Not for `BeamSampler` and `stream`.
             return_memory: Boolean. If true, also returns the `Memory` after the
                 texts, which are read once more for it. Not for `stream`.
             **engine_options: Arguments of the engine.

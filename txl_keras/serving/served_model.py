@@ -12,6 +12,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import checked
+from txl_keras.models.generation.generator import generation_memory_length
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 from txl_keras.samplers.sampler import NO_EFFECT
 from txl_keras.serving.graph_writer import read_segments
@@ -53,6 +54,8 @@ class ServedModel:
             )
         if memory_length is None:
             memory_length = backbone.memory_length
+            if backbone.remembers:
+                memory_length = generation_memory_length(backbone, None)
         self._past_length = backbone.past_length(memory_length)
         longest = backbone.max_segment_length or LONGEST_SEGMENT
         if max_segment_length is None:

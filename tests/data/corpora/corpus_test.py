@@ -82,8 +82,8 @@ def test_a_block_ends_with_a_line_or_a_word(monkeypatch):
     corpus = corpus_of(b"one two\nthree four five six\nseven")
     assert list(corpus.blocks("train")) == [
         Block([b"one two\n"], False, False),
-        Block([b"three four "], True, False),
-        Block([b"five six\n"], True, True),
+        Block([b"three four"], True, False),
+        Block([b" five six\n"], True, True),
         Block([b"seven"], True, False),
     ]
 

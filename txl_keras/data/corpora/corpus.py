@@ -176,7 +176,9 @@ def _cut(document):
 
 
 def _boundary(text):
-    """Returns the position after the last line, else word, else character."""
+    """Returns the end of the last line, else word, else character."""
     # The last character may be incomplete. Bytes 10xxxxxx continue a character.
     start = len(text.rstrip(bytes(range(0x80, 0xC0)))) - 1
-    return text.rfind(b"\n") + 1 or text.rfind(b" ") + 1 or max(1, start)
+    # Before a space: some tokenizers trim spaces at the end of a text.
+    word = max(0, text.rfind(b" "))
+    return text.rfind(b"\n") + 1 or word or max(1, start)

@@ -45,8 +45,8 @@ def load_corpus(
     Raises:
         FileNotFoundError: If the name is neither a known corpus nor a path.
         OSError: If data is neither found nor can be downloaded.
-        ValueError: If the text is damaged, empty or too small, or `whole` is
-            used with a published corpus, which has splits.
+        ValueError: If the text is damaged, empty or too small, or `whole` or
+            `document_separator` is used with a published corpus.
 
     Example:
 
@@ -55,10 +55,12 @@ def load_corpus(
     ['test', 'train', 'valid']
     """
     name = os.fspath(name)
-    if whole and (name in CORPORA or name.startswith(TFDS_PREFIX)):
+    is_own = name not in CORPORA and not name.startswith(TFDS_PREFIX)
+    if (whole or document_separator is not None) and not is_own:
         raise ValueError(
-            "The split `all` needs the path of your own text: published "
-            f"corpora have splits. Received: corpus={name!r}"
+            "The split `all` and `document_separator` need the path of your "
+            "own text: published corpora have splits and documents. Received: "
+            f"corpus={name!r}"
         )
     if name == "python_stdlib":
         return python_stdlib.load()

@@ -91,27 +91,37 @@ def load(name, data_dir=None, manual_dir=None):
     text = PUBLISHED[name]
     manual_dir = files.check_manual_dir(manual_dir)
     data_dir = files.data_folder(data_dir)
-    # Cached, because the whole text is checked.
-    paths = functools.cache(
-        functools.partial(_paths, text, data_dir, manual_dir or data_dir)
-    )
+    found = _Files(text, data_dir, manual_dir or data_dir)
     return Corpus(
         name,
-        {split: _Text(text, paths, split) for split in SPLITS},
+        {split: _Text(found, split) for split in SPLITS},
         "latin-1" if text.has_bytes else "utf-8",
         # Other text in the files is refused.
         identity=name,
     )
 
 
+@dataclasses.dataclass
+class _Files:
+    """Finds the files of each split when they are read."""
+
+    text: Published
+    data_dir: str
+    folder: str
+
+    @functools.cached_property
+    def paths(self):  # cached, because the whole text is checked
+        return _paths(self.text, self.data_dir, self.folder)
+
+
 class _Text(Text):
     """Reads a split, which is one document, again in each iteration."""
 
-    def __init__(self, text, paths, split):
-        self._paths = paths
+    def __init__(self, found, split):
+        self._files = found
         self._split = split
         self._bounds = 0, None
-        if text.has_bytes:
+        if found.text.has_bytes:
             valid = NUM_BYTES - 2 * HELD_OUT_BYTES
             ends = [0, valid, valid + HELD_OUT_BYTES, NUM_BYTES]
             start, stop = ends[SPLITS.index(split) :][:2]
@@ -119,7 +129,7 @@ class _Text(Text):
             self.num_bytes = stop - start
 
     def __iter__(self):
-        yield files.read_bytes(self._paths()[self._split], *self._bounds)
+        yield files.read_bytes(self._files.paths[self._split], *self._bounds)
 
 
 def _paths(text, data_dir, folder):

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import itertools
-import json
 import os
 import re
 import statistics
@@ -18,6 +17,7 @@ from txl_keras.data.corpora import files
 from txl_keras.data.corpora import id_files
 from txl_keras.data.corpora import splitting
 from txl_keras.data.corpora.splitting import listed
+from txl_keras.json_files import parse_json
 
 
 def load(path, document_separator=None, text_key="text", whole=False):
@@ -140,8 +140,9 @@ class TextFiles(corpus.Text):
 
     def _json_text(self, line, part, number):
         try:
-            return str.encode(json.loads(line)[self.text_key], "utf-8")
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            text = parse_json(line, f"line {number}")[self.text_key]
+            return str.encode(text, "utf-8")
+        except (ValueError, LookupError, TypeError) as error:
             start = f" after byte {part.start}" if part.start else ""
             raise ValueError(
                 f"{part.path}, line {number}{start}: every line must be a JSON "
@@ -258,6 +259,11 @@ def _find_files(path):
     elif gfile.exists(path):
         paths = [path]
     else:
+        if "**" in path:
+            raise ValueError(
+                "`corpus` must not have ** in a pattern: pass the folder, "
+                f"which is read with its subfolders. Received: {path}"
+            )
         paths = [p for p in gfile.glob(path) if not gfile.isdir(p)]
         if not paths:
             raise FileNotFoundError("no such path")

@@ -3,6 +3,7 @@
 import collections
 import functools
 import inspect
+import itertools
 import random
 import zlib
 from collections.abc import Callable
@@ -226,7 +227,8 @@ def _of_section(function, section):
 def _count(split, encoding, blocks):
     counts = collections.Counter()
     for block in blocks:
-        counts.update(split(block.text.decode(encoding)))
+        for piece in block.pieces:
+            counts.update(split(piece.decode(encoding)))
     return counts
 
 
@@ -247,9 +249,10 @@ def _add_up(split, corpus, splits, section_map):
 def _sample(share, blocks):
     """Draws a share of the sentences of blocks, the same on every machine."""
     kept = []
-    for block in blocks:
-        drawn = random.Random(zlib.crc32(block.text)).random
-        kept += [s for s in sentences_of(block.text) if drawn() < share]
+    # By piece, because blocks depend on sections.
+    for piece in itertools.chain.from_iterable(x.pieces for x in blocks):
+        drawn = random.Random(zlib.crc32(piece)).random
+        kept += [s for s in sentences_of(piece) if drawn() < share]
     return "\n".join(kept)
 
 

@@ -1,6 +1,5 @@
 """`IdTokenizer`, for data that already consists of token ids."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ class IdTokenizer(Tokenizer):
     """
 
     releases_gil = True
+    _has_prefix = True
 
     def __init__(self, vocabulary_size: int):
         check_integer("vocabulary_size", vocabulary_size, 1, 2**31 - 1)
@@ -64,7 +64,3 @@ class IdTokenizer(Tokenizer):
 
     def _text(self, token_id):
         return b" %d" % token_id
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Writes ids as a `str` of numbers separated by spaces."""
-        return self.decode_bytes(ids).decode().removeprefix(" ")

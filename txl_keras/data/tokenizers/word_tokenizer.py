@@ -56,10 +56,12 @@ class WordTokenizer(Tokenizer):
         self.line_end = line_end
         for name in ("line_start", "line_end"):
             mark = getattr(self, name)
-            if mark is not None and mark not in vocabulary:
+            if mark is None:
+                continue
+            if mark not in vocabulary or mark.split() != [mark]:
                 raise ValueError(
-                    f"`{name}` must be None or a word of the vocabulary. "
-                    f"Received: {name}={mark!r}"
+                    f"`{name}` must be None or a word of the vocabulary, "
+                    f"without spaces. Received: {name}={mark!r}"
                 )
         self.unknown_id = vocabulary.id_of(unknown)
 

@@ -17,6 +17,7 @@ from txl_keras.extending import registered
 from txl_keras.layers.compute.dropout import SEED_DTYPE
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.models.generation.prompts import Continuation
+from txl_keras.models.generation.prompts import heals
 from txl_keras.models.generation.token_reader import PROMPT_SEGMENT
 from txl_keras.models.generation.token_reader import TokenReader
 from txl_keras.models.generation.token_reader import WindowReader
@@ -164,7 +165,8 @@ class Generator:
 
     def _allowed(self, rows):
         """Returns a mask `(B, V)` of first tokens, or None if all may be."""
-        if not any(row.known for row in rows):
+        # Not by row, because the ways to draw differ with `cutoffs`.
+        if not (rows[0].stream and heals(self._model.tokenizer)):
             return None
         begin_with = self._model.tokenizer.ids_that_begin_with
         return self._mask([begin_with(row.known) for row in rows])

@@ -23,7 +23,7 @@ class Continuation:
         self.is_ended = max_tokens == 0
         self._max_tokens = max_tokens + bool(self.known)
         self._stop_token_ids = frozenset(map(int, stop_token_ids))
-        self._stream = stream  # a `TextStream`, or None to collect ids
+        self.stream = stream  # a `TextStream`, or None to collect ids
         self._ids, self._text = [], ""
 
     @property
@@ -34,7 +34,7 @@ class Continuation:
     def copy(self):
         """Returns a continuation that is independent of this one."""
         other = copy.copy(self)
-        other._stream, other._ids = copy.copy(self._stream), [*self._ids]
+        other.stream, other._ids = copy.copy(self.stream), [*self._ids]
         return other
 
     def add(self, token, log_prob=0.0):
@@ -47,23 +47,23 @@ class Continuation:
             if not is_stop:
                 self._ids.append(int(token))
                 self.log_probs.append(log_prob)
-                if self._stream:
-                    text = self._stream.add(token)
-                    is_stop = self._stream.is_stopped
+                if self.stream:
+                    text = self.stream.add(token)
+                    is_stop = self.stream.is_stopped
             self.is_ended = is_stop or len(self._ids) == self._max_tokens
-            if self.is_ended and self._stream:
-                text += self._stream.finish()
+            if self.is_ended and self.stream:
+                text += self.stream.finish()
         self._text += text
-        return text if self._stream else np.array(self._ids[num_ids:], np.int32)
+        return text if self.stream else np.array(self._ids[num_ids:], np.int32)
 
     def result(self):
         """Returns the text or ids after the prompt."""
-        return self._text if self._stream else np.array(self._ids, np.int32)
+        return self._text if self.stream else np.array(self._ids, np.int32)
 
     def tokens(self, tokenizer):
         """Returns the ids of prompt and continuation, int32 `(P,)`."""
         ids = self._ids
-        if self._stream and self._stream.is_stopped:
+        if self.stream and self.stream.is_stopped:
             ids = self._ids_of_text(tokenizer)
         before = self.read if self._ids else self.prompt
         return np.append(before, ids).astype(np.int32)

@@ -262,7 +262,6 @@ def _measure(model, contenders, num_tokens, flops=None):
         times |= _time_peer(model)
     results = {
         "seconds": {name: float(np.median(x)) for name, x in times.items()},
-        "peak_bytes": utilization.device_memory()["peak"],
     }
     if flops:
         best = utilization.peak_flops(model.compute_dtype)

@@ -163,15 +163,17 @@ def _evaluate(workdir, chosen, stop):
     path = workdir.file(f"evaluation_{FLAGS.split}")
     if FLAGS.position_curve:
         scores["position_curve"] = report.position_curve(nll, documents)
-    # Replaces an earlier result with the same settings. The list is read now,
-    # because another process may have added a result meanwhile, and written
-    # before steps that may fail.
-    others = [
-        result
-        for result in workdir.read_evaluations(FLAGS.split)
-        if not settings.items() <= result.items()
-    ]
-    write_json([*others, {**settings, **scores}], f"{path}.json")
+    # Replaces an earlier result with the same settings, but keeps its curve.
+    # The list is read now, because another process may have added a result
+    # meanwhile, and written before steps that may fail.
+    others, replaced = [], {}
+    for result in workdir.read_evaluations(FLAGS.split):
+        if settings.items() <= result.items():
+            replaced = result
+        else:
+            others.append(result)
+    result = {**replaced, **settings, **scores}
+    write_json([*others, result], f"{path}.json")
     print(f"Written to {path}.json")
     if scorer.backup is not None:
         scorer.backup.remove()

@@ -142,6 +142,7 @@ def main(_):
         if FLAGS.picture != "attention":  # maps are too large for JSON
             write_json({"picture": FLAGS.picture, **numbers}, path)
             print(f"Written to {path}")
+            Backup(f"{_stem()}_state", None).remove()
     _DRAW[FLAGS.picture](numbers, FLAGS.output)
     print(f"Written to {FLAGS.output}")
 
@@ -233,14 +234,15 @@ def _learning_curves():
         scores = [
             score
             for score in workdir.read_evaluations("test")
-            if score.get("corpus") is None and score.get("step") == step
+            if score.get("corpus") is None
+            and score.get("step") == step
+            and not score.get("evaluator")  # such as dynamic evaluation
         ]
         if workdir.is_finished():
             scores = [workdir.read_results()["test"], *scores]
         # The score of the most tokens, latest first; the training's last.
         test = max(reversed(scores), key=lambda x: x["num_tokens"], default={})
         names = {"nll", "num_tokens", "segment_length", "memory_length"}
-        names.add("evaluator")
         units.append(unit)
         models.append(
             {
@@ -404,7 +406,6 @@ def _losses(runs, numbers, tokens):
             found = recl.effective_context_lengths(losses, lengths, share)
             for facts, result in zip(models, found, strict=True):
                 facts["recl"].append({"top_r": share, **result})
-    backup.remove()
 
 
 def _draw_recl(numbers, path):

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from txl_keras.keras_internals import get_keras_mask
 from txl_keras.types import DType
 from txl_keras.types import Tensor
 
@@ -67,7 +68,7 @@ class NllMetric(keras.metrics.Mean):
         """Adds a batch."""
         y_true = ops.cast(y_true, "int32")
         weights = self._weights(sample_weight, y_true)
-        mask = getattr(y_pred, "_keras_mask", None)
+        mask = get_keras_mask(y_pred)
         if mask is not None:
             weights = weights * ops.cast(mask, self.dtype)
         # Targets that do not count may have any value, such as -1.

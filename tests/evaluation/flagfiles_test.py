@@ -19,7 +19,7 @@ EXPECTED = {
     "text8_large": (16, 128, 3800, 1000, True),
     "wikitext103_base": (10, 64, 640, 400, True),
     "wikitext103_large": (16, 128, 1600, 1000, True),
-    "wikitext103_nvidia_base": (10, 64, 640, 400, True),
+    "wikitext103_nvidia_base": (16, 64, 640, 400, True),
     "wikitext103_nvidia_large": (16, 128, 1600, 1000, True),
 }
 
@@ -47,3 +47,4 @@ def test_it_sets_what_was_published(name, parse):
         flags.clamp_length,
         flags.same_length,
     )
+    assert flags.warmup == ("memory" if "nvidia" in name else "none")

@@ -289,6 +289,15 @@ def test_mask_of_an_embedding_is_passed_by_keras(make, with_memory):
     np.testing.assert_array_equal(embedded._keras_mask, mask)
 
 
+@pytest.mark.parametrize("make", [attention, lambda: DecoderBlock(N, H, D)])
+def test_a_compiled_step_knows_the_mask_of_an_embedding(make):
+    embedding = keras.layers.Embedding(9, D, mask_zero=True)
+    model = keras.Sequential([embedding, make()])
+    ids = np.array([[0, 0, 3, 5]])
+    found, expected = model.predict(ids, verbose=0), np.array(model(ids))
+    np.testing.assert_allclose(found[:, 2:], expected[:, 2:], atol=1e-5)
+
+
 def test_bfloat16_tells_distances_of_a_long_memory_apart():
     query, memory = random(1, T, D, seed=1), random(1, 2000, D, seed=2)
     layer = attention(dtype="mixed_bfloat16")

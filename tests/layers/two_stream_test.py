@@ -1,7 +1,9 @@
 """Two streams against sections 2.3 to 2.5 of the paper, written as loops."""
 
 import math
+import warnings
 
+import keras
 import numpy as np
 import pytest
 from attention_loops import attend
@@ -24,6 +26,22 @@ B, T, D, N, H, F = 2, 4, 6, 7, 8, 9
 def attention(**config):
     layer = TwoStreamRelativeAttention(N, H, **config)
     return with_random_weights(layer, (B, T, D))
+
+
+def test_the_mask_of_an_embedding_reaches_a_second_block():
+    ids = np.array([[3, 5, 0, 0]])
+    first, second = (TwoStreamBlock(N, H, F) for _ in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = keras.layers.Embedding(9, D, mask_zero=True)(ids)
+        found = second(first(x))
+    expected = second(first(x, content_mask=ids > 0), content_mask=ids > 0)
+    np.testing.assert_allclose(found[:, :2], expected[:, :2], atol=1e-6)
+
+
+def test_no_tokens_are_read_beside_memory():
+    output = attention()(np.ones((B, 0, D)), memory=np.ones((B, 3, D)))
+    assert np.shape(output) == (B, 0, D)
 
 
 def assert_equals_loops(call, **config):

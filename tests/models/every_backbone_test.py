@@ -92,9 +92,12 @@ def test_a_text_may_be_cut_anywhere(name):
 
 
 @pytest.mark.parametrize("memory_length", [0, 3])
-@pytest.mark.parametrize("name", ["relative", "shaw"])
-def test_nothing_is_read_of_no_rows_and_no_tokens(name, memory_length):
-    backbone = backbone_of(name, memory_length=memory_length)
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [("relative", {}), ("relative", {"look_ahead": 2}), ("shaw", {})],
+)
+def test_nothing_is_read_of_no_rows_and_no_tokens(name, config, memory_length):
+    backbone = backbone_of(name, memory_length=memory_length, **config)
     ids = random_ids(B, T)
     _, memory = read(backbone, ids)
     nothing, same = backbone(ids[:, :0], memory=memory)[:2]

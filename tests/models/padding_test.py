@@ -88,6 +88,7 @@ def test_a_mask_of_keras_is_known_beside_other_arguments():
         expected, real = backbone(embeddings=x, mask=MASK, **call)
         np.testing.assert_array_equal(after.valid_length, real.valid_length)
         np.testing.assert_array_equal(hidden, expected)
+        np.testing.assert_array_equal(hidden._keras_mask, MASK)
 
 
 def test_the_loss_of_an_adaptive_softmax_leaves_out_padding():

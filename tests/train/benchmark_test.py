@@ -14,7 +14,6 @@ def test_steps_are_timed_in_turns(succeed):
     printed = succeed("benchmark.py", "--experiment=training", *TINY)
     line = json.loads(printed.splitlines()[-1])
     assert line["vocabulary_size"] == 7
-    assert line["peak_bytes"] > 2**20
     assert line["seconds"]["txl_keras"] > 0
     assert 0 < line["utilization"]["txl_keras"] < 1
 

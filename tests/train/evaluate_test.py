@@ -152,6 +152,11 @@ def test_evaluate_writes_nats_and_a_curve_of_any_text(
     )  # fmt: skip
     assert sum(bucket["num_tokens"] for bucket in curve) == len(nll) - 1
 
+    # The same result without a curve keeps it.
+    flags = [flag for flag in flags if flag != "--position_curve"]
+    succeed("evaluate.py", *flags)
+    assert evaluation_of(run[0], "valid")["position_curve"] == curve
+
     fail(
         "evaluate.py", *flags, "--token_nll=nll",
         messages=["`token_nll` must be the path of a .npy file", "nll"],

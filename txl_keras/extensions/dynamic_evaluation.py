@@ -21,6 +21,7 @@ from txl_keras.checks import shown
 from txl_keras.compilation import compile_layers
 from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.data.segments import Segments
+from txl_keras.data.sliding_windows import SlidingWindows
 from txl_keras.evaluation.backup import Backup
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import scores_of
@@ -134,6 +135,14 @@ class DynamicEvaluator(Evaluator):
         self._clip_decay = clip_decay
         self._mean_square = mean_square
         super().__init__(model, strategy, batch_size, segment_length, stop=stop)
+
+    def _check(self, segments):
+        if isinstance(segments, SlidingWindows):
+            raise ValueError(
+                "`segments` must be Segments in dynamic evaluation. Received: "
+                "SlidingWindows"
+            )
+        super()._check(segments)
 
     def build(self, rows: int) -> None:
         """Creates a memory of hidden states, and compiles functions."""
@@ -409,11 +418,11 @@ class Dynamic(options.Options):
         segments = functools.partial(
             _segments, config, model.tokenizer, settings
         )
-        pairs, mean_square = _pairs(), None
+        pairs, mean_square, count = _pairs(), None, 0
         if FLAGS.dynamic == "rms":
-            count, train = FLAGS.dynamic_segments, segments("train")
+            train = segments("train")
+            count = min(FLAGS.dynamic_segments, len(train))
             print(f"Collecting statistics of {count} segments.")
-            count = min(count, len(train))
             mean_square = collect_mean_square(model, train, count)
         sizes = {k: settings[k] for k in ("batch_size", "segment_length")}
         evaluator = DynamicEvaluator(
@@ -425,7 +434,7 @@ class Dynamic(options.Options):
             "dynamic": FLAGS.dynamic,
             "learning_rate": evaluator.learning_rate,
             "decay": evaluator.decay,
-            "segments": FLAGS.dynamic_segments,
+            "segments": count,
         }
         if workdir is not None:
             path = workdir.file(f"evaluation_{FLAGS.split}_state")

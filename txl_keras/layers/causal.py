@@ -11,6 +11,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
+from txl_keras.keras_internals import get_keras_mask
 from txl_keras.layers import compute
 from txl_keras.layers.compute import definition
 from txl_keras.layers.compute.problem import Problem
@@ -42,6 +43,7 @@ class HeadsAttention(ConfiguredLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        self.supports_masking = True
         self.num_heads = check_integer("num_heads", num_heads, 1)
         self.key_dim = check_integer("key_dim", key_dim, 1)
         self.dropout = check_dropout("dropout", dropout)
@@ -109,7 +111,7 @@ def check_steps_mask(name, mask, states):
     """Returns a checked mask `(B, T)` of states; by default Keras's mask."""
     if mask is None:
         # Keras passes it by name only if there are several tensors.
-        mask = getattr(states, "_keras_mask", None)
+        mask = get_keras_mask(states)
     return check_mask(name, mask, ops.shape(states)[:2])
 
 
@@ -214,7 +216,6 @@ class CausalMultiHeadAttention(HeadsAttention):
             "same_length", same_length, SAME_LENGTHS
         )
         self.look_ahead = check_integer("look_ahead", look_ahead, 0)
-        self.supports_masking = True
 
     def call(
         self,

@@ -67,7 +67,7 @@ class DecoderBlock(Block):
             `"al_rfou"`: the vanilla Transformer of the paper. The block adds
             learned absolute positions to its inputs (Al-Rfou et al., 2018,
             section 2). Positions are counted from the end of the segment, as in
-            the code of Dai et al.
+            the code of Dai et al. Inputs of unknown length need TensorFlow.
             The last two do not support memory.
         max_positions: Integer, the number of rows of the learned tables.
             Required by `"shaw"`, for distances, and by `"al_rfou"`, where it
@@ -146,7 +146,6 @@ class DecoderBlock(Block):
         self.same_length = same_length
         self.look_ahead = look_ahead  # checked by the attention
         self.tie_attention_biases = tie_attention_biases
-        self.supports_masking = True
         self._add_sublayers(_ATTENTIONS[attention_type], "relu")
 
     def build(self, inputs_shape):

@@ -387,6 +387,8 @@ def replica_variable(shape, dtype):
         )
         variable.grows = shape[0] is None
         return variable
+    if dtype == "int32":  # XLA on GPUs finds no variables of int32
+        dtype = "int64"
     strategy = tf.distribute.get_strategy()
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         # The initial value is broadcast, which does not support bfloat16. So
@@ -404,12 +406,12 @@ def replica_variable(shape, dtype):
 
 
 def read_variables(variables, dtype):
-    """Reads a structure of variables; floats are cast to `dtype`."""
+    """Reads a structure of variables; floats become `dtype`, others int32."""
 
     def read(variable):
         value = variable.read_value()
         is_float = keras.backend.is_float_dtype(value.dtype)
-        return ops.cast(value, dtype) if is_float else value
+        return ops.cast(value, dtype if is_float else "int32")
 
     return tree.map_structure(read, variables)
 

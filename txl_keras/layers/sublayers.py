@@ -146,6 +146,7 @@ class Block(ConfiguredLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        self.supports_masking = True
         self.num_heads = num_heads
         self.head_dim = check_integer("head_dim", head_dim, 1)
         self.intermediate_dim = check_integer(

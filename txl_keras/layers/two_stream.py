@@ -138,18 +138,17 @@ class TwoStreamRelativeAttention(HeadsAttention):
             num_targets = query.shape[1]
         memory, memory_mask = check_memory(memory, memory_mask, content)
         num_memory = ops.shape(memory)[1]
+        ahead = Visible(0, length, look_ahead=None).nearest
         shapes = {
             "query": (batch_size, num_targets, hidden_dim),
             "target_mapping": (batch_size, num_targets, length),
             "token_type_ids": (batch_size, length),
-            "position_encoding": (num_memory + 2 * length - 1, hidden_dim),
+            "position_encoding": (num_memory + length - ahead, hidden_dim),
         }
         tensors = query, target_mapping, token_type_ids, position_encoding
         for name, tensor in zip(shapes, tensors, strict=True):
             if tensor is not None:
                 check_shape(name, tensor, shapes[name])
-        if position_encoding is None:
-            position_encoding = self._encode_positions(content, memory)
         content_mask = check_steps_mask("content_mask", content_mask, content)
         permutation_mask = check_mask(
             "permutation_mask", permutation_mask, (batch_size, length, length)
@@ -158,6 +157,8 @@ class TwoStreamRelativeAttention(HeadsAttention):
             target_mapping = ops.cast(target_mapping, self.compute_dtype)
         content = finite_masked(content, content_mask)
         memory = zero_masked(memory, memory_mask)
+        if position_encoding is None:
+            position_encoding = self._encode_positions(content, memory)
         context = ops.concatenate([memory, content], axis=1)  # [B, S, D]
         projected = project_heads(context, self._key_dense, self._value_dense)
         keys = move_nonfinite_to_keys(*projected)

@@ -14,6 +14,8 @@ from txl_keras.checks import check_shape
 from txl_keras.checks import shown
 from txl_keras.extending import register
 from txl_keras.keras_internals import build_and_stay_open
+from txl_keras.keras_internals import get_keras_mask
+from txl_keras.keras_internals import set_keras_mask
 from txl_keras.layers.causal import check_steps_mask
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
@@ -59,7 +61,8 @@ class TransformerXLBackbone(RecurrentBackbone):
             sinusoids to the embedding, counted from the end of the segment.
         dropout: Float, dropout on embeddings, positions and inside the blocks.
         attention_dropout: Float, dropout on attention probabilities.
-        clamp_length: Optional integer. Larger distances are clamped to it.
+        clamp_length: Optional integer. Larger distances are clamped to it (with
+            `"shaw"`, to `clamp_length - 1`: it counts rows).
         same_length: `False`, `True` or `"pytorch"`. Unless `False`, every
             query attends to the same number of keys: see
             `CausalMultiHeadAttention` for the two ways to count keys.
@@ -329,6 +332,8 @@ class TransformerXLBackbone(RecurrentBackbone):
         site = self.num_layers + 1
         x = self._drop(self._normalized(x), site, training, row_seeds)
         hidden = padding.in_place(x)
+        if padding.mask is not None and get_keras_mask(hidden) is None:
+            set_keras_mask(hidden, padding.mask)
         if return_attention_scores:
             return hidden, memory, tuple(scores)
         return hidden, memory

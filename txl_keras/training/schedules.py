@@ -40,7 +40,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 def build_schedule(
     name: str,
-    learning_rate: float | LearningRateSchedule,
+    learning_rate: float,
     max_steps: int,
     warmup_steps: int = 0,
     min_learning_rate: float = 0.0,

@@ -109,7 +109,7 @@ def _cpu_strategy(num_cpu_devices):
             f"number. Received: num_cpu_devices={num_cpu_devices}, while "
             f"{len(tf.config.list_logical_devices('CPU'))} are in use"
         ) from error
-    if num_cpu_devices == 1:
+    if num_cpu_devices == 1 and not tf.config.list_physical_devices("GPU"):
         return tf.distribute.get_strategy()
     return tf.distribute.MirroredStrategy(
         [f"CPU:{i}" for i in range(num_cpu_devices)]

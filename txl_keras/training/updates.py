@@ -76,11 +76,11 @@ class LossScale:
 
     def __init__(self):
         self.value = tf.Variable(self.INITIAL, trainable=False)
-        self.good_steps = tf.Variable(0, trainable=False)
+        self.good_steps = tf.Variable(0, trainable=False, dtype=tf.int64)
 
     def update(self, is_finite):
         """Updates the scale after a step whose gradient was finite or not."""
-        good_steps = tf.where(is_finite, self.good_steps + 1, 0)
+        good_steps = tf.cast(is_finite, tf.int64) * (self.good_steps + 1)
         grows = good_steps >= self.GROWTH_STEPS
         value = tf.where(
             is_finite,
@@ -88,7 +88,7 @@ class LossScale:
             tf.maximum(self.value / 2.0, self.SMALLEST),
         )
         self.value.assign(value)
-        self.good_steps.assign(tf.where(grows, 0, good_steps))
+        self.good_steps.assign(tf.cast(~grows, tf.int64) * good_steps)
 
 
 def check_supported(optimizer):

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import http.server
 import io
+import pickle
 import tarfile
 import threading
 import zipfile
@@ -113,6 +114,8 @@ def test_bytes_are_split_in_order(name, suffix, tmp_path, monkeypatch):
     for split, text in parts_of(BYTES[name]).items():
         assert corpus.text(split).num_bytes == len(text)
         assert len(list(corpus.text(split))) == 1
+        (section,) = pickle.loads(pickle.dumps(corpus.text(split).sections()))
+        assert b"".join(map(b"".join, section)) == text
 
 
 @pytest.mark.parametrize("form, end", [("enwik8", b""), ("text8.gz", b"E")])

@@ -122,6 +122,13 @@ def test_lines_of_json_are_documents(key, tmp_path):
         documents_of(load_corpus(path, text_key="title"), "train")
 
 
+def test_a_line_of_json_takes_little_memory(tmp_path):
+    line = '{"text": "a", "x": [' + "[]," * (1 << 20) + "0]}\n"
+    (tmp_path / "a.jsonl").write_text(line)
+    with pytest.raises(ValueError, match="commas and opening brackets"):
+        load_corpus(tmp_path / "a.jsonl", whole=True).read("all")
+
+
 @pytest.mark.parametrize(
     "line", ["{", "[]", '{"text": 3}', "null", "[" * 99_999]
 )
@@ -216,6 +223,14 @@ def test_a_file_that_became_shorter_is_named(tmp_path):
     for documents in (begun, corpus.text("test")):
         with pytest.raises(ValueError, match="book.* was changed while it was"):
             list(documents)
+
+
+def test_options_that_do_nothing_and_deep_patterns_are_refused(tmp_path):
+    for options in ({"whole": True}, {"document_separator": "|"}):
+        with pytest.raises(ValueError, match="the path of your own text"):
+            load_corpus("python_stdlib", **options)
+    with pytest.raises(ValueError, match="must not have .* pass the folder"):
+        load_corpus(tmp_path / "**" / "*.txt")
 
 
 def test_too_little_text_is_refused(tmp_path):

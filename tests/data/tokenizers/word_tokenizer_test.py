@@ -3,6 +3,8 @@ import pytest
 from txl_keras.data import Corpus
 from txl_keras.data import WordTokenizer
 from txl_keras.data import build_tokenizer
+from txl_keras.data import load_tokenizer
+from txl_keras.data import save_tokenizer
 from txl_keras.data.vocabulary import Vocabulary
 
 WORDS = ["<eos>", "<unk>", "the", "cat", "naïve"]
@@ -93,10 +95,28 @@ def test_a_corpus_gives_the_words_of_its_train_split():
     assert tokenizer.unknown_id is None
 
 
+def test_words_of_neighbouring_documents_do_not_run_together():
+    splits = dict.fromkeys(("train", "valid", "test"), [b"the cat", b"a dog"])
+    tokenizer = build_tokenizer("words", Corpus("c", splits))
+    assert {"cat", "a", "dog"} <= {*tokenizer.vocabulary}
+    assert tokenizer.encode("a cat").min() > 1  # neither a mark nor unknown
+
+
+def test_words_of_many_commas_are_loaded_again(tmp_path):
+    words = [",".join(f"{i:06}") for i in range(290_000)]
+    save_tokenizer(WordTokenizer(["<unk>", "<eos>", *words]), tmp_path / "t")
+    assert load_tokenizer(tmp_path / "t").vocabulary_size == 290_002
+
+
 @pytest.mark.parametrize(
     "function, arguments, message",
     [
         (WordTokenizer, {"vocabulary": ["a"]}, "`line_end` .*line_end='<eos>'"),
+        (
+            WordTokenizer,
+            {"vocabulary": ["end of", "a"], "line_end": "end of"},
+            "without spaces.*line_end='end of'",
+        ),
         (from_text, {"text": "a", "min_count": 0}, "`min_count`.*count=0"),
         (from_text, {"text": "a", "min_count": 9}, "leave at least one.*=9"),
         (

@@ -92,6 +92,8 @@ class Visible(typing.NamedTuple):
         if self.look_ahead == 0:
             return 0
         farthest_ahead = self.length - 1
+        if isinstance(farthest_ahead, int):
+            farthest_ahead = max(farthest_ahead, 0)
         if self.look_ahead is None:
             return -farthest_ahead
         # Python's `min` of integers keeps shapes static.

@@ -142,7 +142,8 @@ def main(_):
         if FLAGS.picture != "attention":  # maps are too large for JSON
             write_json({"picture": FLAGS.picture, **numbers}, path)
             print(f"Written to {path}")
-            Backup(f"{_stem()}_state", None).remove()
+            if FLAGS.picture in ("context_losses", "recl"):
+                Backup(f"{_stem()}_state", None).remove()
     _DRAW[FLAGS.picture](numbers, FLAGS.output)
     print(f"Written to {FLAGS.output}")
 

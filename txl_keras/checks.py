@@ -119,7 +119,7 @@ def check_model_name(name):
 
 
 def check_path(name, path):
-    """Returns a path as a string with `~` and `..` resolved, unless empty."""
+    """Returns a path that is not empty, with `~` and `..` resolved."""
     # Joined with file names, an empty path would mean the current folder.
     # `new/../old` does not exist before `new` does, and then is `old`.
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):

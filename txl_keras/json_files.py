@@ -13,6 +13,7 @@ MAX_BYTES = 1 << 20
 MAX_VOCABULARY_BYTES = 16 << 20
 # A list or a short string takes 64 bytes of memory for 3 bytes of a file, so
 # their number is limited to this value plus one per 16 bytes of the file.
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _MAX_ITEMS = 1 << 20
 _KINDS = {
     "an object": dict,
@@ -53,9 +54,6 @@ def open_checked(path, max_bytes):
     return gfile.GFile(path, "rb")
 
 
-_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-
-
 def _num_items(text):
     return sum(map(text.count, ",[{"))
 
@@ -66,7 +64,7 @@ def parse_json(text, source, kind=dict):
         if isinstance(text, bytes):
             text = text.decode("utf-8")
         max_items = _MAX_ITEMS + len(text) // 16
-        # Those in strings take no memory of their own.
+        # Commas and brackets in strings create no objects.
         if _num_items(text) > max_items < _num_items(_STRING.sub("", text)):
             raise ValueError(
                 f"it has more than {max_items:,} commas and opening brackets"

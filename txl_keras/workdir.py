@@ -165,13 +165,13 @@ class Workdir:
 
     def load_model(self, tokenizer=None, **overrides):
         """Returns the language model with the best weights, and their step."""
+        check_links(self.path)
         folder = self.best()
         if folder is None:
             raise FileNotFoundError(
                 f"`workdir` {self.path} has no best weights: train until the "
                 "first validation score."
             )
-        check_links(self.path)
         if tokenizer is not None:
             overrides["tokenizer"] = tokenizer
         model = load_stored(TransformerXLCausalLM, folder, overrides=overrides)

@@ -184,6 +184,8 @@ def test_targets_that_the_loss_ignores_may_be_no_ids():
     found = model.evaluate(X[:B], np.where(shown, Y[:B], -1), B, verbose=0)
     expected = nll_of(model)[:B, shown].mean()
     assert found == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="`y` must hold integers"):
+        model.evaluate(X[:B], np.where(shown, V, -1) + 0 * Y[:B], B, verbose=0)
 
 
 def test_metrics_of_an_earlier_compile_are_gone():

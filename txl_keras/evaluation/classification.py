@@ -27,7 +27,7 @@ def classification_scores(label_ids, logits, label_names):
     return {
         "loss": float(nll.mean()),
         "accuracy": float(num_correct.sum() / confusion.sum()),
-        # Of classes that occur, as labels or predictions.
+        # The mean over classes that occur, as labels or predictions.
         "f1": float(by_class["f1"][num_true + num_predicted > 0].mean()),
         "classes": {
             name: {key: values[i].item() for key, values in by_class.items()}

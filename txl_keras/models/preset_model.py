@@ -294,7 +294,7 @@ class BackboneModel(IntegerBatches, PresetModel):
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
         """Computes the loss; checks targets if it is the default loss."""
         # Another loss may take targets of another kind.
-        ids = self.integer_targets(y)
+        ids = self._integer_targets(y)
         if ids is None:
             return super().compute_loss(x, y, y_pred, *args, **kwargs)
         num_classes = y_pred.shape[-1]
@@ -307,7 +307,7 @@ class BackboneModel(IntegerBatches, PresetModel):
         is_known = ops.all((ids >= 0) & (ids < num_classes))
         return ops.where(is_known, loss, float("nan"))
 
-    def integer_targets(self, y: Any) -> Any:
+    def _integer_targets(self, y: Any) -> Any:
         """Returns targets that must be ids, with 0 for those to ignore."""
         # `None` if the loss takes other targets.
         crossentropy = keras.losses.SparseCategoricalCrossentropy

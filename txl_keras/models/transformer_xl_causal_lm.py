@@ -597,7 +597,9 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
             if ON_TENSORFLOW:
                 replicas = self.distribute_strategy.num_replicas_in_sync
             x = text_segments(ids, batch_size, length, drop_remainder, replicas)
-        targets = self.integer_targets(y)
+        targets = None
+        if isinstance(x, np.ndarray):
+            targets = self._integer_targets(y)
         check_arrays(x, targets, batch_size, self.backbone.vocabulary_size)
         return x, y
 

@@ -92,6 +92,12 @@ def corpus_options(defaults=None, names=None):
         default = (defaults or {}).get(name)
         if found[name] is None and default is not None:
             found[name] = taken[name] = default
+    # Published texts have documents of their own.
+    if "document_separator" in taken and not corpora.is_own(
+        found["corpus"] or ""
+    ):
+        found["document_separator"] = None
+        del taken["document_separator"]
     folder = taken.get("data_dir")
     if folder and not tf.io.gfile.isdir(token_folder(folder)):
         raise ValueError(

@@ -7,6 +7,7 @@ from txl_keras.scripts.quiet import STARTED
 
 import keras
 
+from txl_keras import gfile
 from txl_keras.compilation import device_of
 from txl_keras.data.step_batches import Feed
 from txl_keras.data.tokenizers import building
@@ -78,9 +79,11 @@ def sample_bytes(strategy):
 
 
 def kept_tokenizer(workdir):
-    """Returns the tokenizer of a run of `--minutes`, `None` if it is new."""
-    # How much text a new one would be learned from depends on the devices.
-    if FLAGS.minutes is None or FLAGS.vocabulary or not workdir.is_claimed():
+    """Returns the tokenizer of a run, `None` if it is new."""
+    # One that is learned again may differ, by version, or with --minutes by how
+    # much text it is learned from.
+    has_none = not gfile.exists(workdir.tokenizer)
+    if FLAGS.vocabulary or has_none or not workdir.is_claimed():
         return None
     return workdir.load_tokenizer()
 

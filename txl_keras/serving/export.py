@@ -94,7 +94,9 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
             supports.
         tokenizer: Optional tokenizer of the model, for signatures of raw text,
             such as `signatures["score_text"](text=tf.constant(["to be"]))`.
-        memory_length: Optional integer `M`; by default the model's own.
+        memory_length: Optional integer `M`; by default the model's own. A model
+            without memory needs it; 0 is allowed, and generates from the last
+            token alone.
         max_segment_length: Optional integer, the longest T, up to 65,536; by
             default 512, or the model's number of absolute positions.
         num_slots: Integer; 0 omits `step` and `reset`, and so does a

@@ -55,8 +55,7 @@ def load_corpus(
     ['test', 'train', 'valid']
     """
     name = os.fspath(name)
-    is_own = name not in CORPORA and not name.startswith(TFDS_PREFIX)
-    if (whole or document_separator is not None) and not is_own:
+    if (whole or document_separator is not None) and not is_own(name):
         raise ValueError(
             "The split `all` and `document_separator` need the path of your "
             "own text: published corpora have splits and documents. Received: "
@@ -87,8 +86,13 @@ def load_corpus(
         ) from error
 
 
+def is_own(name):
+    """Returns whether a text is your own, and not published."""
+    return name not in CORPORA and not name.startswith(TFDS_PREFIX)
+
+
 def corpus_path(name):
     """Returns the absolute path of your own text, or a corpus's name."""
-    if name in CORPORA or name.startswith(TFDS_PREFIX) or is_remote(name):
+    if not is_own(name) or is_remote(name):
         return name
     return absolute_path(name)

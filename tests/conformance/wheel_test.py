@@ -79,7 +79,8 @@ def test_a_wheel_trains_evaluates_generates_and_exports(
     run(
         [
             txl, "train", "--flagfile=comparison/no_recurrence",
-            f"--corpus={corpus}", *TINY, "--max_steps=3", run_flag,
+            f"--corpus={corpus}", *TINY, "--tokenizer=characters",
+            "--max_steps=3", run_flag,
         ],
         tmp_path,
     )  # fmt: skip

@@ -130,7 +130,8 @@ def main(_):
     else:
         is_curve = FLAGS.picture == "learning_curves"
         path = f"{_stem()}.json"
-        if FLAGS.picture != "attention" and tf.io.gfile.exists(path):
+        is_written = FLAGS.picture != "attention"  # maps are too large for JSON
+        if is_written and tf.io.gfile.exists(path):
             with tf.io.gfile.GFile(path, "rb") as file:
                 is_ours = b'"picture"' in file.read(20)
             options.refuse(
@@ -139,7 +140,7 @@ def main(_):
                 f"replace {path}, which is not a picture's.",
             )
         numbers = _learning_curves() if is_curve else _measure()
-        if FLAGS.picture != "attention":  # maps are too large for JSON
+        if is_written:
             write_json({"picture": FLAGS.picture, **numbers}, path)
             print(f"Written to {path}")
             if FLAGS.picture in ("context_losses", "recl"):

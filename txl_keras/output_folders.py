@@ -59,8 +59,8 @@ def _move(source, target, last):
     if not is_remote(target):
         gfile.rename(source, target)
         return
-    # Buckets have no folders to rename.
-    # First `assets`, which tell that the folder is ours if this is killed.
+    # Buckets have no folders to rename. First `assets`, which tell that the
+    # folder is ours if this is killed.
     top, *others = sorted(gfile.walk(source))
     for folder, _, names in [*others, top]:
         new_folder = target + folder[len(source) :]

@@ -230,6 +230,23 @@ def test_a_language_model_gives_its_backbone(saved):
         assert_same_outputs(backbone, model.backbone)
 
 
+def test_arguments_that_a_language_model_refuses_are_for_others(saved):
+    model, folder = saved["causal_lm"]
+    backbone = TransformerXLBackbone.from_preset(folder, stateful=True)
+    ids = np.arange(3)[None]
+    _, memory = model.backbone(ids)
+    expected, _ = model.backbone(ids, memory=memory)
+    backbone(ids)
+    assert_same([backbone(ids)[0]], [expected])
+    classifier = TransformerXLTextClassifier.from_preset(
+        folder, num_classes=3, look_ahead=2
+    )
+    assert classifier.backbone.look_ahead == 2
+    assert_same(classifier.backbone.weights, model.backbone.weights)
+    with pytest.raises(ValueError, match="must have look_ahead=0"):
+        TransformerXLCausalLM.from_preset(folder, look_ahead=2)
+
+
 @pytest.mark.parametrize("name", ["causal_lm", "backbone", "lstm_lm"])
 def test_a_classifier_takes_a_backbone_and_gets_a_new_head(name, saved):
     model, folder = saved[name]

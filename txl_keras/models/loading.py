@@ -19,6 +19,8 @@ from txl_keras.weights import build_undrawn
 
 # Names of files and folders that may be read.
 _READ = re.compile(r".*\.(json|safetensors|bin|pkl|txt)|model")
+# Arguments of a backbone without a language model, on which no weights depend.
+_LATE = {"look_ahead", "stateful"}
 
 
 def load_folder(
@@ -113,6 +115,8 @@ def load_stored(
     own, sizes = split_overrides(
         model_class, overrides, backbone_class, config if is_same else ()
     )
+    # A language model would refuse these.
+    late = {} if is_same else {k: sizes.pop(k) for k in _LATE & sizes.keys()}
     changed = backbone_config(config)
     changed.update(sizes)
     if is_same:
@@ -136,7 +140,7 @@ def load_stored(
                 "of the preset, unless load_weights=False. Received: "
                 f"{sorted(overrides)}. {error}"
             ) from error
-    return _as_class(model_class, model, own, stored.load_tokenizer)
+    return _as_class(model_class, model, own, stored.load_tokenizer, late)
 
 
 def _check_gives(model_class, built_class, backbone_class, folder):
@@ -158,9 +162,13 @@ def _check_gives(model_class, built_class, backbone_class, folder):
         )
 
 
-def _as_class(model_class, model, own, load_tokenizer):
+def _as_class(model_class, model, own, load_tokenizer, late=()):
     """Returns a loaded model, its backbone, or its backbone with a new head."""
     backbone = getattr(model, "backbone", model)
+    if late:
+        trained, config = backbone, {**backbone.get_config(), **late}
+        backbone = type(trained).from_config(config)
+        backbone.set_weights(trained.get_weights())
     if isinstance(backbone, model_class):
         return backbone
     # The tokenizer that was passed, even `None`, or else the folder's.

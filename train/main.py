@@ -126,6 +126,7 @@ def _train(workdir, strategy, stop):
         describe=functools.partial(_describe, tokenizer, sizes),
         on_score=(samples.show,),
         bytes_per_token=sizes,
+        scores_start=origin is not None,
     )
 
     # Scores, sample and export of the best weights.

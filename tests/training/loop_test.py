@@ -109,6 +109,22 @@ def test_lines_scores_and_checkpoints_come_where_they_are_due(begin, tmp_path):
     assert run.loop.score_at(8) == {"nll": 1.0}
 
 
+def test_weights_of_a_start_may_stay_the_best(begin, tmp_path):
+    nlls = [1.5, 3.0, 1.6, 2.0]
+    run = begin(tmp_path / "run", nlls, scores_start=True)
+    assert run.go() == (0, True)
+    assert run.steps("valid") == run.drawn == [0, 4, 8, 12]
+    assert run.workdir.best_step() == 0
+    # Killed after it, before the first checkpoint: it is not scored again.
+    assert not begin(tmp_path / "killed", [1.5, None], scores_start=True).go()[
+        1
+    ]
+    shutil.rmtree(tmp_path / "killed" / "checkpoints")
+    again = begin(tmp_path / "killed", nlls[1:], scores_start=True)
+    assert again.go() == (0, True)
+    assert again.workdir.read_metrics() == run.workdir.read_metrics()
+
+
 def test_a_stop_between_two_calls_loses_nothing(begin, tmp_path, monkeypatch):
     whole = begin(tmp_path / "whole", [3.0, 1.0, 2.0])
     assert whole.go() == (0, True)

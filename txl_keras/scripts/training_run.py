@@ -111,6 +111,12 @@ def train_and_score(loop, evaluate, test):
         best = loop.workdir.best()
         best.restore_weights(loop.trainer.model)
         step = best.training["step"]
+        if not step:
+            log(
+                strategy,
+                "No step improved the weights of --initialize_from. Try a "
+                "lower --learning_rate, in a new --workdir.",
+            )
         with loop.stop.deferred():
             scores = {"valid": loop.score_at(step), "test": evaluate(test)}
     if scores["test"] is None:

@@ -54,6 +54,7 @@ class TrainingLoop:
     max_to_keep: int = 2
     # Mean bytes per token of "train" and "valid", for bits per byte.
     bytes_per_token: dict | None = None
+    scores_start: bool = False  # trained weights may be the best
 
     def __post_init__(self):
         self._is_chief = is_chief(self.trainer.strategy)
@@ -100,7 +101,8 @@ class TrainingLoop:
         with self.stop.deferred(), self._closing():
             self._write(lambda: self.progress.update(step))
             # A run may have been stopped before this score.
-            is_due = step > 0 and self._is_due(step, self.eval_every)
+            is_due = self._is_due(step, self.eval_every)
+            is_due = is_due and (step > 0 or self.scores_start)
             if is_due and not (self.workdir.best() and step in self._scores()):
                 if not self._score(step, is_restored=True):
                     return False

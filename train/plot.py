@@ -272,8 +272,12 @@ def _draw_learning_curves(numbers, path):
     for label in labels:
         runs = [model for model in models if model["label"] == label]
         valid = [convert(x) for run in runs for x in run["valid"]["nll"][-1:]]
-        test = [convert(run["test"]["nll"]) for run in runs if run.get("test")]
+        scores = [run["test"] for run in runs if run.get("test")]
+        test = [convert(score["nll"]) for score in scores]
         cells = f"{_spread(valid):>14} {_spread(test):>14}"
+        names = "num_tokens", "segment_length", "memory_length"
+        if len({tuple(map(x.get, names)) for x in scores}) > 1:
+            cells += f"  scored with different {', '.join(names)}"
         print(f"{label:{width}} {len(runs):>4} {cells}")
 
 

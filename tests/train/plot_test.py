@@ -58,14 +58,14 @@ def test_learning_curves_are_those_of_the_metrics(run, succeed, tmp_path):
 
 
 def test_runs_of_one_label_are_seeds(succeed, fail, tmp_path):
-    def write(name, valid, test, unit="character"):
+    def write(name, valid, test, unit="character", **score):
         model = {
             "label": "LSTM",
             "workdir": f"runs/{name}",
             "tokens_per_step": 12,
             "train": {"steps": [5], "nll": [2.0]},
             "valid": {"steps": [5, 7], "nll": [3.0, np.log(2) * valid]},
-            "test": {"nll": np.log(2) * test},
+            "test": {"nll": np.log(2) * test, **score},
         }
         numbers = {"picture": "learning_curves", "unit": unit}
         path = tmp_path / f"{name}.json"
@@ -82,6 +82,10 @@ def test_runs_of_one_label_are_seeds(succeed, fail, tmp_path):
     ]  # fmt: skip
     svg = output.read_text("utf-8")
     assert svg.count("<!-- LSTM, valid -->") == 1
+    longer = write("longer", 2.6, 1.8, memory_length=9)
+    assert "different num_tokens, segment_length, memory" in succeed(
+        *flags, f"--numbers={files[0]},{longer}"
+    )
     # Runs of two machines may have the same path.
     copy = shutil.copy(files[0], tmp_path / "copy.json")
     succeed(*flags, f"--numbers={files[0]},{copy}")

@@ -40,7 +40,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # A period that ends a sentence, and not an abbreviation.
 _PERIOD = re.compile(r"(?<!\bal)(?<!\be\.g)(?<!\bi\.e)\.(?=\s|$)")
 # Modules that have no `__all__`: all their public names are exported.
-_MODULES = ("txl_keras.callbacks", "txl_keras.metrics")
+_MODULES = ("txl_keras.callbacks", "txl_keras.metrics", "txl_keras.optimizers")
 
 # Guides that are notebooks, too.
 _NOTEBOOKS = (

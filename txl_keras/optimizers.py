@@ -47,7 +47,7 @@ class Lamb(keras.optimizers.Lamb):
     ```python
     import keras
 
-    from txl_keras.training import Lamb
+    from txl_keras.optimizers import Lamb
     from txl_keras.training.updates import apply_gradients
 
     weight = keras.Variable([3.0, 4.0])
@@ -137,7 +137,7 @@ class Muon(MatrixMuon):
     import keras
     import numpy as np
 
-    from txl_keras.training import Muon
+    from txl_keras.optimizers import Muon
     from txl_keras.training.updates import apply_gradients
 
     weight = keras.Variable(keras.ops.zeros((3, 2, 5)), name="kernel")

@@ -270,6 +270,12 @@ def test_a_batch_is_evaluated_after_a_call_of_evaluate(model):
         model.train_on_batch(X[:B], Y[:B], None, {0: 2.0})
     with pytest.raises(ValueError, match="`sample_weight` must have 3 rows"):
         model.train_on_batch(X[:3], Y[:3], np.ones(1))
+    positions = np.arange(X.shape[1], dtype="float32")[None]
+    losses = []
+    for weights in (positions, positions.repeat(B, axis=0)):
+        model.reset_memory()
+        losses.append(model.test_on_batch(X[:B], Y[:B], weights))
+    assert losses[0] == losses[1] != expected
     for size in (len(X) - 1, len(X) + B):
         with pytest.raises(ValueError, match="`sample_weight` must have"):
             model.fit(**ARRAYS, sample_weight=np.ones(size))
@@ -292,7 +298,8 @@ def test_a_model_without_trainable_weights_and_one_metric_are_named():
         keras.losses.sparse_categorical_crossentropy,
         keras.losses.SparseCategoricalCrossentropy,
         keras.losses.SparseCategoricalCrossentropy(),
-        keras.losses.CategoricalCrossentropy(),
+        *(keras.losses.CategoricalCrossentropy(), keras.losses.KLDivergence()),
+        *(keras.losses.Dice(), "dice"),
     ],
 )
 def test_a_loss_of_probabilities_is_refused(loss):

@@ -17,9 +17,9 @@ from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import use
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.optimizers import build_optimizer
 from txl_keras.tpu import pallas
 from txl_keras.training import Trainer
-from txl_keras.training import build_optimizer
 
 jax = pytest.importorskip("jax")
 

@@ -179,15 +179,20 @@ class Batches:
             raise ValueError(
                 "`sample_weight` must be finite. Received: NaN or infinity"
             )
-        _check_weights(weights, len(inputs))
+        if weights.ndim < 2 or len(weights) > 1:  # one row counts for all
+            _check_weights(weights, len(inputs))
         if weights.ndim == 1:
             weights = weights[:, None]
         weights = np.broadcast_to(weights, inputs.shape)
         sizes, expected = inputs.shape, self.shape
         if sizes[0] > expected[0] or sizes[1:] != expected[1:] or was_short:
+            received = (
+                "fewer rows before the last batch" if was_short else sizes
+            )
             raise ValueError(
                 f"All batches must have the shape {expected} of the first one; "
-                f"only the last may have fewer rows. Received: {sizes}"
+                "only the last may have fewer rows. Use `drop_remainder=True` "
+                f"where the data is batched. Received: {received}"
             )
         completed = {
             "inputs": inputs,

@@ -255,14 +255,16 @@ class BackboneModel(IntegerBatches, PresetModel):
         self, optimizer: Any = "adam", loss: Any = None, **kwargs
     ) -> None:
         """Compiles like `keras.Model.compile`; the loss must take logits."""
-        name = loss
+        name = loss if isinstance(loss, str) else ""
         if getattr(loss, "__module__", "").startswith("keras."):
-            name = getattr(loss, "__name__", None)  # a function or a class
-        name = str(name).lower()
-        takes_probabilities = (
-            name.endswith(("crossentropy", "divergence", "dice"))
-            or name in ("ce", "bce", "kld")
-            or getattr(loss, "from_logits", True) is False
+            # A function, a class, or an object of a class.
+            name = getattr(loss, "__name__", type(loss).__name__)
+        name, ends = name.lower(), ("crossentropy", "divergence", "dice")
+        takes_probabilities = not getattr(
+            loss,
+            "from_logits",
+            not name.endswith((*ends, "tversky"))
+            and name not in ("ce", "bce", "kld"),
         )
         # A subclass may return probabilities.
         is_own = type(self).call.__module__.startswith("txl_keras.")

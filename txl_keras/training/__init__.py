@@ -2,9 +2,6 @@
 
 import txl_keras.needs_tensorflow  # noqa: F401
 
-from txl_keras.optimizers import Lamb
-from txl_keras.optimizers import Muon
-from txl_keras.optimizers import build_optimizer
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.schedules import build_schedule
@@ -13,10 +10,7 @@ from txl_keras.training.trainer import Trainer
 
 __all__ = [
     "Checkpoints",
-    "Lamb",
-    "Muon",
     "Trainer",
-    "build_optimizer",
     "build_schedule",
     "create_strategy",
     "keep_freed_memory",

@@ -79,8 +79,8 @@ class Trainer:
     import numpy as np
     from txl_keras.data import Segments
     from txl_keras.models import TransformerXLCausalLM
-    from txl_keras.training import Checkpoints, Trainer
-    from txl_keras.training import build_optimizer, create_strategy
+    from txl_keras.optimizers import build_optimizer
+    from txl_keras.training import Checkpoints, Trainer, create_strategy
 
     strategy = create_strategy()
     with strategy.scope():

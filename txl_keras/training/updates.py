@@ -111,7 +111,7 @@ def check_supported(optimizer):
     ):
         raise ValueError(
             "`optimizer` must update each weight only with its `update_step`. "
-            "Use `txl_keras.training.Muon` instead of Keras's, and Adam "
+            "Use `txl_keras.optimizers.Muon` instead of Keras's, and Adam "
             f"instead of Nadam. Received: optimizer={kind.__name__}"
         )
     if optimizer.ema_overwrite_frequency:

@@ -97,6 +97,14 @@ def test_each_of_two_files_is_cut_like_one(tmp_path):
     assert [len(documents_of(corpus, split)) for split in SPLITS] == [2, 2, 2]
 
 
+def test_a_few_books_beside_tiny_files_are_cut(tmp_path):
+    tiny = {f"note{i}.txt": b"note %d\n" % i for i in range(3)}
+    books = {f"{x}.txt": x.encode() + b"\n" * 999 for x in "ab"}
+    write_files(tmp_path, tiny | books)
+    for text in texts_of(load_corpus(tmp_path)).values():
+        assert text.count(b"\n") >= 100
+
+
 def test_separators_part_documents_and_are_no_part_of_them(tmp_path):
     documents = [f"document {i}\n\nof é\n" for i in range(60)]
     path = tmp_path / "all.txt"

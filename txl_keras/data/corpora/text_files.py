@@ -199,13 +199,17 @@ def _split(path, separator, whole):
         sizes = _drop_copies(root, sizes)
         if whole:
             return {corpus.WHOLE: parts(sizes)}, ""
-        if len(sizes) < len(corpus.SPLITS):
-            each = "each of " * (len(sizes) > 1)
-            return (
-                _cut(parts(sizes), separator),
-                f"valid and test are the last tenth of {each}{listed(sizes)}",
-            )
         chosen = splitting.split_groups(sizes)
+        if not splitting.fits(chosen, sizes):
+            cut = _cut(parts(sizes), separator)
+            # Files of one line or one document cannot be cut.
+            if all(cut.values()) or len(sizes) < len(corpus.SPLITS):
+                each = "each of " * (len(sizes) > 1)
+                return (
+                    cut,
+                    f"valid and test are the last tenth of {each}"
+                    f"{listed(sizes)}",
+                )
     left_out = sizes.keys() - set().union(*chosen.values())
     return (
         {split: parts(names) for split, names in chosen.items()},

@@ -304,6 +304,25 @@ def test_minutes_choose_muon_and_a_wider_model_where_bfloat16_is_fast(
     assert "The run is finished" in succeed("main.py", *flags)
 
 
+def test_minutes_read_a_text_a_few_times_from_trained_weights(
+    succeed, no_export, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(run_length, "_TIMED_SECONDS", 0.1)
+    model = byte_model(memory_length=8)
+    model.save_to_preset(tmp_path / "preset")
+    (tmp_path / "short.txt").write_text("a line of text\n" * 50)
+    printed = succeed(
+        "main.py",
+        f"--corpus={tmp_path / 'short.txt'}",
+        f"--workdir={tmp_path / 'run'}",
+        f"--initialize_from={tmp_path / 'preset'}",
+        *("--batch_size=2", "--segment_length=8", "--max_sample_tokens=0"),
+        "--minutes=1",
+    )
+    assert " 5 epochs of 690 tokens, which is enough for such" in printed
+    assert "; dropout 0; " in printed
+
+
 def test_minutes_do_not_continue_a_model_that_was_not_trained_here(
     train, fail, group
 ):

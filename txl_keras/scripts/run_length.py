@@ -29,6 +29,9 @@ _SCORING_SHARE = 0.05
 # there are none: docs/reproduction.md.
 _DROPOUTS = ((8, 0.0), (22, 0.1), (28, 0.2), (34, 0.3), (math.inf, 0.4))
 _MOST_EPOCHS = 40
+# From trained weights, with their own dropout: more would overfit, and a model
+# that was trained without dropout loses with it what it has learned.
+_FINE_TUNING_EPOCHS = 5
 _MUON = {"optimizer": "muon", "batch_size": 16}
 # With bfloat16 it reads almost as many tokens in the same time.
 _WIDE = {"hidden_dim": 256, "intermediate_dim": 1024}
@@ -111,7 +114,9 @@ def choose(strategy, build, segments):
     if not FLAGS["precision"].present and _has_bfloat16(strategy):
         FLAGS.precision = "bfloat16"
     seconds, epochs, dropout = _time_training(build, segments)
-    if not dropout and FLAGS.dropout is None and (rate := _dropout_for(epochs)):
+    is_random = FLAGS.initialize_from is None
+    rate = _dropout_for(epochs)
+    if is_random and not dropout and FLAGS.dropout is None and rate:
         FLAGS.dropout = rate
         # Dropout takes time, too, and with fewer epochs less may be enough.
         seconds, epochs, _ = _time_training(build, segments)
@@ -123,7 +128,7 @@ def choose(strategy, build, segments):
         steps = min(FLAGS.eval_every, FLAGS.max_steps)
         tokens = steps * FLAGS.batch_size * FLAGS.segment_length
         FLAGS.max_eval_tokens = max(2, int(_SCORED_SHARE * tokens))
-    is_short = epochs == _MOST_EPOCHS
+    is_short = epochs == _most_epochs()
     limit = ", which is enough for such a short text" if is_short else ""
     if is_chief(strategy):
         print(
@@ -157,7 +162,12 @@ def _time_training(build, segments):
     minutes = 60 * FLAGS.minutes
     left = max(_TRAINING_SHARE * minutes - spent, _LEAST_SHARE * minutes)
     steps = left / (seconds * (1 + _SCORING_SHARE))
-    return seconds, min(steps / segments.steps_per_epoch, _MOST_EPOCHS), dropout
+    epochs = min(steps / segments.steps_per_epoch, _most_epochs())
+    return seconds, epochs, dropout
+
+
+def _most_epochs():
+    return _FINE_TUNING_EPOCHS if FLAGS.initialize_from else _MOST_EPOCHS
 
 
 def _longest(strategy, seconds):

@@ -13,15 +13,16 @@ from txl_keras.training.schedules import build_schedule
 from txl_keras.training.strategy import check_alike
 from txl_keras.training.trainer import Trainer
 
-# Default learning rate for weights that neither a run nor the package holds.
-_FINE_TUNING_RATE = 5e-5
+# Default learning rates for weights of the package, and for those that neither
+# a run nor the package holds.
+_RATE_OF_TRAINED, _FINE_TUNING_RATE = 5e-4, 5e-5
 
 
 class Training(
     options.Options,
     free=("workdir", "tpu", "num_cpu_devices", "accumulate_steps",
           "eval_batch_size"),
-    rate=_FINE_TUNING_RATE,
+    rates=(_RATE_OF_TRAINED, _FINE_TUNING_RATE),
 ):  # fmt: skip
     """Holds options of training any model.
 
@@ -45,9 +46,9 @@ class Training(
     clip_norm: Global norm to which gradients are clipped; 0 for no clipping.
     schedule: Decay of the learning rate after its warm-up.
     learning_rate: Peak learning rate. Models with 40 million weights or more
-        need about 2.5e-4. Default of `txl train` with --initialize_from: as
-        usual for a model that comes with the package, half the rate of a run,
-        else {rate}.
+        need about 2.5e-4. Default of `txl train` with --initialize_from:
+        {rates[0]} for a model that comes with the package, half the rate of a
+        run, else {rates[1]}.
     min_learning_rate: Learning rate after the last step.
     warmup_steps: Steps of linear warm-up of the learning rate. Default of `txl
         train`: a tenth of max_steps.
@@ -132,7 +133,8 @@ class LanguageTraining(
         and max_eval_tokens unless they are given. With 300,000 tokens it also
         chooses Muon and 16 rows, and with 2 million and bfloat16 a wider model,
         unless one of them, precision, learning_rate, initialize_from or another
-        flag of the model except dropout is given. Default: max_steps counts.
+        flag of the model except dropout is given. With initialize_from, dropout
+        stays that of the trained model. Default: max_steps counts.
     half_loss: Compute the training loss on the second half of each segment
         only. With --order=roll most other tokens are targets in other epochs.
     cold_starts: Share of segments, drawn at random, before which memory is
@@ -166,12 +168,12 @@ def result_settings():
 def set_fine_tuning_rate(original):
     """Sets the default `--learning_rate` to half of the original run's."""
     # Trained weights need smaller steps. The right size depends on the model,
-    # and so did the original rate. For ours the usual rate was best by trials:
+    # and so did the original rate. For ours it was found by trials:
     # docs/training.md.
-    if FLAGS.initialize_from in TRAINED:
-        return
-    rate = original.get("learning_rate")
-    FLAGS.set_default("learning_rate", rate / 2 if rate else _FINE_TUNING_RATE)
+    is_ours = FLAGS.initialize_from in TRAINED
+    default = _RATE_OF_TRAINED if is_ours else _FINE_TUNING_RATE
+    rate = original.get("learning_rate", 2 * default)
+    FLAGS.set_default("learning_rate", rate / 2)
 
 
 def check_workers(strategy):

@@ -15,6 +15,7 @@ from keras import ops
 from txl_keras.backend import ON_TENSORFLOW
 from txl_keras.backend import ON_TORCH
 from txl_keras.backend import tf
+from txl_keras.keras_internals import symbolic_scope
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 3
@@ -276,6 +277,10 @@ def check_token_ids(name, token_ids, vocabulary_size, first=0, remedy=""):
     dtype = keras.backend.standardize_dtype(token_ids.dtype)
     last = "limit" if ops.is_tensor(vocabulary_size) else vocabulary_size
     limits = f"`{name}` must hold integers in [{first}, {last})."
+    if "float" in dtype and symbolic_scope.in_symbolic_scope():
+        # Keras builds and loads a subclass of `Model` that has this layer with
+        # symbols of shapes alone, which are float32 for any input.
+        token_ids, dtype = ops.cast(token_ids, "int32"), "int32"
     if "int" not in dtype:
         raise ValueError(
             f"{limits} Received: dtype {dtype}. Cast whole numbers with "

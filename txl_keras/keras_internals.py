@@ -8,6 +8,7 @@ import contextlib
 import keras
 from keras.src.backend import get_keras_mask  # noqa: F401
 from keras.src.backend import set_keras_mask  # noqa: F401
+from keras.src.backend.common import symbolic_scope  # noqa: F401
 
 from txl_keras.backend import ON_TENSORFLOW
 from txl_keras.backend import ON_TORCH

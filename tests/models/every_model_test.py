@@ -69,6 +69,26 @@ def model_and_inputs(name, dtype=None):
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
+@keras.saving.register_keras_serializable("every_model_test")
+class Tagger(keras.Model):
+    """A user's own model, which has a model of ours as a layer."""
+
+    def __init__(self, kind, **kwargs):
+        super().__init__(**kwargs)
+        self.kind = kind
+        self.inner, _ = model_and_inputs(kind)
+        self.head = keras.layers.Dense(2)
+
+    def call(self, ids):
+        if self.kind == "XLNetPermutationLM":
+            ids = {"inputs": ids}
+        hidden, *_ = keras.tree.flatten(self.inner(ids))
+        return self.head(hidden)
+
+    def get_config(self):
+        return {**super().get_config(), "kind": self.kind}
+
+
 def outputs_of(model, inputs):
     """The first output, from a cold start."""
     if hasattr(model, "reset_memory"):
@@ -87,6 +107,15 @@ def test_files_keep_the_outputs(name, tmp_path):
     filled.load_weights(tmp_path / "model.weights.h5")
     for loaded in (keras.saving.load_model(tmp_path / "model.keras"), filled):
         np.testing.assert_array_equal(outputs_of(loaded, inputs), expected)
+
+
+@every_model
+def test_a_model_that_has_it_is_saved_and_loaded(name, tmp_path):
+    model = Tagger(name)
+    expected = outputs_of(model, IDS)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(outputs_of(loaded, IDS), expected)
 
 
 @every_model

@@ -159,9 +159,14 @@ def test_a_saved_model_goes_on_training_as_it_would_have(model, tmp_path):
     np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-4)
 
 
-def test_a_frozen_backbone_is_loaded_frozen(tmp_path):
-    model = small_model()
-    model.backbone.trainable = False
+@pytest.mark.parametrize("frozen", ["backbone", "embedding and a block"])
+def test_a_frozen_part_is_loaded_frozen(frozen, tmp_path):
+    model = small_model(num_layers=2)
+    parts = [model.backbone]
+    if frozen != "backbone":
+        parts = [model.backbone.token_embedding, model.backbone.blocks[1]]
+    for part in parts:
+        part.trainable = False
     compiled(model).optimizer.build(model.trainable_variables)
     model.save_to_preset(tmp_path / "preset")
     of_preset = TransformerXLCausalLM.from_preset(tmp_path / "preset")
@@ -169,7 +174,7 @@ def test_a_frozen_backbone_is_loaded_frozen(tmp_path):
     of_file = keras.saving.load_model(tmp_path / "model.keras")
     assert len(of_file.optimizer.variables) == len(model.optimizer.variables)
     expected = [weight.name for weight in model.trainable_weights]
-    for loaded in (of_preset, of_file):
+    for loaded in (of_preset, of_file, keras.models.clone_model(model)):
         names = [weight.name for weight in loaded.trainable_weights]
         assert names == expected
 

@@ -230,7 +230,8 @@ def encode_block(tokenizer, source, block):
         raise ValueError(
             f"{source} has {error.symbol!r}, which is not in the vocabulary. "
             "Use a vocabulary built from this text, or one with an entry for "
-            "unknown words; for ids use a larger --vocabulary_size."
+            "unknown words; for ids use a larger --vocabulary_size. A trained "
+            "model keeps its vocabulary: replace the symbol in the text."
         ) from error
     if len(ids):  # they would be stored modulo 256 or 65,536
         remedy = (

@@ -121,9 +121,10 @@ def load_stored(
     changed.update(sizes)
     if is_same:
         config.update(own)
-    if not load_weights:  # new weights are not quantized
-        config.pop("quantization", None)
-        changed.pop("quantization", None)
+    if not load_weights:  # new weights are neither quantized nor frozen
+        for name in ("quantization", "frozen"):
+            config.pop(name, None)
+            changed.pop(name, None)
     if dtype is not None:
         config["dtype"] = changed["dtype"] = dtype
     config.pop("tokenizer", None)

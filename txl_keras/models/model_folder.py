@@ -204,7 +204,8 @@ def _arguments(content, model_class, field, path):
         kinds[f"{field}.cutoffs"] = "a list or null"
     check_fields(content, kinds, path)
     config = dict(functools.reduce(dict.get, field.split("."), content))
-    known = {*parameters, "name", "trainable", "dtype", "quantization"}
+    by_layer = {"quantization", "frozen"}
+    known = {*parameters, "name", "trainable", "dtype", *by_layer}
     check_known(config, known, f"{path} is damaged: its field `{field}`")
     for name in sorted(required_arguments(model_class) - config.keys()):
         raise ValueError(f"{path} is damaged: it has no field `{field}.{name}`")
@@ -239,6 +240,7 @@ def weight_specs(config, model_class, path, max_layers):
     ):
         check_limit(name, number, max_layers, path)
     one_layer = copy.deepcopy(config)
+    backbone_config(one_layer).pop("frozen", None)
     # Each quantized layer has its own entry, and may differ.
     is_quantized = "quantization" in sizes
     if not is_quantized:

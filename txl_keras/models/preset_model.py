@@ -168,18 +168,24 @@ class PresetModel(ModelAsLayer, keras.Model):
         """Quantizes the kernels, as `keras.Model.quantize` does.
 
         The tables of the token embedding and of the softmax stay float32, since
-        they may be shared.
+        they may be shared. If a model of your own has this model as a layer,
+        call `quantize` of your model: Keras traces it again only then.
         """
         super().quantize(mode, config=config, **kwargs)
         getattr(self, "backbone", self).retrace_owners()
 
     def get_config(self):
-        return {**super().get_config(), **_quantization_config(self)}
+        return {
+            **super().get_config(),
+            **_quantization_config(self),
+            **_frozen_config(self),
+        }
 
     @classmethod
     def from_config(cls, config):
         config = dict(config)
         quantized = config.pop("quantization", {})
+        frozen = config.pop("frozen", [])
         if "backbone" in config:
             config["backbone"] = keras.saving.deserialize_keras_object(
                 config["backbone"]
@@ -196,6 +202,7 @@ class PresetModel(ModelAsLayer, keras.Model):
             del config["trainable"]
         model = cls(**config)
         _quantize_layers(model, quantized)
+        _freeze_layers(model, frozen)
         if is_frozen:
             model.trainable = False
         return model
@@ -359,6 +366,25 @@ def _quantize_layers(model, quantized):
             )
         mode = check_one_of("quantization", how["mode"], _MODES)
         make_quantized(layer, mode, _quantizer(how["config"]))
+
+
+def _frozen_config(model):
+    """Returns the part of a config that names the layers that are frozen."""
+    # Keras knows them only in models of its functional API.
+    layers = _layers(model).items() if model.trainable else ()
+    frozen = [path for path, layer in layers if not layer.trainable]
+    return {"frozen": frozen} if frozen else {}
+
+
+def _freeze_layers(model, frozen):
+    layers = _layers(model)
+    for path in frozen:
+        if path not in layers:
+            raise ValueError(
+                "`frozen` must have the paths of layers of the model. "
+                f"Received: {shown(path)}"
+            )
+        layers[path].trainable = False
 
 
 def _quantizer(config):

@@ -278,6 +278,7 @@ def test_minutes_do_not_read_a_short_text_without_end(
         "--minutes=1",
     )
     assert "enough for such a short text; dropout 0.4; " in printed
+    assert "--initialize_from=enwik8_small or python_stdlib_small" in printed
 
 
 @pytest.mark.parametrize(
@@ -321,6 +322,8 @@ def test_minutes_read_a_text_a_few_times_from_trained_weights(
     )
     assert " 5 epochs of 690 tokens, which is enough for such" in printed
     assert "; dropout 0; " in printed
+    # After each epoch of 43 steps, and before the first.
+    assert len(re.findall(r"step \d+: valid", printed)) == 6
 
 
 def test_minutes_do_not_continue_a_model_that_was_not_trained_here(

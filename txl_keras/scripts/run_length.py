@@ -12,6 +12,7 @@ from txl_keras.compilation import device_of
 from txl_keras.data.step_batches import Feed
 from txl_keras.data.tokenizers import building
 from txl_keras.layers.compute.target import prefers_tensorflow_matmul
+from txl_keras.models.presets import TRAINED
 from txl_keras.scripts import model_flags
 from txl_keras.scripts.options import FLAGS
 from txl_keras.training.strategy import gather_integers
@@ -66,11 +67,19 @@ def keep_length(workdir):
     for name in ("minutes", "precision", "max_eval_tokens"):
         if not FLAGS[name].present:
             FLAGS[name].value = kept[name]
+    _score_epochs()
     backbone = config["model"]["backbone"]["config"]
     if FLAGS.dropout is None:
         FLAGS.dropout = backbone["dropout"]
     if kept["optimizer"] == _MUON["optimizer"]:
         _choose_muon(backbone["hidden_dim"] == _WIDE["hidden_dim"])
+
+
+def _score_epochs():
+    """Scores trained weights after each epoch: the first may be the best."""
+    if FLAGS.initialize_from and not FLAGS["eval_every"].present:
+        epoch = math.ceil(FLAGS.max_steps / _FINE_TUNING_EPOCHS)
+        FLAGS.eval_every = min(FLAGS.eval_every, epoch)
 
 
 def sample_bytes(strategy):
@@ -124,6 +133,7 @@ def choose(strategy, build, segments):
     is_given, given = FLAGS["max_steps"].present, FLAGS.max_steps
     instead = f" instead of --max_steps={given}" if is_given else ""
     FLAGS.max_steps = max(1, int(epochs * segments.steps_per_epoch))
+    _score_epochs()
     if FLAGS.max_eval_tokens is None:
         steps = min(FLAGS.eval_every, FLAGS.max_steps)
         tokens = steps * FLAGS.batch_size * FLAGS.segment_length
@@ -138,6 +148,11 @@ def choose(strategy, build, segments):
             f"dropout {dropout:g}; {FLAGS.batch_size} rows, {FLAGS.optimizer}"
             + (f", hidden_dim {FLAGS.hidden_dim}." if FLAGS.hidden_dim else ".")
         )
+        if is_short and is_random:
+            print(
+                "A model that was trained before needs less text of its kind: "
+                f"--initialize_from={' or '.join(TRAINED)}"
+            )
 
 
 def _time_training(build, segments):

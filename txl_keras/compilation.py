@@ -49,6 +49,23 @@ def compile_function(function, weights=(), **options):
     return compile_stateful(function, weights, [])
 
 
+def compile_for_any_rows(function):
+    """Traces a function of tensors `(B, ...)` and scalars once for every B."""
+    function = tf.function(function, autograph=False)
+    traced = functools.cache(function.get_concrete_function)
+
+    def spec(x):
+        if x is None:
+            return None
+        rows = [None] * min(x.ndim, 1)
+        return tf.TensorSpec([*rows, *x.shape[1:]], x.dtype)
+
+    def call(*args):
+        return traced(*map(spec, args))(*args)
+
+    return call
+
+
 def compile_stateful(function, weights, state):
     """Compiles a function that reads Keras variables and assigns `state`."""
     if ON_TORCH:

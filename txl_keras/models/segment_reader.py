@@ -43,7 +43,8 @@ class SegmentReader:
 
     Args:
         backbone: `TransformerXLBackbone` or `LSTMBackbone`.
-        batch_size: Integer `B`, the rows of one replica.
+        batch_size: Integer `B`, the rows of one replica. With `None`, each call
+            of `begin` gives their number.
         segment_length: Integer, the longest segment `T` that will be read.
         memory_length: Optional integer `M`; by default
             `backbone.memory_length`.
@@ -74,13 +75,14 @@ class SegmentReader:
     def __init__(
         self,
         backbone: keras.Model,
-        batch_size: int,
+        batch_size: int | None,
         segment_length: int,
         memory_length: int | None = None,
     ):
         if memory_length is None:
             memory_length = backbone.memory_length
-        check_integer("batch_size", batch_size, 1)
+        if batch_size is not None:
+            check_integer("batch_size", batch_size, 1)
         check_integer("segment_length", segment_length, 1)
         check_memory_length(memory_length)
         backbone.check_positions(segment_length)
@@ -95,19 +97,23 @@ class SegmentReader:
         self.lock = threading.Lock()  # of threads that share the memory
 
         def project():
-            memory = backbone.initial_memory(batch_size, memory_length)
+            memory = backbone.initial_memory(batch_size or 1, memory_length)
             return backbone.project_memory(memory), self._project_positions()
 
-        def variable(spec):
-            # With M = 0 Keras operations lose the static batch size.
-            shape = (spec.shape[0] or batch_size, *spec.shape[1:])
+        def variable(spec, *rows):
+            shape = (*rows, *spec.shape[len(rows) :])
             dtype = keras.backend.standardize_dtype(spec.dtype)
             return replica_variable(shape, dtype)
 
-        memory, positions = tree.map_structure(variable, specs_of(project))
+        memory, positions = specs_of(project)
         # Neither Keras nor tf.train.Checkpoint tracks the contents of a
         # SimpleNamespace.
-        self._holder = types.SimpleNamespace(memory=memory, positions=positions)
+        self._holder = types.SimpleNamespace(
+            memory=tree.map_structure(
+                lambda x: variable(x, batch_size), memory
+            ),
+            positions=tree.map_structure(variable, positions),
+        )
 
     def _project_positions(self):
         return self._backbone.project_positions(self._num_distances)
@@ -117,20 +123,25 @@ class SegmentReader:
         """Returns the size of memory and positions on one replica."""
         return bytes_of(self._state())
 
-    def begin(self, memory: Memory | None = None) -> None:
+    def begin(
+        self, memory: Memory | None = None, rows: int | None = None
+    ) -> None:
         """Projects positions, and a memory, with the current weights.
 
         Args:
             memory: Optional `Memory` of B rows and M entries, as
                 `backbone.initial_memory` and calls of the backbone return; by
                 default all rows are reset.
+            rows: Optional integer `B`, required without `memory` and
+                `batch_size`.
         """
         assign_variables(self._holder.positions, self._project_positions())
         if memory is not None:
             memory = self._backbone.project_memory(memory)
         else:
+            rows = check_integer("rows", self._batch_size or rows, 1)
             memory = tree.map_structure(
-                lambda variable, row: ops.broadcast_to(row, variable.shape),
+                lambda x, row: ops.broadcast_to(row, (rows, *x.shape[1:])),
                 self._holder.memory,
                 self._empty_row(),
             )
@@ -232,7 +243,7 @@ class SegmentReader:
         if function not in self._programs:
             self._programs[function] = self.compile_segments(function)
         read, segment_length = self._programs[function], self._segment_length
-        missing = [[]] * (self._batch_size - len(texts[0]))
+        missing = [[]] * ((self._batch_size or 0) - len(texts[0]))
         texts = [[*rows, *missing] for rows in texts]
         lengths = np.array([*map(len, texts[0])], np.int32)
         # A result for zero tokens needs a shape, too.

@@ -22,12 +22,13 @@ from txl_keras.models.generation.token_reader import PROMPT_SEGMENT
 from txl_keras.models.generation.token_reader import TokenReader
 from txl_keras.models.generation.token_reader import WindowReader
 
-# Each has a memory of its own, so only those of the latest calls are kept.
+# Each has a memory of its own, so only those of the latest calls are kept:
+# engines' by number of rows, and otherwise one, for any number.
 _MOST_READERS = 3
 
 
 class Readers:
-    """Keeps readers of tokens for later calls with as many rows."""
+    """Keeps readers of tokens for later calls."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Readers:
         self._make_reader = lambda num_rows: make(
             model, num_rows, self._memory_length, **dict(engine_options)
         )
-        self._kept = {}  # by number of rows, latest last
+        self._kept = {}  # by number of rows or `None`, latest last
 
     def initial_memory(self, memory, num_rows):
         """Returns the initial `Memory`; checks a given one."""
@@ -90,14 +91,15 @@ class Readers:
         """Lends a reader that has read all tokens of prompts but the last."""
         # The reader is removed meanwhile, so that another iterator that starts
         # creates its own reader and memory.
-        reader = self._kept.pop(len(prompts), None)
+        num_rows = len(prompts) if self.has_engine else None
+        reader = self._kept.pop(num_rows, None)
         if reader is None:
-            reader = self._make_reader(len(prompts))
+            reader = self._make_reader(num_rows)
         try:
             reader.begin(prompts, memory)
             yield reader
         finally:
-            self._kept[len(prompts)] = reader
+            self._kept[num_rows] = reader
             if len(self._kept) > _MOST_READERS:
                 self._kept.pop(next(iter(self._kept)), None)
 

@@ -8,6 +8,7 @@ from keras import ops
 
 from txl_keras.backend import ON_TENSORFLOW
 from txl_keras.backend import tf
+from txl_keras.compilation import compile_for_any_rows
 from txl_keras.compilation import compile_function
 from txl_keras.models.segment_reader import SegmentReader
 
@@ -23,8 +24,9 @@ class TokenReader:
     """Reads one token per row with memory, in compiled functions.
 
     A call returns `answer(hidden)` for hidden states `(B, D)`; by default the
-    log-probabilities `(B, V)` of the next tokens. An engine is a
-    subclass that computes them in another way: see docs/extending.md.
+    log-probabilities `(B, V)` of the next tokens. The number of rows may be
+    another in each text. An engine is a subclass that computes them in another
+    way, for `num_rows` rows: see docs/extending.md.
     """
 
     options = None  # an engine's `Options`: flags of `txl generate`
@@ -52,11 +54,11 @@ class TokenReader:
         self._remember = tf.function(
             self._remember, jit_compile=True, autograph=False
         )
-        self._step = tf.function(self._read_and_remember, autograph=False)
+        self._step = compile_for_any_rows(self._read_and_remember)
 
     def begin(self, prompts, memory=None):
         """Reads the prompts without their last tokens, after a `Memory`."""
-        self._cache.begin(memory)
+        self._cache.begin(memory, len(prompts))
         texts = [prompt[:-1] for prompt in prompts]
         longest = max(map(len, texts))
         # An engine computes the step in another way.
@@ -90,7 +92,7 @@ class TokenReader:
 
         # One graph calls both. An engine may call what no graph can.
         is_graph = ON_TENSORFLOW and type(self) is TokenReader
-        return tf.function(step, autograph=False) if is_graph else step
+        return compile_for_any_rows(step) if is_graph else step
 
     def _read_and_remember(self, token):
         result, entries = self._read_token(token)

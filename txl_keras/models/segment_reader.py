@@ -325,7 +325,8 @@ class SegmentReader:
         times slower. So they are reshaped before the function is called.
 
         Args:
-            function: Function of tensors with static shapes that calls `read`.
+            function: Function of tensors that calls `read`. XLA compiles it for
+                each of their shapes.
 
         Returns:
             `tf.function`.

@@ -196,7 +196,9 @@ class SentencePieceTokenizer(Tokenizer):
         sentencepiece = import_extra("sentencepiece")
         sentences = [part for text in texts for part in sentences_of(text)]
         if not sentences:
-            raise ValueError("`texts` must contain text. Received: none")
+            raise ValueError(
+                "`texts` must contain text besides newlines. Received: none"
+            )
         if size is None:
             size = _default_size(sentences)
         written = io.BytesIO()

@@ -205,7 +205,7 @@ def _bandwidth():
     array = np.ones(_BANDWIDTH_BYTES // 4, np.float32)
     parts = np.array_split(array, os.cpu_count())
     with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
-        seconds = _time_items(list(pool.map(np.max, parts)) for _ in range(20))
+        seconds = _time_items(list(pool.map(np.max, parts)) for _ in range(9))
     return _BANDWIDTH_BYTES / float(np.median(seconds))
 
 

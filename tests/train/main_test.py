@@ -288,6 +288,7 @@ def test_minutes_do_not_read_a_short_text_without_end(
 def test_minutes_choose_muon_and_a_wider_model_where_bfloat16_is_fast(
     corpus, succeed, no_export, tmp_path, monkeypatch, is_fast, hidden_dim
 ):
+    monkeypatch.setattr(run_length, "_TIMED_SECONDS", 0.1)
     monkeypatch.setattr(run_length, "_has_bfloat16", lambda _: is_fast)
     monkeypatch.setattr(run_length, "_MUON_TOKENS", 1000)
     monkeypatch.setattr(run_length, "_WIDE_TOKENS", 1000)

@@ -22,13 +22,13 @@ from txl_keras.models.generation.token_reader import PROMPT_SEGMENT
 from txl_keras.models.generation.token_reader import TokenReader
 from txl_keras.models.generation.token_reader import WindowReader
 
-# Each has a memory of its own, so only those of the latest calls are kept:
-# engines' by number of rows, and otherwise one, for any number.
-_MOST_READERS = 3
-
 
 class Readers:
     """Keeps readers of tokens for later calls."""
+
+    # Each has a memory of its own, so only those of the latest calls are kept:
+    # engines' by number of rows, and otherwise one, for any number.
+    _most = 3
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Readers:
             yield reader
         finally:
             self._kept[num_rows] = reader
-            if len(self._kept) > _MOST_READERS:
+            if len(self._kept) > self._most:
                 self._kept.pop(next(iter(self._kept)), None)
 
 

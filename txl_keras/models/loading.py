@@ -138,8 +138,9 @@ def load_stored(
                 raise
             raise ValueError(
                 "Weights must not depend on the arguments that replace those "
-                "of the preset, unless load_weights=False. Received: "
-                f"{sorted(overrides)}. {error}"
+                "of the preset, unless load_weights=False. Leave them out. "
+                "Received: "
+                f"{sorted(overrides.keys() - {'tokenizer'})}. {error}"
             ) from error
     return _as_class(model_class, model, own, stored.load_tokenizer, late)
 

@@ -306,24 +306,30 @@ def test_minutes_choose_muon_and_a_wider_model_where_bfloat16_is_fast(
     assert "The run is finished" in succeed("main.py", *flags)
 
 
+@pytest.mark.parametrize(
+    "is_ours, chosen", [(False, "8 rows, adam"), (True, "16 rows, muon")]
+)
 def test_minutes_read_a_text_a_few_times_from_trained_weights(
-    succeed, no_export, tmp_path, monkeypatch
+    is_ours, chosen, succeed, no_export, tmp_path, monkeypatch
 ):
+    preset = str(tmp_path / "preset")
+    if is_ours:
+        monkeypatch.setattr(run_length, "TRAINED", {preset: preset})
+    monkeypatch.setattr(run_length, "_MUON_TOKENS", 500)
     monkeypatch.setattr(run_length, "_TIMED_SECONDS", 0.1)
     model = byte_model(memory_length=8)
-    model.save_to_preset(tmp_path / "preset")
+    model.save_to_preset(preset)
     (tmp_path / "short.txt").write_text("a line of text\n" * 50)
     printed = succeed(
         "main.py",
         f"--corpus={tmp_path / 'short.txt'}",
         f"--workdir={tmp_path / 'run'}",
-        f"--initialize_from={tmp_path / 'preset'}",
-        *("--batch_size=2", "--segment_length=8", "--max_sample_tokens=0"),
-        "--minutes=1",
+        f"--initialize_from={preset}",
+        *("--segment_length=8", "--max_sample_tokens=0", "--minutes=1"),
     )
     assert " 5 epochs of 690 tokens, which is enough for such" in printed
-    assert "; dropout 0; " in printed
-    # After each epoch of 43 steps, and before the first.
+    assert f"; dropout 0; {chosen}.\n" in printed
+    # After each epoch, and before the first.
     assert len(re.findall(r"step \d+: valid", printed)) == 6
 
 

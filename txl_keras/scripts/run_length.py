@@ -108,12 +108,16 @@ def choose_model(strategy, num_tokens):
 
 def _choose_muon(wide):
     names = (
-        "preset", "backbone", "initialize_from", "precision", "batch_size",
-        "optimizer", "learning_rate",
+        "preset", "backbone", "precision", "batch_size", "optimizer",
+        "learning_rate",
     )  # fmt: skip
     is_given = any(FLAGS[name].present for name in names)
+    # The package's models were trained with Muon.
+    origin = FLAGS.initialize_from
+    is_given = is_given or origin not in (None, *TRAINED)
     if not is_given and not {*model_flags.given()} - {"dropout"}:
-        for name, value in {**_MUON, **(_WIDE if wide else {})}.items():
+        wider = _WIDE if wide and not origin else {}
+        for name, value in {**_MUON, **wider}.items():
             FLAGS[name].value = value
 
 

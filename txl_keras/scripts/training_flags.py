@@ -132,10 +132,11 @@ class LanguageTraining(
         then chooses max_steps (fewer for a short text); and dropout, precision
         and max_eval_tokens unless they are given. With 300,000 tokens it also
         chooses Muon and 16 rows, and with 2 million and bfloat16 a wider model,
-        unless one of them, precision, learning_rate, initialize_from or another
-        flag of the model except dropout is given. With initialize_from, dropout
-        stays that of the trained model, and a short text is scored after each
-        epoch. Default: max_steps counts.
+        unless one of them, precision, learning_rate, or another flag of the
+        model except dropout is given. With initialize_from, dropout and sizes
+        stay those of the trained model, Muon is chosen for the package's models
+        only, and a short text is scored after each epoch. Default: max_steps
+        counts.
     half_loss: Compute the training loss on the second half of each segment
         only. With --order=roll most other tokens are targets in other epochs.
     cold_starts: Share of segments, drawn at random, before which memory is

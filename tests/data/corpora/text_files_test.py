@@ -105,6 +105,19 @@ def test_a_few_books_beside_tiny_files_are_cut(tmp_path):
         assert text.count(b"\n") >= 100
 
 
+def test_large_files_of_one_document_are_held_out_whole(tmp_path):
+    lines = [json.dumps({"text": str(i)}) for i in range(60)]
+    notes = {"notes.jsonl": "\n".join(lines).encode()}
+    books = {
+        f"{x}.jsonl": json.dumps({"text": x * (30_000 + ord(x))}).encode()
+        for x in "abc"
+    }
+    write_files(tmp_path, notes | books)
+    splits = texts_of(load_corpus(tmp_path))
+    # Cut, valid and test would be the last few lines of the notes.
+    assert all(len(text) > 30_000 for text in splits.values())
+
+
 def test_separators_part_documents_and_are_no_part_of_them(tmp_path):
     documents = [f"document {i}\n\nof é\n" for i in range(60)]
     path = tmp_path / "all.txt"

@@ -133,6 +133,24 @@ def test_some_changes_of_a_byte_level_tokenizer_are_lossy():
         assert not HuggingFaceTokenizer(json.dumps(content)).is_lossless
 
 
+@pytest.mark.parametrize("model", ["WordPiece", "WordLevel", "BPE"])
+def test_bytes_without_the_pieces_of_byte_pair_encoding_are_lossy(model):
+    hf = pytest.importorskip("tokenizers")
+    symbols = hf.pre_tokenizers.ByteLevel.alphabet()
+    ids = {x: i for i, x in enumerate(["?", *sorted(symbols), "##s"])}
+    build = getattr(hf.models, model)
+    if model == "BPE":
+        options = {"continuing_subword_prefix": "##"}
+        tokenizer = hf.Tokenizer(build(ids, [], **options))
+    else:
+        tokenizer = hf.Tokenizer(build(ids, unk_token="?"))
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(False)
+    tokenizer.decoder = hf.decoders.ByteLevel()
+    tokenizer = HuggingFaceTokenizer(tokenizer.to_str())
+    assert tokenizer.decode(tokenizer.encode("cats")) != "cats"
+    assert not tokenizer.is_lossless
+
+
 @pytest.mark.parametrize("name", ["byte level", "metaspace", "byte fallback"])
 def test_a_text_that_goes_on_gets_no_space(name):
     tokenizer = HuggingFaceTokenizer(train(name))

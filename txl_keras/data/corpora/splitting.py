@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 import os
 import re
 
@@ -68,14 +69,17 @@ def split_groups(sizes, fraction=HELD_OUT_FRACTION):
     # Documents that resemble each other, such as the modules of a package,
     # share a group, so that no test text is nearly the same as a training text.
     # A held-out split should be a mixture, so its groups have at most half its
-    # size. If these do not suffice, two are added of at most twice its size. If
-    # there are none of these either, the two smallest groups are held out.
+    # size. If these do not suffice, two larger ones are added, and if they do
+    # not reach half of it, of any size.
     size = fraction * sum(sizes.values())
     ordered = sorted(sizes, key=name_hash)
     candidates = [n for n in ordered if sizes[n] <= size / 2]
-    if sum(map(sizes.get, candidates)) < size:
-        larger = [n for n in ordered if size / 2 < sizes[n] <= 2 * size]
-        candidates += sorted(larger, key=sizes.get)[:2]
+    small = sum(map(sizes.get, candidates))
+    if small < size:
+        limit = 2 * size if small >= size / 2 else math.inf
+        larger = [n for n in ordered if size / 2 < sizes[n] <= limit]
+        larger.sort(key=sizes.get)
+        candidates += larger[:-1][:2]  # leaves one for train
         candidates.sort(key=name_hash)
     if len(candidates) < 2:
         candidates = sorted(ordered, key=sizes.get)[:2]
@@ -87,13 +91,10 @@ def split_groups(sizes, fraction=HELD_OUT_FRACTION):
     return {"train": train, "valid": valid, "test": test}
 
 
-def fits(splits, sizes):
-    """Returns whether held-out groups are no tiny and no large part."""
+def fits(sizes):
+    """Returns whether valid and test are no tiny and no large part."""
     least = HELD_OUT_FRACTION / 2 * sum(sizes.values())
-    return all(
-        least <= sum(map(sizes.get, splits[split])) <= 4 * least
-        for split in ("valid", "test")
-    )
+    return all(least <= sizes[x] <= 4 * least for x in ("valid", "test"))
 
 
 def _take(names, sizes, target):

@@ -200,10 +200,14 @@ def _split(path, separator, whole):
         if whole:
             return {corpus.WHOLE: parts(sizes)}, ""
         chosen = splitting.split_groups(sizes)
-        if not splitting.fits(chosen, sizes):
+        if not splitting.fits(
+            {split: sum(map(sizes.get, x)) for split, x in chosen.items()}
+        ):
             cut = _cut(parts(sizes), separator)
             # Files of one line or one document cannot be cut.
-            if all(cut.values()) or len(sizes) < len(corpus.SPLITS):
+            if len(sizes) < len(corpus.SPLITS) or splitting.fits(
+                {x: sum(p.num_bytes for p in cut[x]) for x in cut}
+            ):
                 each = "each of " * (len(sizes) > 1)
                 return (
                     cut,

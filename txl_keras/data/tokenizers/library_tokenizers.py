@@ -79,6 +79,9 @@ class HuggingFaceTokenizer(Tokenizer):
         self.is_lossless = (
             self._is_byte_level
             and ids.keys() >= _BYTES.keys()
+            # WordPiece and WordLevel lose what they have no token for.
+            and type(model).__name__ in ("BPE", "Unigram")
+            and not getattr(model, "continuing_subword_prefix", None)
             and not getattr(model, "end_of_word_suffix", None)
             and tokenizer.normalizer is None
             and {"ByteLevel"} <= parts

@@ -159,14 +159,23 @@ def test_a_saved_model_goes_on_training_as_it_would_have(model, tmp_path):
     np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-4)
 
 
-@pytest.mark.parametrize("frozen", ["backbone", "embedding and a block"])
-def test_a_frozen_part_is_loaded_frozen(frozen, tmp_path):
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"": False},
+        {"token_embedding": False, "blocks.1": False},
+        {"": False, "blocks.1": True},  # all but the last block
+        {"blocks.0": False, "blocks.0.attention": True},
+    ],
+    ids=str,
+)
+def test_a_frozen_part_is_loaded_frozen(parts, tmp_path):
     model = small_model(num_layers=2)
-    parts = [model.backbone]
-    if frozen != "backbone":
-        parts = [model.backbone.token_embedding, model.backbone.blocks[1]]
-    for part in parts:
-        part.trainable = False
+    for name, trainable in parts.items():
+        part = model.backbone
+        for key in filter(None, name.split(".")):
+            part = part[int(key)] if key.isdigit() else getattr(part, key)
+        part.trainable = trainable
     compiled(model).optimizer.build(model.trainable_variables)
     model.save_to_preset(tmp_path / "preset")
     of_preset = TransformerXLCausalLM.from_preset(tmp_path / "preset")
@@ -177,6 +186,10 @@ def test_a_frozen_part_is_loaded_frozen(frozen, tmp_path):
     for loaded in (of_preset, of_file, keras.models.clone_model(model)):
         names = [weight.name for weight in loaded.trainable_weights]
         assert names == expected
+    thawed = TransformerXLCausalLM.from_preset(
+        tmp_path / "preset", trainable=True
+    )
+    assert len(thawed.trainable_weights) == len(model.weights)
 
 
 def test_targets_that_the_loss_ignores_may_be_no_ids():

@@ -59,6 +59,8 @@ _FIELDS = {
     "weights": "a string",
     "tokenizer": "a string or null",
 }
+# Fields of a model's config with the paths of layers.
+_BY_LAYER = {"quantization", "frozen"}
 _WEIGHT_DTYPES = ("float32", "bfloat16", "int8")
 _WEIGHTS = "model.safetensors"
 MAX_LENGTH = 1 << 20
@@ -204,8 +206,7 @@ def _arguments(content, model_class, field, path):
         kinds[f"{field}.cutoffs"] = "a list or null"
     check_fields(content, kinds, path)
     config = dict(functools.reduce(dict.get, field.split("."), content))
-    by_layer = {"quantization", "frozen"}
-    known = {*parameters, "name", "trainable", "dtype", *by_layer}
+    known = {*parameters, "name", "trainable", "dtype", *_BY_LAYER}
     check_known(config, known, f"{path} is damaged: its field `{field}`")
     for name in sorted(required_arguments(model_class) - config.keys()):
         raise ValueError(f"{path} is damaged: it has no field `{field}.{name}`")
@@ -239,14 +240,13 @@ def weight_specs(config, model_class, path, max_layers):
         ("cutoffs", len(sizes.get("cutoffs") or ())),
     ):
         check_limit(name, number, max_layers, path)
-    one_layer = copy.deepcopy(config)
-    backbone_config(one_layer).pop("frozen", None)
-    # Each quantized layer has its own entry, and may differ.
-    is_quantized = "quantization" in sizes
-    if not is_quantized:
-        backbone_config(one_layer)["num_layers"] = 1
+    config = copy.deepcopy(config)
+    # Each quantized or frozen layer has its own entry, and may differ.
+    differ = bool(_BY_LAYER & sizes.keys())
+    if not differ:
+        backbone_config(config)["num_layers"] = 1
     try:
-        model = build_in_graph(lambda: model_class.from_config(one_layer))
+        model = build_in_graph(lambda: model_class.from_config(config))
         specs = {
             name: keras.KerasTensor(weight.shape, weight.dtype)
             for name, weight in weights_by_name(model).items()
@@ -259,7 +259,7 @@ def weight_specs(config, model_class, path, max_layers):
             f"The model in {path} does not describe a {model_class.__name__}: "
             f"{str(error)[-500:]}"
         ) from error
-    return specs if is_quantized else of_all_layers(specs, sizes["num_layers"])
+    return specs if differ else of_all_layers(specs, sizes["num_layers"])
 
 
 def backbone_config(config):

@@ -126,7 +126,9 @@ class PresetModel(ModelAsLayer, keras.Model):
             folder = find_folder(preset, cls)
             model = load_folder(cls, folder, load_weights, dtype, overrides)
         if trainable is not None:
-            # Our constructors would not freeze the layers that they make.
+            # Our constructors would not freeze the layers that they make. First
+            # the opposite, because TensorFlow ignores a value that is the same.
+            model.trainable = not trainable
             model.trainable = trainable
         return model
 
@@ -185,7 +187,7 @@ class PresetModel(ModelAsLayer, keras.Model):
     def from_config(cls, config):
         config = dict(config)
         quantized = config.pop("quantization", {})
-        frozen = config.pop("frozen", [])
+        frozen = config.pop("frozen", None)
         if "backbone" in config:
             config["backbone"] = keras.saving.deserialize_keras_object(
                 config["backbone"]
@@ -202,9 +204,10 @@ class PresetModel(ModelAsLayer, keras.Model):
             del config["trainable"]
         model = cls(**config)
         _quantize_layers(model, quantized)
-        _freeze_layers(model, frozen)
         if is_frozen:
             model.trainable = False
+        if frozen is not None:
+            _freeze_layers(model, frozen)
         return model
 
 
@@ -371,20 +374,21 @@ def _quantize_layers(model, quantized):
 def _frozen_config(model):
     """Returns the part of a config that names the layers that are frozen."""
     # Keras knows them only in models of its functional API.
-    layers = _layers(model).items() if model.trainable else ()
-    frozen = [path for path, layer in layers if not layer.trainable]
-    return {"frozen": frozen} if frozen else {}
+    layers = _layers(model)
+    frozen = [path for path, layer in layers.items() if not layer.trainable]
+    default = [] if model.trainable else [*layers]
+    return {} if frozen == default else {"frozen": frozen}
 
 
 def _freeze_layers(model, frozen):
     layers = _layers(model)
-    for path in frozen:
-        if path not in layers:
-            raise ValueError(
-                "`frozen` must have the paths of layers of the model. "
-                f"Received: {shown(path)}"
-            )
-        layers[path].trainable = False
+    if unknown := {*frozen} - layers.keys():
+        raise ValueError(
+            "`frozen` must have the paths of layers of the model. "
+            f"Received: {shown(min(unknown))}"
+        )
+    for path, layer in layers.items():  # the layers inside of others last
+        layer.trainable = path not in frozen
 
 
 def _quantizer(config):

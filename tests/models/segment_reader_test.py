@@ -131,6 +131,36 @@ def test_rows_are_forgotten_one_by_one(cold_start):
     check_states(backbone, [3] * 4, resets)
 
 
+def test_the_number_of_rows_may_be_given_when_reading_begins():
+    backbone = make_backbone()
+    reader = SegmentReader(backbone, None, 4)
+    for rows in (3, 2):
+        reader.begin(rows=rows)
+        assert reader.num_bytes == SegmentReader(backbone, rows, 4).num_bytes
+        texts = TOKENS[: rows - 1, :6]
+        found = reader.read_texts(lambda hidden, _: hidden, texts, texts)
+        np.testing.assert_allclose(found, backbone(texts)[0], atol=1e-5)
+    reader.begin(backbone.initial_memory(3))
+    reader.read_texts(None, TOKENS[:3, :6])
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "rows", "of_memory"),
+    [(3, 2, None), (3, None, 2), (None, 3, 2), (None, None, None)],
+)
+def test_rows_that_differ_are_refused(batch_size, rows, of_memory):
+    backbone = make_backbone()
+    reader = SegmentReader(backbone, batch_size, 4)
+    memory = of_memory and backbone.initial_memory(of_memory)
+    with pytest.raises(ValueError, match=f"=.*rows={rows}, {of_memory} rows"):
+        reader.begin(memory, rows)
+    with pytest.raises(ValueError, match="since `begin`, None"):
+        reader.read_texts(None, [range(3)])
+    reader.begin(rows=3)
+    with pytest.raises(ValueError, match="`begin`, 3. Received: 4 texts"):
+        reader.read_texts(None, [range(3)] * 4)
+
+
 @pytest.mark.tensorflow
 def test_new_entries_are_written_in_place():
     backbone = make_backbone(memory_length=40)

@@ -88,6 +88,7 @@ class SegmentReader:
         backbone.check_positions(segment_length)
         self._backbone = backbone
         self._batch_size = batch_size
+        self._rows = None  # since `begin`
         self._segment_length = segment_length
         self._num_distances = (
             backbone.past_length(memory_length) + segment_length
@@ -121,7 +122,7 @@ class SegmentReader:
     @property
     def num_bytes(self) -> int:
         """Returns the size of memory and positions on one replica."""
-        return bytes_of(self._state())
+        return bytes_of(self._state(), self._batch_size or self._rows or 0)
 
     def begin(
         self, memory: Memory | None = None, rows: int | None = None
@@ -135,13 +136,27 @@ class SegmentReader:
             rows: Optional integer `B`, required without `memory` and
                 `batch_size`.
         """
-        assign_variables(self._holder.positions, self._project_positions())
+        if rows is not None:
+            check_integer("rows", rows, 1)
+        of_memory = None
         if memory is not None:
             memory = self._backbone.project_memory(memory)
-        else:
-            rows = check_integer("rows", self._batch_size or rows, 1)
+            of_memory = tree.flatten(memory)[0].shape[0]
+        sizes = {self._batch_size, rows, of_memory} - {None}
+        if len(sizes) != 1:
+            raise ValueError(
+                "`batch_size` of the reader, `rows` and the rows of `memory` "
+                "must be the same number, and one must be given. Received: "
+                f"batch_size={self._batch_size}, rows={rows}, {of_memory} rows "
+                "of `memory`"
+            )
+        (self._rows,) = sizes
+        assign_variables(self._holder.positions, self._project_positions())
+        if memory is None:
             memory = tree.map_structure(
-                lambda x, row: ops.broadcast_to(row, (rows, *x.shape[1:])),
+                lambda x, row: ops.broadcast_to(
+                    row, (self._rows, *x.shape[1:])
+                ),
                 self._holder.memory,
                 self._empty_row(),
             )
@@ -243,7 +258,13 @@ class SegmentReader:
         if function not in self._programs:
             self._programs[function] = self.compile_segments(function)
         read, segment_length = self._programs[function], self._segment_length
-        missing = [[]] * ((self._batch_size or 0) - len(texts[0]))
+        if not 1 <= len(texts[0]) <= (self._rows or 0):
+            raise ValueError(
+                "`texts` must be from 1 to as many texts as the reader has "
+                f"rows since `begin`, {self._rows}. Received: {len(texts[0])} "
+                "texts"
+            )
+        missing = [[]] * (self._rows - len(texts[0]))
         texts = [[*rows, *missing] for rows in texts]
         lengths = np.array([*map(len, texts[0])], np.int32)
         # A result for zero tokens needs a shape, too.
@@ -359,10 +380,10 @@ class SegmentReader:
         return tf.reshape(kernel.value, (rows, columns))
 
 
-def bytes_of(variables):
-    """Returns the size of some variables."""
+def bytes_of(variables, rows=0):
+    """Returns the size of variables; some have `rows` where none are set."""
     return sum(
-        math.prod(variable.shape)
+        math.prod(rows if size is None else size for size in variable.shape)
         * np.dtype(keras.backend.standardize_dtype(variable.dtype)).itemsize
         for variable in variables
     )

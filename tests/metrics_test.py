@@ -71,6 +71,25 @@ def test_epoch_counts_targets_and_not_batches(name, from_nll):
 
 
 @pytest.mark.parametrize("name", METRICS)
+def test_one_target_per_row_counts_like_a_segment(name):
+    rng = np.random.default_rng(5)
+    targets, logits = rng.integers(4, size=5), rng.normal(size=(5, 4))
+    weights, results = rng.random(5), []
+    for axes, y, w in (
+        ((), targets, weights),
+        ((), targets[:, None], weights[:, None]),
+        ((1,), targets[:, None], weights),
+        ((1,), targets[:, None, None], weights[:, None]),
+    ):
+        metric = METRICS[name][0]()
+        metric.update_state(y, np.expand_dims(logits, axes), w)
+        results.append(float(metric.result()))
+    np.testing.assert_allclose(results, results[0], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"`y_true` must have .*\(5,\).*\(3,"):
+        metric.update_state(targets[:3], logits)
+
+
+@pytest.mark.parametrize("name", METRICS)
 def test_targets_of_weight_zero_may_be_anything(name):
     metric = METRICS[name][0]()
     targets = np.array([[1, -1, 9], [-1, 9, -1]])

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from txl_keras.checks import check_shape
 from txl_keras.keras_internals import get_keras_mask
 from txl_keras.types import DType
 from txl_keras.types import Tensor
@@ -49,8 +50,8 @@ class NllMetric(keras.metrics.Mean):
     count and may have any value. A subclass overrides `units` or `result`.
 
     Call arguments:
-        y_true: Integer targets of shape `(B, T)`.
-        y_pred: Logits or log-probabilities of shape `(B, T, V)`.
+        y_true: Integer targets of shape `(B, T)`, or `(B,)`.
+        y_pred: Logits or log-probabilities of shape `(B, T, V)`, or `(B, V)`.
         sample_weight: Optional weights of shape `(B, T)` or `(B,)`.
     """
 
@@ -66,7 +67,9 @@ class NllMetric(keras.metrics.Mean):
         sample_weight: Tensor | None = None,
     ) -> None:
         """Adds a batch."""
-        y_true = ops.cast(y_true, "int32")
+        expected = y_pred.shape[:-1]
+        y_true = _without_last_axis(ops.cast(y_true, "int32"), len(expected))
+        check_shape("y_true", y_true, expected)
         weights = self._weights(sample_weight, y_true)
         mask = get_keras_mask(y_pred)
         if mask is not None:
@@ -105,7 +108,9 @@ class NllMetric(keras.metrics.Mean):
         weights = ops.cast(
             1 if sample_weight is None else sample_weight, self.dtype
         )
-        if len(weights.shape) == 1:
+        rank = len(like.shape)
+        weights = _without_last_axis(weights, rank)
+        if len(weights.shape) == 1 < rank:
             weights = weights[:, None]
         return ops.broadcast_to(weights, ops.shape(like))
 
@@ -116,6 +121,13 @@ class NllMetric(keras.metrics.Mean):
         """
         del targets
         return ops.ones_like(counts, dtype=self.dtype)
+
+
+def _without_last_axis(tensor, rank):
+    """Removes a last axis of size 1 from a tensor with one axis too many."""
+    # Keras's losses accept it, too.
+    has_more = len(tensor.shape) == rank + 1 and tensor.shape[-1] == 1
+    return tensor[..., 0] if has_more else tensor
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")

@@ -294,6 +294,9 @@ def test_a_batch_is_evaluated_after_a_call_of_evaluate(model):
         model.reset_memory()
         losses.append(model.test_on_batch(X[:B], Y[:B], weights))
     assert losses[0] == losses[1] != expected
+    for shape in ((1, T - 1), (B - 1, T), (1, 1, T), (0, T), (B, T, 1)):
+        with pytest.raises(ValueError, match="`sample_weight` must have the s"):
+            model.test_on_batch(X[:B], Y[:B], np.ones(shape))
     for size in (len(X) - 1, len(X) + B):
         with pytest.raises(ValueError, match="`sample_weight` must have"):
             model.fit(**ARRAYS, sample_weight=np.ones(size))

@@ -179,10 +179,20 @@ class Batches:
             raise ValueError(
                 "`sample_weight` must be finite. Received: NaN or infinity"
             )
-        if weights.ndim < 2 or len(weights) > 1:  # one row counts for all
+        received = weights.shape
+        if weights.ndim < 2:
             _check_weights(weights, len(inputs))
-        if weights.ndim == 1:
-            weights = weights[:, None]
+            weights = weights.reshape(-1, 1)
+        if weights.ndim != 2 or any(
+            size not in (1, full)  # one row or column counts for all
+            for size, full in zip(weights.shape, inputs.shape, strict=True)
+        ):
+            rows, length = inputs.shape
+            raise ValueError(
+                f"`sample_weight` must have the shape ({rows},) or one that "
+                f"broadcasts to ({rows}, {length}). Received: "
+                f"sample_weight.shape={received}"
+            )
         weights = np.broadcast_to(weights, inputs.shape)
         sizes, expected = inputs.shape, self.shape
         if sizes[0] > expected[0] or sizes[1:] != expected[1:] or was_short:

@@ -76,7 +76,8 @@ def keep_length(workdir):
 
 
 def _score_epochs():
-    """Scores trained weights after each epoch: the first may be the best."""
+    """Scores trained weights after each fifth of the run, or more often."""
+    # The first score may be the best. A short text has an epoch per fifth.
     if FLAGS.initialize_from and not FLAGS["eval_every"].present:
         epoch = math.ceil(FLAGS.max_steps / _FINE_TUNING_EPOCHS)
         FLAGS.eval_every = min(FLAGS.eval_every, epoch)

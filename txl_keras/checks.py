@@ -279,7 +279,8 @@ def check_token_ids(name, token_ids, vocabulary_size, first=0, remedy=""):
     limits = f"`{name}` must hold integers in [{first}, {last})."
     if "float" in dtype and symbolic_scope.in_symbolic_scope():
         # Keras builds and loads a subclass of `Model` that has this layer with
-        # symbols of shapes alone, which are float32 for any input.
+        # symbols of shapes alone, which are float32 for any input. A
+        # `keras.Input` of floats is refused at the first call with data.
         token_ids, dtype = ops.cast(token_ids, "int32"), "int32"
     if "int" not in dtype:
         raise ValueError(

@@ -22,8 +22,9 @@ class Tokenizer:
         vocabulary_size: Integer. Ids are below it.
         unit: String, the kind of a token, for reports.
         unknown_id: Optional integer. The id of everything without its own id.
-        is_lossless: Boolean, whether decoding restores every text. Only then
-            can bits per byte be computed.
+        is_lossless: Boolean, whether decoding restores every text, for a
+            `CharacterTokenizer` with `drop_newlines` except for its newlines.
+            Only then can bits per byte be computed.
         releases_gil: Boolean, whether `encode` runs in parallel in threads.
             Otherwise large texts are encoded in other processes.
     """

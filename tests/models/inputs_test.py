@@ -111,6 +111,13 @@ def test_ids_are_a_matrix_of_integers_of_the_vocabulary(backbone):
             in_graph(tf.constant(wrong))
 
 
+def test_an_input_of_floats_is_refused_when_the_model_reads(backbone):
+    floats = keras.Input((T,))  # the default dtype of Keras
+    model = keras.Model(floats, backbone(floats)[0])
+    with pytest.raises(ValueError, match="`keras.Input` of ids dtype='int32'"):
+        model.predict(random_ids(B, T), verbose=0)
+
+
 def test_targets_are_as_many_as_inputs():
     model = small_model(num_layers=1)
     ids = random_ids(4, T)

@@ -12,13 +12,17 @@ configuration of the run. Extensions add other formats, which are written to
 `export_FORMAT/STEP`.
 """
 
+import os
+
 import txl_keras.scripts.quiet  # noqa: F401
 
+from txl_keras.data.corpora.files import check_can_write
 from txl_keras.extending import registered
 from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts.options import FLAGS
+from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.served_model import LONGEST_SEGMENT
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
@@ -70,6 +74,9 @@ _ONLY_FOR = {
 
 def main(_):
     options.check_used("format", _ONLY_FOR)
+    if FLAGS.output is not None:
+        parent = os.path.dirname(check_path(FLAGS.output, "output"))
+        check_can_write("output", parent or ".")
     workdir = Workdir(FLAGS.workdir)
     model, step = workdir.load_model()
     if FLAGS.format in _FORMATS:

@@ -111,6 +111,19 @@ class Plot(options.Options, formats=", ".join(plots.FORMATS)):
     max_eval_tokens: options.integer(2) = None
 
 
+# Values of --picture for flags that only some pictures use.
+_OF_LOSSES = ("context_losses", "recl")
+_ONLY_FOR = {
+    **dict.fromkeys(("context_lengths", "num_positions"), _OF_LOSSES),
+    **dict.fromkeys(("layers", "heads"), ("attention",)),
+    "top_r": ("recl",),
+    "max_eval_tokens": ("positions",),
+    "batch_size": (*_OF_LOSSES, "positions"),
+    **dict.fromkeys(
+        ("split", "corpus", "segment_length", "memory_length"), _PICTURES[1:]
+    ),
+}
+
 Plot.define()
 data_flags.Corpus.define()  # by default the text of the runs
 model_flags.Model.define("memory_length", note=" Default: as in training.")
@@ -125,7 +138,14 @@ def main(_):
         bool(FLAGS.numbers) == bool(FLAGS.workdirs),
         "Either `workdirs`, one or more runs, or `numbers` must be given.",
     )
+    options.check_used("picture", _ONLY_FOR)
     if FLAGS.numbers:
+        given = [f"`{name}`" for name in _ONLY_FOR if FLAGS[name].present]
+        options.refuse(
+            given,
+            f"{', '.join(given)} must be left out with --numbers, which are "
+            "drawn as they are.",
+        )
         numbers = _read()
     else:
         is_curve = FLAGS.picture == "learning_curves"
@@ -143,9 +163,17 @@ def main(_):
         if is_written:
             write_json({"picture": FLAGS.picture, **numbers}, path)
             print(f"Written to {path}")
-            if FLAGS.picture in ("context_losses", "recl"):
+            if FLAGS.picture in _OF_LOSSES:
                 Backup(f"{_stem()}_state", None).remove()
-    _DRAW[FLAGS.picture](numbers, FLAGS.output)
+    try:
+        _DRAW[FLAGS.picture](numbers, FLAGS.output)
+    except (LookupError, TypeError, ValueError) as error:
+        if not FLAGS.numbers:
+            raise
+        raise ValueError(
+            f"`numbers` must be files that `txl plot --picture={FLAGS.picture}`"
+            f" wrote. Received: {', '.join(FLAGS.numbers)} ({error!r})"
+        ) from error
     print(f"Written to {FLAGS.output}")
 
 
@@ -303,7 +331,7 @@ def _measure():
         "context_lengths": lengths,
         "max_eval_tokens": FLAGS.max_eval_tokens,
     }
-    if FLAGS.picture in ("context_losses", "recl"):
+    if FLAGS.picture in _OF_LOSSES:
         _losses(runs, numbers, split.tokens)
     for model, facts in runs:
         if FLAGS.picture == "positions":
@@ -377,6 +405,7 @@ def _open_runs():
 def _losses(runs, numbers, tokens):
     """Adds losses by context length and RECLs to the facts of the runs."""
     lengths, models = numbers["context_lengths"], [facts for _, facts in runs]
+    check_integer("context_lengths", max(lengths), 1, len(tokens) - 1)
     positions = evaluation.spread_positions(
         len(tokens), FLAGS.num_positions, max(lengths)
     )

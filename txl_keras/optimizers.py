@@ -288,8 +288,14 @@ def build_optimizer(
         else:
             check_dropout(key, value)  # from 0 to below 1, too
     if not settings.keys() <= defaults.keys():
+        with_all = [
+            other
+            for other, (_, others) in _OPTIMIZERS.items()
+            if settings.keys() <= others.keys()
+        ]
         raise ValueError(
-            f"`{name}` has only the settings {tuple(defaults)}. "
+            f"`{name}` has only the settings {tuple(defaults)}; those given "
+            f"are settings of {with_all or 'no optimizer'}. "
             f"Received: {settings}"
         )
     return optimizer_class(learning_rate, **defaults | settings)

@@ -61,7 +61,7 @@ def test_positions_are_spread_over_the_text():
     assert spread_positions(10, 3, 7).tolist() == [7, 8, 9]
     with pytest.raises(ValueError, match="at most 3.*num_positions=4"):
         spread_positions(10, 4, 7)
-    with pytest.raises(ValueError, match="at most 0.*num_positions=1"):
+    with pytest.raises(ValueError, match="at most 4.*longest_context=7"):
         spread_positions(5, 1, 7)
 
 

@@ -82,6 +82,18 @@ def test_a_finished_run_says_so_and_changes_nothing(run, succeed):
     assert (workdir / "results.json").read_bytes() == before
 
 
+def test_a_finished_run_without_its_best_weights_scores_them_again(
+    run, succeed, no_export, tmp_path
+):
+    workdir = shutil.copytree(run[0], tmp_path / "run")
+    before = (workdir / "results.json").read_bytes()
+    shutil.rmtree(workdir / "model")
+    printed = succeed("main.py", *run[2], f"--workdir={workdir}")
+    assert "The run is finished." not in printed
+    assert (workdir / "results.json").read_bytes() == before
+    assert Workdir(str(workdir)).best_step() == 60
+
+
 def test_a_finished_run_without_checkpoints_is_kept(run, fail, tmp_path):
     workdir = shutil.copytree(run[0], tmp_path / "run")
     shutil.rmtree(workdir / "checkpoints")
@@ -170,25 +182,28 @@ def test_rows_that_replicas_cannot_share_stop_before_any_work(
     ],
 )
 def test_a_value_that_is_no_choice_stops_before_any_work(
-    here, capsys, flag, value, choice
+    here, flag, value, choice
 ):
-    _, code = here(
+    _, message = here(
         "main.py", "--corpus=c", "--workdir=w", *TINY, f"--{flag}={value}"
     )
-    assert code == 1
-    message = capsys.readouterr().err
     assert f"--{flag}={value}" in message
     assert choice in message
 
 
 def test_bad_settings_stop_before_any_work(corpus, refuse, tmp_path):
-    files = latin, short = tmp_path / "latin.txt", tmp_path / "short.txt"
+    names = "latin.txt", "short.txt", "tiny.txt"
+    files = latin, short, tiny = [tmp_path / name for name in names]
     latin.write_bytes("naïve".encode("latin-1") * 500)
-    short.write_text("few words\n" * 3)
+    short.write_text("few words\n" * 20)
+    tiny.write_text("few words\n" * 3)
     workdir = tmp_path / "run"
     cases = (
         ([f"--corpus={latin}"], ["latin.txt", "UTF-8", "byte 0"]),
-        ([f"--corpus={short}"], ["tokens", "--batch_size"]),
+        ([f"--corpus={short}", "--segment_length=99"], ["--batch_size"]),
+        ([f"--corpus={tiny}"], ["at least 2 tokens in valid"]),
+        (["--weight_decay=0.1"], ["`adam`", "'adamw', 'lamb', 'muon'"]),
+        (["--tokenizer=bytes", "--min_count=3"], ["options of ['words']"]),
         ([f"--corpus={tmp_path}"], ["workdir", "folder of the text"]),
         ([f"--corpus={workdir}/*"], ["workdir", "folder of the text"]),
         (["--corpus=tfds:lm2b"], ["lm1b", "'lm2b'"]),
@@ -251,11 +266,13 @@ def test_minutes_choose_steps_and_dropout(corpus, succeed, fail, tmp_path):
     assert re.search(line, printed, re.MULTILINE)
     last = metrics_of(timed)[-1]["step"]
     # Without the flag, the run has what it chose.
-    for more in (["--minutes=0.05"], []):
+    for more in (["--minutes=0.05", f"--max_steps={last + 5}"], []):
         flags_again = [f for f in flags if "max_steps" not in f]
         again = succeed("main.py", f"--workdir={timed}", *flags_again, *more)
         assert f"step {last} of {last}" in again
         assert "The run is finished" in again
+        kept = f"needs --minutes left out: it keeps its {last:,} steps."
+        assert (kept in again) == bool(more)
     flags_again.append(f"--workdir={timed}")
     error = fail("main.py", *flags_again, "--minutes=0.2")
     assert "flags.minutes was 0.05, now 0.2" in error

@@ -210,6 +210,11 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
     positions.write_text('{"picture": "positions"}')
     numbers = f"--numbers={positions}"
     run_config = memory / "config.png"
+    curves = tmp_path / "curves.json"
+    curves.write_text(
+        '{"picture": "learning_curves", "unit": "byte",'
+        ' "models": [{"label": "a"}]}'
+    )
     damaged = tmp_path / "damaged.json"
     damaged.write_text('{"picture": "positions", "unit": "byte"}')
     for picture, cases in {
@@ -224,15 +229,21 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
             ),
         ),
         "context_losses": (
-            ([one, text, "--context_lengths=9,9999"], ["9,999"]),
+            ([one, text, "--context_lengths=9,9999"], ["`context_lengths`"]),
             ([one, text, "--num_positions=99999"], ["`num_positions` must"]),
         ),
-        "learning_curves": (([one], ["were trained", str(memory)]),),
+        "learning_curves": (
+            ([one], ["were trained", str(memory)]),
+            ([one, "--split=valid"], ["`split` can only be given with --pict"]),
+            ([f"--numbers={curves}"], ["that `txl plot --picture=learning_c"]),
+        ),
         "positions": (
             ([], ["Either `workdirs`, one or more runs, or `numbers`"]),
             ([numbers, one], ["Either `workdirs`"]),
             ([numbers, "--labels=a"], ["`labels` must not be given"]),
             ([one, text, f"--output={run_config}"], ["replace", "config.json"]),
+            ([numbers, "--batch_size=2"], ["`batch_size` must be left out"]),
+            ([one, text, "--layers=0"], ["`layers` can only be given with"]),
             ([numbers], ["`unit` must be a string"]),
             ([f"--numbers={damaged}"], ["`models` must be a list"]),
             ([two], ["`corpus` must be given"]),

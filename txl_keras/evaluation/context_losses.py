@@ -137,7 +137,7 @@ def spread_positions(
     [10, 12, 14, 16, 18]
     """
     check_integer("num_positions", num_positions, 1)
-    check_integer("longest_context", longest_context, 1)
+    check_integer("longest_context", longest_context, 1, num_tokens - 1)
     available = num_tokens - longest_context
     if available < num_positions:
         raise ValueError(

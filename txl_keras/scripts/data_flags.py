@@ -162,6 +162,7 @@ def prepare_text(tokenizer=None, section_map=None, sample_bytes=None):
         corpus, folder, section_map, sample_bytes
     )
     splits = prepare(corpus, tokenizer, folder, section_map=section_map)
+    _check_tokens(corpus, splits)
     return Text(corpus, tokenizer, splits)
 
 
@@ -169,7 +170,19 @@ def prepare_split(options, tokenizer, split, whole=False):
     """Returns the corpus of `corpus_options` and one `PreparedSplit` of it."""
     corpus = load_corpus(options, whole)
     folder = token_folder(options["data_dir"])
-    return corpus, prepare(corpus, tokenizer, folder, [split])[split]
+    splits = prepare(corpus, tokenizer, folder, [split])
+    _check_tokens(corpus, splits)
+    return corpus, splits[split]
+
+
+def _check_tokens(corpus, splits):
+    for name, split in splits.items():
+        if len(split.tokens) < 2:
+            raise ValueError(
+                f"{corpus.name} must have at least 2 tokens in {name}: the "
+                "first has no score. Put more text in it. Received: "
+                f"{len(split.tokens)}"
+            )
 
 
 def check_outside_text(name, folder):

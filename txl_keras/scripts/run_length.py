@@ -55,12 +55,13 @@ def keep_length(workdir):
     if not kept.get("max_steps"):
         return  # new, or not trained here: `Workdir.claim` refuses it
     minutes = "minutes" in FLAGS and FLAGS["minutes"].present
-    given = FLAGS.max_steps if FLAGS["max_steps"].present and not minutes else 0
-    FLAGS.max_steps = max(kept["max_steps"], given)
-    if 0 < given < FLAGS.max_steps:
+    given = FLAGS.max_steps if FLAGS["max_steps"].present else 0
+    FLAGS.max_steps = max(kept["max_steps"], 0 if minutes else given)
+    if given not in (0, FLAGS.max_steps):
+        why = "needs --minutes left out" if minutes else "cannot shorten a run"
         print(
-            f"--max_steps={given} cannot shorten a run: it keeps its "
-            f"{FLAGS.max_steps:,} steps."
+            f"--max_steps={given} {why}: it keeps its {FLAGS.max_steps:,} "
+            "steps."
         )
     if kept.get("minutes") is None or "minutes" not in FLAGS:
         return

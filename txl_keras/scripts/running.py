@@ -74,8 +74,8 @@ def _parse_flags(arguments):
         near = difflib.get_close_matches(name.replace("-", "_"), known, 1)
         hint = f" Did you mean --{near[0]}?" if near else ""
         sys.exit(f"Error: unknown flag --{name}.{hint}")
-    except flags.Error:
-        return app.parse_flags_with_usage(arguments)
+    except flags.Error as error:
+        sys.exit(f"Error: {error}. --help lists the flags.")
 
 
 def expand_flagfiles(arguments, home, above=()):

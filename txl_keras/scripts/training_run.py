@@ -72,7 +72,9 @@ def start(workdir, text, per_step, unit, trainer, on_score=(), **settings):
         f"step {step} of {loop.max_steps}",
     )
     if loop.is_finished():
-        longer = "To train it for longer, give more --max_steps."
+        longer = (
+            "To train it for longer, give more --max_steps and no --minutes."
+        )
         log(strategy, f"The run is finished. {longer}")
     return loop
 

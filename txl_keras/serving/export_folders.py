@@ -15,12 +15,12 @@ from txl_keras.output_folders import replaced_when_complete
 _SETTINGS = os.path.join("assets", "settings.json")
 
 
-def check_path(path):
+def check_path(path, name="path"):
     """Returns a path with `~` expanded; raises if it must not be replaced."""
-    path = checks.check_path("path", path)
+    path = checks.check_path(name, path)
     settings = os.path.join(path, _SETTINGS)
     check_replaceable(
-        "path",
+        name,
         path,
         "an earlier export",
         lambda _: tf.io.gfile.exists(settings),

@@ -93,7 +93,8 @@ class TrainingLoop:
     def is_finished(self):
         """Returns whether a restored run has nothing left to do."""
         step = int(self.trainer.step.numpy())
-        return step == self.max_steps and self.workdir.is_finished()
+        is_scored = self.workdir.is_finished() and self.workdir.best()
+        return step == self.max_steps and bool(is_scored)
 
     def run(self):
         """Trains; returns true at the last step, false if stopped."""

@@ -65,15 +65,19 @@ def build_tokenizer(
     """
     build = BUILDERS[check_one_of("tokenizer", name, BUILDERS)]
     options = {key: v for key, v in options.items() if v is not None}
-    known = [*inspect.signature(build).parameters][2:]
-    extra = {*options} - {*known}
+    known = {
+        x: [*inspect.signature(b).parameters][2:] for x, b in BUILDERS.items()
+    }
+    extra = {*options} - {*known[name]}
     if "vocabulary" in options:  # it is used unchanged
         extra |= {"vocabulary_size", "min_count"} & options.keys()
     if extra:
+        others = [x for x in known if x != name and extra <= {*known[x]}]
         raise ValueError(
-            f"The tokenizer {name!r} must be built without {sorted(extra)}: "
-            f"its options are {known}, and if a `vocabulary` is given, its "
-            "size and `min_count` are left out. Received: "
+            f"The tokenizer {name!r} must be built without {sorted(extra)}, "
+            f"which are options of {others or 'no tokenizer'}: its options are "
+            f"{known[name]}, and if a `vocabulary` is given, its size and "
+            "`min_count` are left out. Received: "
             + ", ".join(f"{key}={options[key]!r:.40}" for key in sorted(extra))
         )
     check_kind(corpus, name == "ids")

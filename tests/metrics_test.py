@@ -80,9 +80,13 @@ def test_one_target_per_row_counts_like_a_segment(name):
         ((), targets[:, None], weights[:, None]),
         ((1,), targets[:, None], weights),
         ((1,), targets[:, None, None], weights[:, None]),
+        ((1,), targets[:, None].tolist(), weights.tolist()),
     ):
         metric = METRICS[name][0]()
-        metric.update_state(y, np.expand_dims(logits, axes), w)
+        y_pred = np.expand_dims(logits, axes)
+        metric.update_state(
+            y, y_pred.tolist() if isinstance(y, list) else y_pred, w
+        )
         results.append(float(metric.result()))
     np.testing.assert_allclose(results, results[0], rtol=1e-6)
     with pytest.raises(ValueError, match=r"`y_true` must have .*\(5,\).*\(3,"):

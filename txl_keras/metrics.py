@@ -67,17 +67,18 @@ class NllMetric(keras.metrics.Mean):
         sample_weight: Tensor | None = None,
     ) -> None:
         """Adds a batch."""
+        mask = get_keras_mask(y_pred)
+        y_pred = ops.cast(y_pred, self.dtype)
         expected = y_pred.shape[:-1]
         y_true = _without_last_axis(ops.cast(y_true, "int32"), len(expected))
         check_shape("y_true", y_true, expected)
         weights = self._weights(sample_weight, y_true)
-        mask = get_keras_mask(y_pred)
         if mask is not None:
             weights = weights * ops.cast(mask, self.dtype)
         # Targets that do not count may have any value, such as -1.
         targets = ops.where(weights != 0, y_true, 0)
         nll = keras.losses.sparse_categorical_crossentropy(
-            targets, ops.cast(y_pred, self.dtype), from_logits=True
+            targets, y_pred, from_logits=True
         )
         self.update_from_nll(nll, weights, targets)
 

@@ -44,7 +44,7 @@ class SegmentReader:
     Args:
         backbone: `TransformerXLBackbone` or `LSTMBackbone`.
         batch_size: Integer `B`, the rows of one replica. With `None`, each call
-            of `begin` gives their number.
+            of `begin`, outside of graphs, gives their number.
         segment_length: Integer, the longest segment `T` that will be read.
         memory_length: Optional integer `M`; by default
             `backbone.memory_length`.

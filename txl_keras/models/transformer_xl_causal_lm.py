@@ -536,10 +536,11 @@ class TransformerXLCausalLM(TextMethods, BackboneModel):
         """Returns a dataset of one batch."""
         data = keras.utils.pack_x_y_sample_weight(x, y, weights)
         one, size = Indexed(lambda _: data, 1), self.backbone.vocabulary_size
-        if not ON_TENSORFLOW:
-            return complete(one, size, begins_cold=False)
+        # On JAX an error within a step of Keras would lose the model's state.
         batch = Batches(one, size, begins_cold=False).complete(data, True)
-        return tf.data.Dataset.from_tensors(batch)
+        if ON_TENSORFLOW:
+            return tf.data.Dataset.from_tensors(batch)
+        return complete(Indexed(lambda _: batch, 1), size, begins_cold=False)
 
     def predict(
         self,
